@@ -12,6 +12,7 @@ __all__ = [
     "Error",
     "FilesMissing",
     "FormatError",
+    "IdentityRefused",
     "JavaError",
     "KeepError",
     "LeaseHeld",
@@ -21,6 +22,7 @@ __all__ = [
     "MomentLost",
     "NoSpace",
     "NotAMetastore",
+    "NotAuthenticated",
     "NotReached",
     "NotWritable",
     "NotificationLogOff",
@@ -56,9 +58,24 @@ class MetastoreUnreachable(MetastoreError):
 
 
 class NotAMetastore(MetastoreError):
-    """The server at the address is not a metastore, or uses an unsupported transport."""
+    """The server at the address is not a metastore, or speaks another transport than the configured one."""
 
     exit_code = 2
+
+
+class IdentityRefused(MetastoreError):
+    """The metastore refuses the client's identity (principal, user, password, token, certificate), or its own identity
+    cannot be verified."""
+
+    exit_code = 2
+
+
+class NotAuthenticated(MetastoreError):
+    """The client cannot prove its identity at present: its tickets have run out, the clocks differ, or no KDC
+    answers."""
+
+    exit_code = 75
+    transient = True
 
 
 class CommitOutcomeUnknown(MetastoreError):

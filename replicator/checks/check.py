@@ -17,6 +17,7 @@ from cmroot.store.place import join
 from replicator.checks import lacking, metastores, places, policy_health, proofs, unsupported
 from replicator.checks.finding import Finding, Health, worst
 from replicator.checks.places import Probed, Room, reported
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.policy import Policy, same_metastore
 from replicator.core.report import Report
@@ -36,12 +37,12 @@ RUNS = 20  # of the history, newest first
 TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
 RETRIES = 1
 
-Connect = Callable[[str], AbstractContextManager[MetastoreReader]]
+Connect = Callable[[MetastoreConfig], AbstractContextManager[MetastoreReader]]
 
 
-def impatient(uri: str) -> ThriftMetastore:
-    """A metastore by its URI that is given up on soon."""
-    return ThriftMetastore(uri, timeout=TIMEOUT, retries=RETRIES)
+def impatient(config: MetastoreConfig) -> ThriftMetastore:
+    """A metastore that is given up on soon."""
+    return ThriftMetastore(config, timeout=TIMEOUT, retries=RETRIES)
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,13 @@ def check(
     clock: Callable[[], float] = clocks.time,
     room: Callable[[str], Room] = places.disk_room,
 ) -> PolicyChecked:
-    """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
+    """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its configuration."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)
     direction = None
     with ExitStack() as stack:
-        source = run.reach("source", policy.source, connect, stack)
-        target = run.reach("target", policy.target, connect, stack)
+        source = run.reach("source", policy.source_metastore, connect, stack)
+        target = run.reach("target", policy.target_metastore, connect, stack)
         if source and target:
             direction = run.scope(source, target)
             run.sides(source, target)
@@ -126,12 +127,12 @@ class _Check:
         except (Error, OSError) as error:
             self.findings.append(Finding(name, failed, *reported(error)))
 
-    def reach(self, side: str, uri: str, connect: Connect, stack: ExitStack) -> MetastoreReader | None:
+    def reach(self, side: str, config: MetastoreConfig, connect: Connect, stack: ExitStack) -> MetastoreReader | None:
         """The metastore, or None, and then that is critical."""
         before = len(self.findings)
         metastore = None
         try:
-            metastore = stack.enter_context(connect(uri))
+            metastore = stack.enter_context(connect(config))
             self.findings.append(metastores.answers(side, metastore, clocks.monotonic))
         except (Error, OSError) as error:
             self.findings.append(Finding(side, "critical", *reported(error)))
@@ -233,12 +234,12 @@ class _Check:
     def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:
         beside = [other for other in others if same_metastore(other.target, self.policy.target)]
         existing: dict[str, list[str]] = {}
-        for uri in {self.policy.source, *(other.source for other in beside)}:
+        for uri, config in {other.source: other.source_metastore for other in (*beside, self.policy)}.items():
             try:
                 if uri == self.policy.source:
                     existing[uri] = source.database_names()
                     continue
-                with connect(uri) as metastore:
+                with connect(config) as metastore:
                     existing[uri] = metastore.database_names()
             except (Error, OSError):
                 continue  # reported as unknown, for the policies that it concerns

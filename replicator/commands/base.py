@@ -27,6 +27,7 @@ from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from replicator.commands.ranges import Natural, Share, check
 from replicator.core.config import Config, read_config
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
 from replicator.core.runtime import Runtime
@@ -46,6 +47,9 @@ R = TypeVar("R", covariant=True)
 
 EngineGiven = AutoEngine | Literal["auto", "local", "spark"] | None
 """auto, local, spark; or engines that the caller has opened."""
+
+Where = str | MetastoreConfig
+"""A metastore: its name in the configuration, its URI, or a value of its own."""
 
 ENGINES = ("auto", "local", "spark")
 
@@ -98,9 +102,9 @@ class Options:
         return self.progress or Silent()
 
     @contextmanager
-    def connected(self, metastore: str) -> Iterator[ThriftMetastore]:
-        """A metastore by URI or configured name, for the length of a block. Raises UsageError for neither."""
-        with connect(self.settings.metastore_uri(metastore)) as client:
+    def connected(self, metastore: Where) -> Iterator[ThriftMetastore]:
+        """As `Config.metastore`, for the length of a block."""
+        with connect(self.settings.metastore(metastore)) as client:
             yield client
 
     def keys(self, file: str | None) -> Keys | None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from cmroot.root import create_or_open
 from replicator.captures import capture as capturing
 from replicator.captures.recording import Captured
-from replicator.commands.base import names, verb
+from replicator.commands.base import Where, names, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
 from replicator.core.policy import Keeper
@@ -43,7 +43,7 @@ class CaptureOptions(OfPolicy):
     needed: ClassVar = ("source", "cmroot")
 
     policy: str | None = field(default=None, kw_only=False)
-    source: str = ""
+    source: Where = ""
     cmroot: str = ""
     db: str | Sequence[str] = ()
     all_databases: bool = False

@@ -76,8 +76,8 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwe
         jobs=options.jobs,
     )
     with ExitStack() as stack:
-        source = stack.enter_context(impatient(policy.source))  # it may be away: that is what drills are for
-        target = stack.enter_context(options.connected(policy.target))
+        source = stack.enter_context(impatient(policy.source_metastore))  # it may be away: that is what drills are for
+        target = stack.enter_context(options.connected(policy.target_metastore))
         if options.clean:
             return clean(policy, source, target, jobs=options.jobs)
         if options.dry_run:

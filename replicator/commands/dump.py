@@ -9,7 +9,7 @@ from typing import ClassVar
 from cmroot.root import create_or_open, open_existing
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import Captured
-from replicator.commands.base import names, point, verb
+from replicator.commands.base import Where, names, point, verb
 from replicator.commands.of_policy import Selecting
 from replicator.core.policy import Keeper
 from replicator.core.runtime import Runtime
@@ -48,7 +48,7 @@ class DumpOptions(Selecting):
     needed: ClassVar = ("source", "cmroot", "db")
 
     policy: str | None = field(default=None, kw_only=False)
-    source: str = ""
+    source: Where = ""
     cmroot: str = ""
     out: str
     db: str | Sequence[str] = ()

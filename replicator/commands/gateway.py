@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from cmroot.root import create_or_open
 from cmroot.store.resolve import as_written
-from replicator.commands.base import Options, verb
+from replicator.commands.base import Options, Where, verb
 from replicator.commands.ranges import Positive
 from replicator.core.following import Stop
 from replicator.gateways.drops import GRACE
@@ -35,7 +35,7 @@ class GatewayOptions(Options):
     stop: ends the gateway, a `threading.Event`; None: only a signal in the main thread does.
     """
 
-    source: str
+    source: Where
     cmroot: str
     listen: str = "127.0.0.1:9084"
     threads: Positive = THREADS

@@ -11,7 +11,7 @@ from functools import partial
 from typing import ClassVar
 
 from cmroot.store.resolve import as_written
-from replicator.commands.base import names, opened_root, verb
+from replicator.commands.base import Where, names, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.following import Stop
@@ -47,7 +47,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
 
     needed: ClassVar = ("metastore", "cmroot")
 
-    metastore: str = field(default="", kw_only=False)
+    metastore: Where = field(default="", kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     store: str | None = None
     db: str | Sequence[str] = ()
@@ -126,7 +126,7 @@ class HousekeepingVacuumOptions(OfPolicy):
     needed: ClassVar = ("metastore", "cmroot")
 
     table: str = field(kw_only=False)
-    metastore: str = ""
+    metastore: Where = ""
     cmroot: str = ""
     store: str | None = None
     period: str = "P3D"

@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from cmroot.store.place import join
 from cmroot.store.resolve import as_written
 from replicator.checks.check import PolicyChecked, check
-from replicator.commands.base import Options, verb
+from replicator.commands.base import Options, Where, verb
 from replicator.core.config import NAME, Config, parse_config
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.report import Report
 from replicator.errors import Refused, UsageError
 from replicator.metastore.client import Metastore
-from replicator.metastore.thrift import connect
+from replicator.metastore.thrift import ThriftMetastore
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions(Options):
     """Arguments:
 
-    source, target: thrift URIs of the two metastores, several separated by commas for failover.
+    source, target: the two metastores: thrift URIs, several separated by commas for failover, or names of a present
+      configuration, whose tables are copied.
     policy: the policy's name.
     databases: regular expressions of whole names of databases.
     cmroot, target_cmroot: the change-management roots; None: `.cmroot` in each metastore's warehouse.
@@ -37,8 +41,8 @@ class InitOptions(Options):
 
     renamed: ClassVar = {"force": "overwrite"}
 
-    source: str
-    target: str
+    source: Where
+    target: Where
     policy: str = "main"
     databases: Sequence[str] = (".*",)
     cmroot: str | None = None
@@ -71,10 +75,7 @@ def init(options: InitOptions) -> Initialized:
     file = Path(options.file)
     if file.exists() and not options.overwrite:
         raise Refused(f"{file} is there already", hint="edit it, choose another --file, or give --overwrite")
-    for uri in (options.source, options.target):
-        if "://" not in uri:
-            raise UsageError(f"{uri!r} is no metastore's URI", hint="write thrift://host:port")
-    with connect(options.source) as source, connect(options.target) as target:
+    with options.connected(options.source) as source, options.connected(options.target) as target:
         text = _text(options, source, target)
     config = parse_config(tomllib.loads(text), str(file))
     _write(file, text, replace=options.overwrite)
@@ -85,7 +86,7 @@ def _checked(config: Config, policy: str) -> PolicyChecked:
     return check(config.policy(policy), others=list(config.policies.values()))
 
 
-def _text(options: InitOptions, source: Metastore, target: Metastore) -> str:
+def _text(options: InitOptions, source: ThriftMetastore, target: ThriftMetastore) -> str:
     cmroot = options.cmroot or join(_warehouse(source, "--cmroot"), ".cmroot")
     target_cmroot = options.target_cmroot or join(_warehouse(target, "--target-cmroot"), ".cmroot")
     dumps = options.dumps or join(_warehouse(target, "--dumps"), ".dumps")
@@ -93,10 +94,10 @@ def _text(options: InitOptions, source: Metastore, target: Metastore) -> str:
 # Keys: docs/configuration.md, docs/policies.md
 
 [metastores.source]
-uri = {_quoted(options.source)}
+{_table(source.config)}
 
 [metastores.target]
-uri = {_quoted(options.target)}
+{_table(target.config)}
 
 [policies.{_quoted(options.policy)}]
 source = "source"
@@ -116,6 +117,19 @@ def _warehouse(metastore: Metastore, option: str) -> str:
     if not location:
         raise UsageError("the metastore's default database has no location", hint=f"name the place with {option}")
     return location.removeprefix("file:")
+
+
+def _table(config: MetastoreConfig) -> str:
+    """Its keys that are not the defaults."""
+    return "\n".join(
+        f"{field.name} = {_inline(value) if isinstance(value, dict) else _quoted(value)}"
+        for field in msgspec.structs.fields(config)
+        if (value := getattr(config, field.name)) != field.default and value != {}
+    )
+
+
+def _inline(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{_quoted(key)} = {_quoted(value)}" for key, value in values.items()) + "}"
 
 
 def _quoted(value: Any) -> str:

@@ -32,7 +32,7 @@ def lag(options: LagOptions) -> Lag:
     A side that does not answer is in `unreachable`, and the figures are the last known ones. Raises UsageError where
     there is no such policy."""
     policy = options.settings.policy(options.policy)
-    with impatient(policy.source) as source, impatient(policy.target) as target:
+    with impatient(policy.source_metastore) as source, impatient(policy.target_metastore) as target:
         return lags.lag(policy, source, target)
 
 

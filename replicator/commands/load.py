@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from replicator.commands.base import Braked, pairs, renames, verb
+from replicator.commands.base import Braked, Where, pairs, renames, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Jobs
 from replicator.core.policy import Publish
@@ -46,7 +46,7 @@ class LoadOptions(Braked, OfPolicy):
 
     dump: str = field(kw_only=False)
     policy: str | None = None
-    target: str = ""
+    target: Where = ""
     warehouse: str | None = None
     target_cmroot: str | None = None
     rename_db: Mapping[str, str] | Sequence[str] = ()

@@ -50,7 +50,7 @@ class OfPolicy(Options):
         if not names & SIDES:
             known: dict[str, Any] = {"cmroot": policy.cmroot, "engine": policy.engine}
         else:
-            with impatient(policy.source) as source, impatient(policy.target) as target:
+            with impatient(policy.source_metastore) as source, impatient(policy.target_metastore) as target:
                 known = self.known(current_direction(policy, source, target))
         return {name: value for name, value in known.items() if name in open_}
 
@@ -58,9 +58,9 @@ class OfPolicy(Options):
         """What a policy knows, by the names of fields."""
         policy, reverse = direction.policy, direction.reverse
         return {
-            "metastore": direction.source.uri,
-            "source": direction.source.uri,
-            "target": direction.target.uri,
+            "metastore": policy.target_metastore if reverse else policy.source_metastore,
+            "source": policy.target_metastore if reverse else policy.source_metastore,
+            "target": policy.source_metastore if reverse else policy.target_metastore,
             "cmroot": policy.target_cmroot if reverse else policy.cmroot,
             "source_cmroot": policy.target_cmroot if reverse else policy.cmroot,
             "target_cmroot": policy.cmroot if reverse else policy.target_cmroot,

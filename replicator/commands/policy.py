@@ -17,8 +17,8 @@ def opened(options: Options, name: str, jobs: int = 2) -> Iterator[Sides]:
     settings = options.settings
     policy = settings.policy(name)
     with (
-        options.connected(policy.source) as source,
-        options.connected(policy.target) as target,
+        options.connected(policy.source_metastore) as source,
+        options.connected(policy.target_metastore) as target,
         options.runtime(jobs) as runtime,
     ):
         chosen = replace(runtime, engines=runtime.engines.preferring(policy.engine))

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from cmroot.root import open_existing
 from cmroot.store.resolve import as_written
-from replicator.commands.base import verb
+from replicator.commands.base import Where, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between
 from replicator.commands.removing import Limited, Removing
@@ -36,7 +36,7 @@ class ErasureOptions(Limited, OfPolicy):
 
     zone: ClassVar[str] = "UTC"  # Spark takes times of some formats for those of its Java's zone
 
-    metastore: str = field(default="", kw_only=False)
+    metastore: Where = field(default="", kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     ids: str | None = field(default=None, kw_only=False)
     whitelist: str | None = None
@@ -111,7 +111,7 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
     with ExitStack() as stack:
         metastore = stack.enter_context(options.connected(options.metastore))
         replicas = [
-            Replica.of(policy, stack.enter_context(options.connected(policy.target)))
+            Replica.of(policy, stack.enter_context(options.connected(policy.target_metastore)))
             for policy in options.settings.policies.values()
             if same_metastore(policy.source, metastore.uri) and str(as_written(policy.cmroot)) == root.place
         ]

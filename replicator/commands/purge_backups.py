@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import verb
+from replicator.commands.base import Where, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Natural
 from replicator.commands.removing import Removing
@@ -59,7 +59,7 @@ class PurgeUndoOptions(OfPolicy):
     needed: ClassVar = ("metastore", "cmroot", "table")
     renamed: ClassVar = {"undo": "revert"}
 
-    metastore: str = field(default="", kw_only=False)
+    metastore: Where = field(default="", kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     table: str = field(default="", kw_only=False)
     partition: str = field(default="", kw_only=False)
@@ -99,7 +99,7 @@ class PurgeRetainOptions(Removing, OfPolicy):
     needed: ClassVar = ("metastore", "cmroot")
     renamed: ClassVar = {"readers": "grace"}
 
-    metastore: str = field(default="", kw_only=False)
+    metastore: Where = field(default="", kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     properties: str | os.PathLike[str] | None = None
     versions: Natural | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from replicator.commands.base import Options, opened_root
+from replicator.commands.base import Options, Where, opened_root
 from replicator.commands.ranges import Natural, Positive, Share
 from replicator.errors import ConfigError
 from replicator.removal.job import Job
@@ -59,7 +59,7 @@ class Removing(Limited):
 
     @contextmanager
     def working(
-        self, make: Callable[..., J], cmroot: str, metastore: str | None, *, dry_run: bool, makes: bool = True
+        self, make: Callable[..., J], cmroot: str, metastore: Where | None, *, dry_run: bool, makes: bool = True
     ) -> Iterator[J]:
         """A job on its root and metastore, for the length of a block. make: takes what all jobs take. dry_run, makes:
         as for `opened_root`."""

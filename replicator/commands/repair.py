@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Braked, names, pairs, renames, verb
+from replicator.commands.base import Braked, Where, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting, only_one
 from replicator.commands.ranges import Jobs
 from replicator.compare import repair as repairs
@@ -46,8 +46,8 @@ class RepairOptions(Braked, Selecting):
     needed: ClassVar = ("source", "target", "cmroot", "db")
 
     policy: str | None = field(default=None, kw_only=False)
-    source: str = ""
-    target: str = ""
+    source: Where = ""
+    target: Where = ""
     cmroot: str = ""
     target_cmroot: str | None = None
     db: str | Sequence[str] = ()

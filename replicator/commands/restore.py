@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import names, verb
+from replicator.commands.base import Where, names, verb
 from replicator.commands.of_policy import OfPolicy, only_one
 from replicator.commands.ranges import Jobs
 from replicator.core.table_format import SUPPORTED, FormatChoice
@@ -47,7 +47,7 @@ class RestoreOptions(OfPolicy):
     db: str = ""
     table: str | Sequence[str] = ()
     to: str | int
-    target: str = ""
+    target: Where = ""
     into: str | None = None
     warehouse: str | None = None
     target_cmroot: str | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from replicator.commands.base import Options, verb
+from replicator.commands.base import Options, Where, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.config import parse_settings
@@ -61,7 +61,7 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
 
     job: str = field(kw_only=False)
     cmroot: str = field(default="", kw_only=False)
-    metastore: str | None
+    metastore: Where | None
     root: str | None = None
     tell: Callable[[PlannedItem], None] | None = None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from replicator.commands.base import Options, names, verb
+from replicator.commands.base import Options, Where, names, verb
 from replicator.commands.ranges import Natural
 from replicator.core.roles import Role
 from replicator.policies.roles import RoleSet, ShownRoles, change_role, shown_roles
@@ -20,7 +20,7 @@ class RoleShowOptions(Options):
     db: a database, or several; none: all that have had a role.
     """
 
-    metastore: str
+    metastore: Where
     db: str | Sequence[str] = ()
 
 
@@ -48,7 +48,7 @@ class RoleSetOptions(Options):
     dry_run: only tell what the change would mean.
     """
 
-    metastore: str
+    metastore: Where
     db: str
     role: Role | Literal["primary", "replica", "fenced", "none"]
     epoch: Natural | None = None

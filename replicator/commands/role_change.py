@@ -120,8 +120,8 @@ def failover(options: FailoverOptions) -> RoleChanged:
     with opened(options, options.policy, options.jobs) as sides:
         seconds = options.answer_timeout.total_seconds()
         with (
-            ThriftMetastore(sides.source.uri, timeout=seconds, retries=0) as here,
-            ThriftMetastore(sides.target.uri, timeout=seconds, retries=0) as there,
+            ThriftMetastore(sides.policy.source_metastore, timeout=seconds, retries=0) as here,
+            ThriftMetastore(sides.policy.target_metastore, timeout=seconds, retries=0) as there,
         ):
             return failovers.failover(sides, (here, there), wanted)
 

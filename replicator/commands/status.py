@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, verb
+from replicator.commands.base import Options, Where, verb
 from replicator.commands.lag import lag
 from replicator.errors import UsageError
 from replicator.policies.lag import Lag
@@ -27,9 +27,9 @@ class StatusOptions(Options):
     """
 
     policy: str | None = field(default=None, kw_only=False)
-    target: str | None = None
+    target: Where | None = None
     db: str | None = None
-    source: str | None = None
+    source: Where | None = None
     cmroot: str | None = None
     source_db: str | None = None
 

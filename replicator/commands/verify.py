@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import names, pairs, renames, verb
+from replicator.commands.base import Where, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting
 from replicator.commands.ranges import Natural, Positive
 from replicator.compare.comparison import Comparison, Level
@@ -38,8 +38,8 @@ class VerifyOptions(Selecting):
     renamed: ClassVar = {"cmroot": "target_cmroot"}
 
     policy: str | None = field(default=None, kw_only=False)
-    source: str = ""
-    target: str = ""
+    source: Where = ""
+    target: Where = ""
     db: str | Sequence[str] = ()
     rename_db: Mapping[str, str] | Sequence[str] = ()
     map_location: Mapping[str, str] | Sequence[str] = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import ClassVar
 
-from replicator.commands.base import names, verb
+from replicator.commands.base import Where, names, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Natural
 from replicator.policies.direction import Direction
@@ -32,9 +32,9 @@ class WaitOptions(OfPolicy):
     needed: ClassVar = ("target", "db")
 
     policy: str | None = field(default=None, kw_only=False)
-    target: str = ""
+    target: Where = ""
     db: str | Sequence[str] = ()
-    source: str = ""
+    source: Where = ""
     until_event: Natural | None = None
     until_lag: timedelta | None = None
     timeout: timedelta = timedelta(minutes=10)

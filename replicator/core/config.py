@@ -22,23 +22,15 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
+from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.policy import Policy, parse_policy
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
-
-
-class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One metastore: its thrift URI, or several separated by commas for failover; how many connections a process may
-    have to it at a time, and how many calls it may send in a second."""
-
-    uri: str
-    max_connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_calls_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,15 +122,28 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + f"policies: {known}; --config or REPLICATOR_CONFIG names another file; see docs/policies.md",
         )
 
-    def metastore_uri(self, text: str) -> str:
-        """The URI of a metastore given by its name in this file or as a URI. Raises UsageError for neither."""
-        if text in self.metastores:
-            return self.metastores[text].uri
-        if ":" in text:
-            return text
+    def metastore_uri(self, given: str | MetastoreConfig) -> str:
+        """The URI of `metastore`."""
+        return self.metastore(given).uri
+
+    def metastore(self, given: str | MetastoreConfig) -> MetastoreConfig:
+        """A metastore by its name in this file, by its URI, or as a value. A URI that one table of the file has is that
+        table's metastore, with its identity. Raises UsageError for none of these, and for a URI that several tables
+        have with different keys; ConfigError for a value whose keys do not fit together."""
+        if isinstance(given, MetastoreConfig):
+            return checked(given)
+        if given in self.metastores:
+            return self.metastores[given]
+        same = [name for name, each in self.metastores.items() if each.uri == given]
+        if same and any(self.metastores[name] != self.metastores[same[0]] for name in same):
+            raise UsageError(f"{given} is the URI of several metastores", hint=f"name one of them: {', '.join(same)}")
+        if same:
+            return self.metastores[same[0]]
+        if ":" in given:
+            return checked(given)
         raise UsageError(
-            f"{text!r} is neither a metastore's URI nor one's name in {self.looked_for}",
-            hint=nearest(text, self.metastores)
+            f"{given!r} is neither a metastore's URI nor one's name in {self.looked_for}",
+            hint=nearest(given, self.metastores)
             + f"write thrift://host:port, or one of: {', '.join(self.metastores) or '(none is configured)'}",
         )
 
@@ -195,7 +200,9 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"dumps ({', '.join(DumpsConfig.__struct_fields__)})",
         ) from error
     try:
-        read = {key: parse_policy(key, value, config.metastore_uri) for key, value in written.items()}
+        for key, metastore in config.metastores.items():
+            checked(metastore, f"metastores.{key}")
+        read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}", hint=error.hint) from error
     if config.dumps.key_file:

@@ -15,6 +15,7 @@ import msgspec
 
 from cmroot.store.place import is_local
 from cmroot.store.resolve import as_written
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import ConfigError, Error
 from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
@@ -53,7 +54,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing. publish_delay:
     how long what a snapshot has replaced stays where it was.
     smoke: queries on the replica that drills ask. key_file: of `[dumps]`, with the keys that sign its dumps. formats:
-    "as-they-are" replicates tables in every format as if it was a plain one."""
+    "as-they-are" replicates tables in every format as if it was a plain one. source_metastore, target_metastore: how
+    `source` and `target` are reached."""
 
     name: str
     source: str
@@ -80,6 +82,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     smoke: tuple[str, ...] = ()
     key_file: str | None = None
     formats: FormatChoice = SUPPORTED
+    source_metastore: MetastoreConfig
+    target_metastore: MetastoreConfig
 
     @property
     def slot(self) -> str:
@@ -198,8 +202,8 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 KEYS = _InFile.__struct_fields__
 
 
-def parse_policy(name: str, values: Any, uri: Callable[[str], str]) -> Policy:
-    """A policy from its table in the file. `uri(text)`: a metastore's URI from its name or URI, raising an Error.
+def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreConfig]) -> Policy:
+    """A policy from its table in the file. `metastore(text)`: a metastore by its name or URI, raising an Error.
 
     Raises ConfigError naming the policy and the key."""
     if not _NAME.fullmatch(name):
@@ -211,10 +215,14 @@ def parse_policy(name: str, values: Any, uri: Callable[[str], str]) -> Policy:
     except msgspec.ValidationError as error:
         raise ConfigError(f"policies.{name}: {_reported(str(error))}", hint=f"keys: {', '.join(KEYS)}") from error
     reading = _Reading(name)
+    source = reading.key("source", metastore, written.source)
+    target = reading.key("target", metastore, written.target)
     policy = Policy(
         name=name,
-        source=reading.key("source", uri, written.source),
-        target=reading.key("target", uri, written.target),
+        source=source.uri,
+        target=target.uri,
+        source_metastore=source,
+        target_metastore=target,
         databases=reading.patterns("databases", written.databases),
         include=reading.patterns("include", written.include),
         exclude=reading.patterns("exclude", written.exclude),

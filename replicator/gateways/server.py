@@ -16,6 +16,7 @@ from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
+from replicator.core.connections.metastore_config import DEFAULT_PORT, addresses
 from replicator.core.following import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.core.report import Report
 from replicator.errors import UsageError
@@ -23,7 +24,6 @@ from replicator.gateways.drops import GRACE, Counts, Drops
 from replicator.gateways.relay import LARGE_AT_ONCE, Connection
 from replicator.gateways.service import Service, Timeouts
 from replicator.gateways.targets import Upstream
-from replicator.metastore.connection import DEFAULT_PORT, addresses
 
 DEFAULT_TIMEOUTS = Timeouts()
 THREADS = 1000  # connections at once

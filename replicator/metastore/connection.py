@@ -24,6 +24,7 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
 import replicator.metastore.convert.fields  # noqa: F401  before the first struct is read
+from replicator.core.connections.metastore_config import Address, MetastoreConfig, addresses
 from replicator.errors import (
     CommitOutcomeUnknown,
     MetastoreError,
@@ -34,9 +35,8 @@ from replicator.errors import (
     UsageError,
 )
 from replicator.metastore.greeting import WENT_AWAY, SilentPeer, Strange, greet
-from replicator.metastore.traffic import Address, Limit, limit_traffic, traffic_with
+from replicator.metastore.traffic import Limit, limit_traffic, traffic_with
 
-DEFAULT_PORT = 9083
 CONNECT_TIMEOUT = 20.0  # seconds
 FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `greeting`; calls may take longer, see `timeout`
 TEXT_LIMIT = 500  # a failed query comes back with its whole SQL text, 40 kB of it
@@ -82,23 +82,6 @@ def _worth_repeating(error: BaseException) -> bool:
     return _is_away(error) or (isinstance(error, _WentAway) and error.again)
 
 
-def addresses(uri: str) -> list[Address]:
-    """`thrift://host:port[,thrift://host:port...]` -> addresses. The scheme and the port may be left out."""
-    return [_address(part.strip(), uri) for part in uri.split(",")]
-
-
-def _address(part: str, uri: str) -> Address:
-    scheme, _, rest = part.rpartition("://")
-    host, _, port = rest.rstrip("/").rpartition(":") if ":" in rest.rpartition("]")[2] else (rest.rstrip("/"), "", "")
-    host = host.removeprefix("[").removesuffix("]")
-    number = int(port) if port.isdecimal() else DEFAULT_PORT if not port else 0
-    if scheme not in ("thrift", "") or not host or "/" in host or not 0 < number < 65536:
-        raise UsageError(
-            f"not a metastore URI: {uri!r}", hint="write thrift://host:port, several separated by commas for failover"
-        )
-    return host, number
-
-
 def limit_metastores(limits: Iterable[tuple[str, Limit]]) -> None:
     """`limit_traffic` by URIs; what is none has no traffic."""
     known = []
@@ -111,16 +94,16 @@ def limit_metastores(limits: Iterable[tuple[str, Limit]]) -> None:
 class Connections:
     """The pool. `read` repeats a call that changes nothing; `change` sends a call once."""
 
-    def __init__(self, uri: str, *, timeout: float, retries: int) -> None:
-        self.uri = uri
-        self._addresses = addresses(uri)
+    def __init__(self, config: MetastoreConfig, *, timeout: float, retries: int) -> None:
+        self.uri = config.uri
+        self._config = config
         self._timeout = timeout
         self._retries = retries
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()
         self._known: set[Address] = set()  # a metastore has answered there
-        self.traffic = traffic_with(self._addresses)
+        self.traffic = traffic_with(config.addresses)
 
     def read(self, what: str, call: Callable[[Any], T]) -> T:
         """`call(client)`, repeated while the server is away, at most `retries` times more."""
@@ -237,7 +220,7 @@ class Connections:
 
     def _connect_to_any(self, make: Callable[[Any], TBinaryProtocol]) -> _Connection:
         reasons, strange, silent = [], False, False
-        for host, port in self._addresses:
+        for host, port in self._config.addresses:
             connection = None
             try:
                 connection = _Connection(host, port, self._timeout, make)

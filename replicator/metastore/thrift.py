@@ -14,6 +14,7 @@ from operator import methodcaller as call
 from typing import Any, TypeVar
 
 from replicator.core.batches import batched
+from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table
 from replicator.errors import MetastoreError, NotificationLogOff, ObjectNotFound
 from replicator.metastore import requests
@@ -32,22 +33,31 @@ LISTENERS = ("hive.metastore.transactional.event.listeners", "hive.metastore.eve
 T = TypeVar("T")
 
 
-def connect(uri: str) -> ThriftMetastore:
-    """A metastore by its URI. Nothing is sent before the first call."""
-    return ThriftMetastore(uri)
+def connect(metastore: str | MetastoreConfig) -> ThriftMetastore:
+    """A metastore by its URI or configuration. Nothing is sent before the first call."""
+    return ThriftMetastore(metastore)
 
 
 class ThriftMetastore:
-    """Implements `client.Metastore`; `timeout` in seconds bounds one answer, `retries` the repeats of a read."""
+    """Implements `client.Metastore`; `timeout` in seconds bounds one answer (None: as configured), `retries` the
+    repeats of a read."""
 
-    def __init__(self, uri: str, *, timeout: float = TIMEOUT, retries: int = RETRIES) -> None:
-        self._connections = Connections(uri, timeout=timeout, retries=retries)
+    def __init__(
+        self, metastore: str | MetastoreConfig, *, timeout: float | None = None, retries: int = RETRIES
+    ) -> None:
+        self._config = checked(metastore)
+        limit = self._config.seconds("answer_timeout", TIMEOUT) if timeout is None else timeout
+        self._connections = Connections(self._config, timeout=limit, retries=retries)
         self._drift = DriftGuard(self._connections)
         self._logs_events = False
 
     @property
     def uri(self) -> str:
-        return self._connections.uri
+        return self._config.uri
+
+    @property
+    def config(self) -> MetastoreConfig:
+        return self._config
 
     def close(self) -> None:
         self._connections.close()

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from replicator.core.connections.metastore_config import Address
 from replicator.metastore.width import Width
-
-Address = tuple[str, int]
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def _keys(policy: Policy) -> dict[str, Any]:
     return {
         key: value
         for key, value in written.items()
-        if key not in ("schedule", "max_lag", "verify", "engine", "key_file")
+        if key not in ("schedule", "max_lag", "verify", "engine", "key_file", "source_metastore", "target_metastore")
     }
 
 

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import msgspec
 import pytest
 
+from replicator.core.connections.metastore_config import addresses
 from replicator.core.model import (
     EXTERNAL,
     Column,
@@ -45,7 +46,6 @@ from replicator.errors import (
     UsageError,
 )
 from replicator.metastore.client import PARTITION_BATCH, Metastore
-from replicator.metastore.connection import addresses
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.greeting import CALL
 from replicator.metastore.thrift import ThriftMetastore, connect

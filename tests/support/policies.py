@@ -13,6 +13,7 @@ from typing import Any
 from engines import local_runtime
 from plain_tables import PlainDatabase
 
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.policy import Policy, parse_policy
 from replicator.core.roles import Role, RoleMark
 from replicator.metastore.embedded.running import Running
@@ -48,7 +49,7 @@ class Replication:
 
     @property
     def policy(self) -> Policy:
-        return parse_policy(self.name, self.keys, lambda text: text)
+        return parse_policy(self.name, self.keys, MetastoreConfig)
 
     def db(self, name: str = "a") -> PlainDatabase:
         """A database of the source, made when it is new."""

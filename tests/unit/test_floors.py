@@ -13,7 +13,13 @@ ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.
 FILES_IN_A_ROOM = 16
 LIBRARIES = {
     "pyspark": {"replicator.core", "replicator.demos", "replicator.metastore.embedded"},
-    "thrift": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
+    "thrift": {
+        "replicator.metastore",
+        "replicator.metastore.convert",
+        "replicator.metastore.embedded",
+        "replicator.metastore.transports",
+    },
+    "gssapi": {"replicator.metastore.transports"},
     "hmsclient": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
     "click": {"replicator.cli", "replicator.cli.cm"},
     "sqlite3": {"replicator.captures", "replicator.removal"},

@@ -1,0 +1,1 @@
+"""Configuration of metastore connections: addresses, identity, transport, secrets."""

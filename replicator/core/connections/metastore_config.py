@@ -1,0 +1,189 @@
+"""How a metastore is reached: `[metastores.NAME]` as a value, which Python callers pass in place of a URI.
+
+MetastoreConfig("thrift://meta-1:9083,thrift://meta-2:9083", auth="kerberos", principal="hive/_HOST@EXAMPLE.COM")
+
+Nothing here connects. Secrets are references (`secret.py`), so the value can be shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from replicator.core.connections.secret import is_reference
+from replicator.errors import ConfigError, UsageError
+from replicator.text.quantity import parse_duration
+
+Auth = Literal["none", "kerberos", "plain", "token"]
+Protection = Literal["authentication", "integrity", "privacy"]
+
+DEFAULT_PORT = 9083
+Address = tuple[str, int]
+
+_SECRETS = ("password", "token", "jwt", "key_password")
+_SECRET_HEADER = re.compile(r"auth|cookie|token|secret|password|key", re.IGNORECASE)
+_ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "principal": ("auth", ("kerberos",)),
+    "keytab": ("auth", ("kerberos",)),
+    "client_principal": ("auth", ("kerberos",)),
+    "ticket_cache": ("auth", ("kerberos",)),
+    "password": ("auth", ("plain",)),
+    "token": ("auth", ("token",)),
+    "protection": ("auth", ("kerberos", "token")),
+    "path": ("transport", ("http",)),
+    "headers": ("transport", ("http",)),
+    "jwt": ("transport", ("http",)),
+}
+
+
+class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One metastore and its connections.
+
+    uri: thrift URIs, separated by commas for failover. auth: how the client proves who it is. principal: the server's,
+    `_HOST` is the host of the URI. keytab, client_principal: whose tickets are taken; else those of ticket_cache, or of
+    the default cache. user: the identity to act as; with "plain" the user's name. password, token, jwt, key_password:
+    references to secrets. protection: the least of the connection's SASL layer. tls: with ca, certificate and key as
+    PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
+    max_connections, max_calls_per_second: of one process.
+    """
+
+    uri: str
+    auth: Auth = "none"
+    user: str | None = None
+    principal: str | None = None
+    keytab: str | None = None
+    client_principal: str | None = None
+    ticket_cache: str | None = None
+    password: str | None = None
+    token: str | None = None
+    protection: Protection | None = None
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    key_password: str | None = None
+    verify_host: bool = True
+    transport: Literal["socket", "framed", "http"] = "socket"
+    path: str | None = None
+    headers: dict[str, str] = {}
+    jwt: str | None = None
+    protocol: Literal["binary", "compact"] = "binary"
+    connect_timeout: str | int | None = None
+    answer_timeout: str | int | None = None
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_calls_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+    @property
+    def addresses(self) -> list[Address]:
+        return addresses(self.uri)
+
+    def seconds(self, key: Literal["connect_timeout", "answer_timeout"], default: float) -> float:
+        """A timeout; the default where none is given."""
+        given = getattr(self, key)
+        return default if given is None else parse_duration(str(given)).total_seconds()
+
+    def described(self) -> str:
+        """Identity and transport for a person: `Kerberos, TLS, framed, compact`; nothing for a plain connection."""
+        names = {"none": "", "kerberos": "Kerberos", "plain": f"PLAIN as {self.user}", "token": "a delegation token"}
+        http = ("HTTPS" if self.tls else "HTTP") if self.transport == "http" else ""
+        parts = [
+            names[self.auth],
+            f"as {self.user}" if self.user and self.auth != "plain" else "",
+            "JWT" if self.jwt else "",
+            http or ("TLS" if self.tls else ""),
+            "client certificate" if self.certificate else "",
+            "framed" if self.transport == "framed" else "",
+            "compact" if self.protocol == "compact" else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+def checked(config: MetastoreConfig | str, name: str = "") -> MetastoreConfig:
+    """The value, or that of a URI, if its keys fit together. Raises ConfigError naming the key, below `name`;
+    UsageError for a URI that is none."""
+    if isinstance(config, str):
+        config = MetastoreConfig(config)
+    begin = f"{name}." if name else ""
+    try:
+        addresses(config.uri)
+    except UsageError as error:
+        if not name:
+            raise
+        raise ConfigError(f"{begin}uri: {error.message}", hint=error.hint) from None
+    for key in ("connect_timeout", "answer_timeout"):
+        try:
+            fits = config.seconds(key, 1.0) > 0
+        except ValueError as error:
+            raise ConfigError(f"{begin}{key}: {error}") from None
+        if not fits:
+            raise ConfigError(f"{begin}{key}: must be more than nothing", hint="write a duration such as 20s")
+    _check_secrets(config, begin)
+    for key, (other, values) in _ONLY_WITH.items():
+        if getattr(config, key) and getattr(config, other) not in values:
+            wanted = " or ".join(f'{other} = "{value}"' for value in values)
+            raise ConfigError(f"{begin}{key}: only with {wanted}", hint=f"set {other}, or remove {key}")
+    for key, missing in _needs(config):
+        raise ConfigError(f"{begin}{key}: {missing}", hint="see docs/configuration.md")
+    return config
+
+
+def addresses(uri: str) -> list[Address]:
+    """`thrift://host:port[,thrift://host:port...]` -> addresses. The scheme and the port may be left out. Raises
+    UsageError, which never shows a password."""
+    return [_address(part.strip(), uri) for part in uri.split(",")]
+
+
+def _address(part: str, uri: str) -> Address:
+    if "@" in part or "?" in part:
+        raise UsageError(
+            "a metastore's URI takes no user, password or parameter",
+            hint='write thrift://host:port, and the identity as keys of [metastores.NAME]: user = "...", '
+            'password = "file:..."',
+        )
+    scheme, _, rest = part.rpartition("://")
+    host, _, port = rest.rstrip("/").rpartition(":") if ":" in rest.rpartition("]")[2] else (rest.rstrip("/"), "", "")
+    host = host.removeprefix("[").removesuffix("]")
+    number = int(port) if port.isdecimal() else DEFAULT_PORT if not port else 0
+    if scheme not in ("thrift", "") or not host or "/" in host or not 0 < number < 65536:
+        web = scheme in ("http", "https")
+        raise UsageError(
+            f"not a metastore URI: {uri!r}",
+            hint=(
+                'for the HTTP transport write thrift://host:port and transport = "http", path = "..." (tls = true for '
+                "https) in [metastores.NAME]"
+                if web
+                else "write thrift://host:port, several separated by commas for failover"
+            ),
+        )
+    return host, number
+
+
+def _check_secrets(config: MetastoreConfig, begin: str) -> None:
+    """References only: a secret that was written out is not shown either."""
+    written = {key: getattr(config, key) for key in _SECRETS}
+    written |= {f"headers.{key}": value for key, value in config.headers.items() if _SECRET_HEADER.search(key)}
+    for key, value in written.items():
+        if value is not None and not is_reference(value):
+            raise ConfigError(
+                f"{begin}{key}: a secret is not written here",
+                hint=f'write where it is: {key} = "file:/path", "env:NAME" or "command:program argument"',
+            )
+
+
+def _needs(config: MetastoreConfig) -> list[tuple[str, str]]:
+    sasl = config.auth != "none"
+    given = [
+        (config.auth == "plain" and not (config.user and config.password), "auth", "PLAIN needs user and password"),
+        (config.auth == "token" and not config.token, "auth", "a delegation token is needed: token"),
+        (config.auth == "token" and bool(config.user), "user", "a token has an owner, and no other user"),
+        (bool(config.keytab) and not config.client_principal, "keytab", "needs client_principal"),
+        (bool(config.keytab and config.ticket_cache), "keytab", "is used in place of ticket_cache: give one of them"),
+        (bool(config.certificate) != bool(config.key), "certificate", "certificate and key are given together"),
+        (sasl and config.transport == "framed", "transport", "SASL has frames of its own: leave out framed"),
+        (sasl and config.transport == "http", "auth", "HTTP carries the identity in jwt, headers or user"),
+        (not config.tls and bool(config.ca or config.certificate), "tls", "must be true for ca and certificate"),
+    ]
+    return [(key, why) for wrong, key, why in given if wrong]

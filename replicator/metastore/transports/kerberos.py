@@ -1,0 +1,233 @@
+"""Kerberos: tickets from a keytab or a ticket cache, and SASL GSSAPI (RFC 4752) with them.
+
+A keytab's tickets are in memory and are taken again once half of their life is over; a ticket cache is read at each
+connection, and renewed by `kinit -R` while it can be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+try:
+    import gssapi
+except ImportError:  # the extra is not installed, or the system has no Kerberos
+    gssapi = None
+
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.errors import IdentityRefused, MetastoreError, NotAuthenticated, UsageError
+from replicator.metastore.transports.frames import FrameError, Layer, Quality, Unlayered
+
+DEFAULT_PRINCIPAL = "hive/_HOST"
+RENEW_WITHIN = 600  # seconds left of a ticket
+LEAST = 60  # seconds that a connection's tickets must last for another call
+LARGEST = 0xFFFFFF  # of a wrapped piece, as RFC 4752 says it; Java's side checks none
+LEAST_QUALITY = {
+    None: Quality.AUTHENTICATION,
+    "authentication": Quality.AUTHENTICATION,
+    "integrity": Quality.INTEGRITY,
+    "privacy": Quality.PRIVACY,
+}
+
+_CLOCK = "set both clocks by NTP: Kerberos allows 5 minutes"
+_CAUSES: tuple[tuple[tuple[str, ...], type[MetastoreError], str], ...] = (
+    (("clock skew",), NotAuthenticated, _CLOCK),
+    (("cannot contact any kdc", "cannot find kdc", "resolve network address for kdc"), NotAuthenticated,
+     "check the realm's KDC in krb5.conf (KRB5_CONFIG), and that it runs"),
+    (("ticket expired", "credentials have expired", "context has expired"), NotAuthenticated,
+     "run kinit again, or set keytab and client_principal in [metastores.NAME], whose tickets are taken again"),
+    (("no kerberos credentials", "no credentials cache", "credentials cache file", "no credentials were supplied"),
+     NotAuthenticated, "run kinit, or set keytab and client_principal in [metastores.NAME]"),
+    (("server not found", "not found in kerberos database"), IdentityRefused,
+     "check principal (`hive/_HOST@REALM`; _HOST is the host of the URI) and client_principal in [metastores.NAME]"),
+    (("preauthentication failed", "password incorrect", "keytab"), IdentityRefused,
+     "check that keytab has the present key of client_principal (klist -k)"),
+)  # fmt: skip
+
+T = TypeVar("T")
+
+
+class Tickets:
+    """Where a client's tickets come from. May be used by any thread."""
+
+    def __init__(self, config: MetastoreConfig) -> None:
+        if gssapi is None:
+            raise UsageError(
+                "Kerberos needs the gssapi package", hint="pip install 'replicator[kerberos]' (and libkrb5-dev, gcc)"
+            )
+        self._config = config
+        self._memory = f"MEMORY:replicator-{uuid.uuid4().hex}"
+
+    def credentials(self) -> Any:
+        """Valid ones. Raises NotAuthenticated, IdentityRefused."""
+        config, store = self._config, {}
+        if config.keytab:
+            if not os.access(config.keytab, os.R_OK):
+                raise IdentityRefused(f"keytab {config.keytab} cannot be read", hint="check its path and rights")
+            store = {"client_keytab": config.keytab, "ccache": self._memory}
+        elif config.ticket_cache:
+            store = {"ccache": config.ticket_cache}
+        name = self._client()
+        found = said(lambda: _acquire(name, store), self._shown)
+        if not config.keytab and found[1] < RENEW_WITHIN and _renew(config.ticket_cache):
+            found = said(lambda: _acquire(name, store), self._shown)
+        if found[1] <= 0:
+            raise NotAuthenticated(f"{self._shown}: the tickets have run out", hint=_CAUSES[2][2])
+        return found[0]
+
+    @property
+    def _shown(self) -> str:
+        config = self._config
+        return config.client_principal or (f"tickets of {config.ticket_cache}" if config.ticket_cache else "tickets")
+
+    def _client(self) -> Any:
+        named = self._config.client_principal
+        return None if named is None else said(lambda: gssapi.Name(named, gssapi.NameType.kerberos_principal), named)
+
+
+class Gssapi:
+    """The client's side of SASL GSSAPI. `host`: that of the URI."""
+
+    name = "GSSAPI"
+    refused = (
+        "check that principal in [metastores.NAME] is the server's own (hive.metastore.kerberos.principal), that the "
+        "server's keytab is the present one, and both clocks"
+    )
+
+    def __init__(self, config: MetastoreConfig, tickets: Tickets, host: str) -> None:
+        self._server = principal(config.principal, host)
+        self._least = LEAST_QUALITY[config.protection]
+        credentials = tickets.credentials()
+        self.shown = said(lambda: str(credentials.name), "tickets")
+        flags = gssapi.RequirementFlag
+        self._context = said(
+            lambda: gssapi.SecurityContext(
+                name=server_name(self._server),
+                creds=credentials,
+                usage="initiate",
+                mech=gssapi.MechType.kerberos,
+                flags=flags.mutual_authentication | flags.integrity | flags.confidentiality,
+            ),
+            self._what,
+        )
+        self._layer: Layer | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self._layer is not None
+
+    @property
+    def layer(self) -> Layer:
+        if self._layer is None:
+            raise AssertionError("the negotiation has not ended")
+        return self._layer
+
+    def first(self) -> bytes:
+        return self._step(None)
+
+    def answer(self, challenge: bytes) -> bytes:
+        if not self._context.complete:
+            return self._step(challenge)
+        offer = said(lambda: self._context.unwrap(challenge).message, self._what)
+        if len(offer) != 4:
+            raise IdentityRefused(f"{self._server} offers no SASL layer")
+        chosen = strongest(offer[0], self._least)
+        self._layer = layer(self._context, chosen)
+        size = LARGEST if chosen > Quality.AUTHENTICATION else 0
+        reply = bytes([chosen]) + size.to_bytes(3, "big")
+        return said(lambda: bytes(self._context.wrap(reply, False).message), self._what)
+
+    def _step(self, token: bytes | None) -> bytes:
+        return said(lambda: self._context.step(token), self._what) or b""
+
+    @property
+    def _what(self) -> str:
+        return f"{self.shown} to {self._server}"
+
+
+class Wrapped:
+    """What GSSAPI wraps; with `private` it is encrypted. For either side."""
+
+    def __init__(self, context: Any, private: bool) -> None:
+        self._context, self._private = context, private
+
+    @property
+    def lasts(self) -> bool:
+        try:
+            return bool(self._context.lifetime > LEAST)
+        except gssapi.exceptions.GSSError:
+            return False
+
+    def wrap(self, data: bytes) -> bytes:
+        return said(lambda: bytes(self._context.wrap(data, self._private).message), "wrap")
+
+    def unwrap(self, data: bytes) -> bytes:
+        try:
+            unwrapped = self._context.unwrap(data)
+        except gssapi.exceptions.GSSError as error:
+            raise FrameError(f"a frame is not the peer's: {_text(error)}") from error
+        if self._private and not unwrapped.encrypted:
+            raise FrameError("a frame is not encrypted")
+        return bytes(unwrapped.message)
+
+
+def layer(context: Any, chosen: Quality) -> Layer:
+    """What protects the data of a context, for either side."""
+    return Unlayered() if chosen is Quality.AUTHENTICATION else Wrapped(context, chosen is Quality.PRIVACY)
+
+
+def strongest(offered: int, least: Quality) -> Quality:
+    """Of the offered qualities, a sum of bits. Raises IdentityRefused when all are weaker than `least`."""
+    found = [each for each in Quality if offered & each and each >= least]
+    if not found:
+        raise IdentityRefused(
+            f"the server does not offer the protection {least.name.lower()}",
+            hint="set hadoop.rpc.protection at the server, or protection in [metastores.NAME]",
+        )
+    return max(found)
+
+
+def principal(given: str | None, host: str) -> str:
+    """The server's, with the host in place of `_HOST`, in lower case as Hadoop has it."""
+    return (given or DEFAULT_PRINCIPAL).replace("/_HOST", f"/{host.lower()}")
+
+
+def server_name(text: str) -> Any:
+    """With a realm exactly that principal; without one it is looked for as krb5.conf says."""
+    if "@" in text or "/" not in text:
+        return gssapi.Name(text, gssapi.NameType.kerberos_principal)
+    return gssapi.Name(text.replace("/", "@", 1), gssapi.NameType.hostbased_service)
+
+
+def said(work: Callable[[], T], what: str) -> T:
+    """`work()`; an error of GSSAPI becomes ours, with its cause and a hint."""
+    try:
+        return work()
+    except gssapi.exceptions.GSSError as error:
+        text = _text(error)
+        for words, kind, hint in _CAUSES:
+            if any(word in text.lower() for word in words):
+                raise kind(f"Kerberos: {what}: {text}", hint=hint) from error
+        raise IdentityRefused(f"Kerberos: {what}: {text}", hint="KRB5_TRACE=/dev/stderr shows each step") from error
+
+
+def _acquire(name: Any, store: dict[str, str]) -> tuple[Any, float]:
+    """Credentials, and the seconds that they last."""
+    found = gssapi.Credentials(name=name, usage="initiate", store=store or None)
+    return found, float(found.lifetime)
+
+
+def _renew(cache: str | None) -> bool:
+    """Whether tickets were renewed; those that cannot be stay as they are."""
+    if (kinit := shutil.which("kinit")) is None:
+        return False
+    command = [kinit, "-R", *(["-c", cache] if cache else [])]
+    return not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30).returncode
+
+
+def _text(error: Any) -> str:
+    """What Kerberos says of it; else what GSSAPI says of the kind of error."""
+    return str(error.gen_message()).rpartition("Minor (")[2].partition("): ")[2].strip() or str(error)
