@@ -47,6 +47,32 @@ def metastore_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meta
         embedded.stop(directory)
 
 
+HIVES = ("2.3", "3.1", "4.0", "4.2")
+
+
+@pytest.fixture(scope="session")
+def hives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
+    """`hives("4.2")`, `hives("4.2", "target")`: a metastore of this version of Hive, the same one for all tests that
+    ask for the same names, with the data that it has. Make databases of your own in it, and ask in each test: at most
+    four run at a time, and the one that was asked for least recently is stopped for a fifth."""
+    directories: dict[tuple[str, str], Path] = {}
+    recent: list[tuple[str, str]] = []
+
+    def start(hive: str, name: str = "source") -> Running:
+        key = (hive, name)
+        directory = directories.setdefault(key, tmp_path_factory.getbasetemp() / f"hive-{hive}-{name}")
+        recent[:] = [*[each for each in recent if each != key][-3:], key]
+        for other, place in directories.items():
+            if other not in recent:
+                embedded.stop(place)
+        host = "0.0.0.0" if hive == "3.1" else "127.0.0.1"
+        return embedded.start(directory, hive=hive, host=host, env=os.environ)
+
+    yield start
+    for directory in directories.values():
+        embedded.stop(directory)
+
+
 @pytest.fixture(scope="module")
 def source_metastore(metastore_factory: MetastoreFactory) -> Running:
     """A metastore of this test module's own, to replicate from."""

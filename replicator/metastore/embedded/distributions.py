@@ -1,0 +1,184 @@
+"""The versions of Hive whose metastore can be started: what each needs, and where its jars are.
+
+Hive 2.3 is among pyspark's jars, but for its notification listener. The others are fetched from a Maven repository
+(`distributions/VERSION.txt`); they run on pyspark's Hadoop, and so on any Java that Spark runs on. Schemas are those of
+the published distributions. Of 4.0 and 4.2 no distribution or no listener is published:
+
+- 4.0 runs with the listener of 4.2 and a small class in front of it (scripts/listener), 4.2 with hive-exec, which
+  contains the server, and with the schema of 4.0 and the statements that upgrade it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from replicator.errors import JavaError, UsageError
+from replicator.metastore.embedded.fetching import Artifact, fetch, read_list
+from replicator.metastore.java import Java, cache_directory
+
+LISTENER = "org.apache.hive.hcatalog.listener.DbNotificationListener"
+_LISTS = Path(__file__).with_name("distributions")
+_LISTENER_MODULE = "hive-hcatalog-server-extensions"
+_LISTENERS = {
+    "2.3.10": Artifact(
+        f"org.apache.hive.hcatalog:{_LISTENER_MODULE}:2.3.10",
+        "53e4576e6770356dbe3117d25baaaf7a7054d2af4f63acebf38bd26087ab4063",
+    )
+}
+_HADOOP = ("hadoop-client-api-*.jar", "hadoop-client-runtime-*.jar")
+
+
+@dataclass(frozen=True)
+class Hive:
+    """A version of Hive.
+
+    name: as users give it. java: the oldest that runs it. listener: the class that writes the notification log.
+    libraries: which jars of the distribution's archive are needed, as a pattern of their names. schema: of the scripts
+    that make the metastore's tables. binds: it listens on the address it is given, see `binding`.
+    """
+
+    name: str
+    version: str
+    java: int = 17
+    listener: str = LISTENER
+    libraries: str = ".*"
+    schema: str = ""
+    schematool: str = "org.apache.hadoop.hive.metastore.tools.schematool.MetastoreSchemaTool"
+    binds: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+CONNECTION_URL = "javax.jdo.option.ConnectionURL"
+POSTGRES = "jdbc:postgresql:"
+PYSPARK = "2.3"  # its version is that of pyspark's jars
+# Without a proxy user, servers from 3.1 on refuse to tell their events, see `events.db.notification.api.auth`.
+_OPEN_LOG = {"hive.metastore.event.db.notification.api.auth": "false"}
+_NEWER = _OPEN_LOG | {"metastore.task.threads.always": "org.apache.hadoop.hive.metastore.events.EventCleanerTask"}
+VERSIONS = {
+    each.name: each
+    for each in (
+        Hive(PYSPARK, "2.3.10", schema="1.2.0", schematool="org.apache.hive.beeline.HiveSchemaTool"),
+        Hive(
+            "3.1",
+            "3.1.3",
+            schema="3.1.0",
+            schematool="org.apache.hadoop.hive.metastore.tools.MetastoreSchemaTool",
+            binds=False,
+            settings=_NEWER,
+        ),
+        Hive("4.0", "4.0.1", java=21, listener="replicator.DbNotificationListener40", schema="4.0.0", settings=_NEWER),
+        Hive("4.2", "4.2.0", java=21, libraries="sqlline|jline", schema="4.0.0", settings=_NEWER),
+    )
+}
+
+
+def hive(name: str) -> Hive:
+    """By its name. Raises UsageError."""
+    if name not in VERSIONS:
+        raise UsageError(f"no metastore of Hive {name!r} is known", hint=f"known: {', '.join(VERSIONS)}")
+    return VERSIONS[name]
+
+
+def pyspark_jars() -> Path:
+    """The directory of pyspark's jars, without importing pyspark."""
+    found = importlib.util.find_spec("pyspark")
+    for place in (found and found.submodule_search_locations) or ():
+        if (jars := Path(place) / "jars").is_dir():
+            return jars
+    raise JavaError("pyspark is not installed, or without its jars", hint="pip install 'pyspark>=4.0.1'")
+
+
+def pyspark_hive(jars: Path) -> str:
+    """The version of the metastore among pyspark's `jars`, by the jar's file name."""
+    for jar in jars.glob("hive-metastore-*.jar"):
+        return jar.name.removeprefix("hive-metastore-").removesuffix(".jar")
+    raise JavaError(f"no hive-metastore jar in {jars}", hint="install pyspark from PyPI; a slim build lacks Hive")
+
+
+def listener_jar(java: Java, env: Mapping[str, str]) -> Path:
+    """The jar with the listener of pyspark's Hive, fetched into the cache once. REPLICATOR_LISTENER_JAR overrides."""
+    if given := env.get("REPLICATOR_LISTENER_JAR"):
+        if not Path(given).is_file():
+            hint = f"give the path of a {_LISTENER_MODULE} jar"
+            raise JavaError(f"REPLICATOR_LISTENER_JAR names no file: {given}", hint=hint)
+        return Path(given).absolute()
+    version = pyspark_hive(pyspark_jars())
+    hint = f"set REPLICATOR_LISTENER_JAR to a {_LISTENER_MODULE}-{version}.jar"
+    if version not in _LISTENERS:
+        known = ", ".join(_LISTENERS)
+        message = f"pyspark brings Hive {version}, for which no {_LISTENER_MODULE} is known (known: {known})"
+        raise JavaError(message, hint=f"install a pyspark with a known Hive, or {hint}")
+    jars = cache_directory(env) / "jars"
+    network = "check the network or Maven's settings, set REPLICATOR_MAVEN_REPOSITORY to a mirror's URL, or "
+    fetch([_LISTENERS[version]], jars, java, env, network + hint)
+    return jars / _LISTENERS[version].file_name
+
+
+def class_path(hive: Hive, java: Java, env: Mapping[str, str], url: str = "") -> tuple[Path, ...]:
+    """The server's jars, in their order, for a database by its JDBC URL; fetched the first time on a machine. May run
+    twice, also at once."""
+    jars = pyspark_jars()
+    if hive.name == PYSPARK:
+        driver = distribution(hive, java, env).glob("postgresql-*.jar") if url.startswith(POSTGRES) else ()
+        return (jars / "*", listener_jar(java, env), *driver)
+    home = distribution(hive, java, env)
+    listed = [home / each.file_name for each in _artifacts(hive) if each.file_name.endswith(".jar")]
+    modules = {_module(jar) for jar in listed}
+    archived = sorted((home / "archive" / "lib").glob("*.jar"))
+    needed = [jar for jar in archived if re.match(hive.libraries, jar.name) and _module(jar) not in modules]
+    own = [_LISTS / f"listener-{hive.version}.jar"] if hive.listener != LISTENER else []
+    return (*own, *listed, *needed, *(next(jars.glob(name)) for name in _HADOOP))
+
+
+def distribution(hive: Hive, java: Java, env: Mapping[str, str]) -> Path:
+    """The directory with the artifacts of a version, and its unpacked archive in `archive`."""
+    text = (_LISTS / f"{hive.version}.txt").read_bytes()
+    kept = cache_directory(env) / "hive" / f"{hive.version}-{hashlib.sha256(text).hexdigest()[:12]}"
+    if not kept.is_dir():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with _staged(kept) as aside:
+            hint = "check the network or Maven's settings, or set REPLICATOR_MAVEN_REPOSITORY to a mirror's URL"
+            fetch(_artifacts(hive), aside, java, env, hint)
+            _unpack(next(aside.glob("*.tar.gz")), aside / "archive")
+    return kept
+
+
+def _artifacts(hive: Hive) -> tuple[Artifact, ...]:
+    return read_list(_LISTS / f"{hive.version}.txt")
+
+
+@contextmanager
+def _staged(kept: Path) -> Iterator[Path]:
+    """A directory that gets its name when it is whole; of two at once, the first one stays."""
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new.") as place:
+        aside = Path(place) / "whole"
+        yield aside
+        if not kept.is_dir():
+            try:
+                os.rename(aside, kept)
+            except OSError:
+                if not kept.is_dir():
+                    raise
+
+
+def _unpack(archive: Path, directory: Path) -> None:
+    """Without the archive's one top directory."""
+    with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=directory.parent) as place:
+        tar.extractall(place, filter="data")
+        (top,) = Path(place).iterdir()
+        shutil.move(top, directory)
+    archive.unlink()
+
+
+def _module(jar: Path) -> str:
+    return re.sub(r"-\d.*", "", jar.name)
