@@ -228,27 +228,27 @@ def test_a_state_file_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
         embedded.status(tmp_path)
 
 
+def storage_at(location: str) -> ttypes.StorageDescriptor:
+    return ttypes.StorageDescriptor(
+        cols=[ttypes.FieldSchema(f"column_{i}", "string", "what this column is for") for i in range(40)],
+        location=location,
+        inputFormat="org.apache.hadoop.mapred.TextInputFormat",
+        outputFormat="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
+        compressed=False,
+        numBuckets=-1,
+        serdeInfo=ttypes.SerDeInfo("t", "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe", {}),
+        bucketCols=[],
+        sortCols=[],
+        parameters={},
+    )
+
+
 def test_an_event_of_5000_partitions_comes_through_whole(start: MetastoreFactory) -> None:
     running = start()
-    columns = [ttypes.FieldSchema(f"column_{i}", "string", "what this column is for") for i in range(40)]
     base = f"file:{running.warehouse}/big.db/t"
 
-    def storage(location: str) -> ttypes.StorageDescriptor:
-        return ttypes.StorageDescriptor(
-            cols=columns,
-            location=location,
-            inputFormat="org.apache.hadoop.mapred.TextInputFormat",
-            outputFormat="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
-            compressed=False,
-            numBuckets=-1,
-            serdeInfo=ttypes.SerDeInfo("t", "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe", {}),
-            bucketCols=[],
-            sortCols=[],
-            parameters={},
-        )
-
     names = [f"{i:05d}" for i in range(5000)]
-    partitions = [ttypes.Partition([name], "big", "t", 0, 0, storage(f"{base}/p={name}"), {}) for name in names]
+    partitions = [ttypes.Partition([name], "big", "t", 0, 0, storage_at(f"{base}/p={name}"), {}) for name in names]
     create_database(running, "big")
     with client(running) as thrift:
         keys = [ttypes.FieldSchema("p", "string", None)]
@@ -256,7 +256,7 @@ def test_an_event_of_5000_partitions_comes_through_whole(start: MetastoreFactory
             ttypes.Table(
                 tableName="t",
                 dbName="big",
-                sd=storage(base),
+                sd=storage_at(base),
                 partitionKeys=keys,
                 parameters={},
                 tableType="MANAGED_TABLE",
@@ -278,6 +278,25 @@ def test_64_clients_at_once_are_served_and_event_ids_stay_unique(source_metastor
     seen = events(source_metastore, since=before)
     assert [each.eventId for each in seen] == list(range(before + 1, before + 65))
     assert len({each.dbName for each in seen}) == 64
+
+
+def test_writers_that_collide_on_an_event_id_wait_for_milliseconds(start: MetastoreFactory) -> None:
+    running = start()
+    create_database(running, "busy")
+    names = [f"t{number}" for number in range(60)]
+
+    def make(name: str) -> None:
+        location = f"file:{running.warehouse}/busy.db/{name}"
+        with client(running) as thrift:
+            thrift.create_table(ttypes.Table(tableName=name, dbName="busy", sd=storage_at(location), parameters={}))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, names))
+    with client(running) as thrift:
+        assert sorted(thrift.get_all_tables("busy")) == sorted(names)
+    log = running.log.read_text()
+    assert "Retrying HMSHandler after 20 ms" in log, "no two writers have collided"
+    assert "after 2000 ms" not in log
 
 
 def test_locks_can_be_taken(source_metastore: Running) -> None:

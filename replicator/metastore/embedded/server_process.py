@@ -44,6 +44,10 @@ SETTINGS = {
     "datanucleus.connectionPool.maxPoolSize": "32",
     # Limits one string or list, not the message: 100 MB unless set.
     "hive.metastore.server.max.message.size": str(1 << 30),
+    # Two writers at once read the same next event id, and the one that comes too late sleeps: 2 s by default, over and
+    # over. Short sleeps need more attempts than 10.
+    "hive.hmshandler.retry.interval": "20ms",
+    "hive.hmshandler.retry.attempts": "200",
     "hive.metastore.server.min.threads": "16",
     "hive.metastore.server.max.threads": "500",
 }
