@@ -19,6 +19,7 @@ from benchmarks import (
     housekeeping,
     keeping,
     loading,
+    many_tables,
     memory,
     purging,
     replaying,
@@ -43,6 +44,7 @@ BENCHMARKS = {
     "switch": switching.run,
     "housekeeping": housekeeping.run,
     "purge": purging.run,
+    "tables": many_tables.run,
 }
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
@@ -55,6 +57,9 @@ def main() -> None:
     parser.add_argument("--size", choices=("small", "full"), default="small", help=size)
     parser.add_argument("--runs", type=int, default=3, help="interleaved runs of which the medians count")
     parser.add_argument("--directory", type=Path, help="where to work; a fresh directory is made in it and removed")
+    parser.add_argument("--tables", metavar="N,N...", help="of `tables`: how many, one warehouse after the other")
+    parser.add_argument("--partitions", type=int, help="of `tables`: in each table")
+    parser.add_argument("--hive", help="of `tables`: version of the metastores")
     parser.add_argument("--record", action="store_true", help="put the tables into docs/performance.md")
     asked = parser.parse_args()
     unknown = set(asked.names) - set(BENCHMARKS)
@@ -62,12 +67,15 @@ def main() -> None:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # metastores are stopped and directories removed then too
     print(f"On {machine()}.", flush=True)
+    given = {"tables": asked.tables, "partitions": asked.partitions, "hive": asked.hive}
     for name in asked.names or BENCHMARKS:
+        more = {key: value for key, value in given.items() if value and name == "tables"}
         command = f"scripts/bench {name} --size {asked.size} --runs {asked.runs}"
+        command += "".join(f" --{key} {value}" for key, value in more.items())
         print(f"\n## {name}\n\n`{command}`\n", flush=True)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="replicator-bench-", dir=asked.directory) as directory:
-            outcome = BENCHMARKS[name](asked.size, asked.runs, Path(directory))
+            outcome = BENCHMARKS[name](asked.size, asked.runs, Path(directory), **more)
         print(outcome.markdown(), flush=True)
         print(f"{name}: {time.monotonic() - began:.0f} s in all", file=sys.stderr, flush=True)
         if asked.record:

@@ -29,8 +29,9 @@ BATCH = 1000
 
 
 @contextlib.contextmanager
-def metastore(directory: Path, name: str = "metastore") -> Iterator[ThriftMetastore]:
-    """A real metastore with its warehouse in `directory`, stopped in the end."""
+def metastore(directory: Path, name: str = "metastore", hive: str = "2.3") -> Iterator[ThriftMetastore]:
+    """A real metastore with its warehouse in `directory`, stopped in the end. hive: its version."""
+    assert hive == "2.3", hive
     running = embedded.start(directory / name, env=os.environ)
     try:
         with connect(running.uri) as client:
