@@ -13,6 +13,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     formats_option,
+    jobs_option,
     json_option,
     key_file_option,
     map_option,
@@ -63,9 +64,7 @@ from replicator.replay.apply.pricing import CHANGES, LoadPlan
     is_flag=True,
     help="Assert that another load, whose mark on the target names an unreachable root, has ended.",
 )
-@click.option(
-    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
-)
+@jobs_option
 @key_file_option
 @formats_option
 @dry_run_option

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from replicator.core.config import Config, parse_settings
 from replicator.core.progress import Bars, Progress, Silent
+from replicator.core.runtime import JOBS
 from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -113,7 +114,11 @@ key_file_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 
 jobs_option = click.option(
-    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=JOBS,
+    show_default=True,
+    help="Most tables committed concurrently; as many are as make it faster.",
 )
 policy_argument = click.argument("policy", metavar="POLICY")
 of_policy_argument = click.argument("policy", metavar="[POLICY]", required=False)

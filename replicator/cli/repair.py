@@ -18,6 +18,7 @@ from replicator.cli.options import (
     exclude_option,
     formats_option,
     include_option,
+    jobs_option,
     json_option,
     map_option,
     of_policy_argument,
@@ -84,9 +85,7 @@ DIFFERENT = 4
 @click.option(
     "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
 )
-@click.option(
-    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
-)
+@jobs_option
 @formats_option
 @dry_run_option
 @removal_options

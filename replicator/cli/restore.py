@@ -13,6 +13,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     formats_option,
+    jobs_option,
     json_option,
     of_policy_argument,
     pass_session,
@@ -55,9 +56,7 @@ from replicator.pitr.restore import Restored
 @click.option(
     "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
 )
-@click.option(
-    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
-)
+@jobs_option
 @formats_option
 @dry_run_option
 @engine_options

@@ -30,7 +30,7 @@ from replicator.core.config import Config, read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
-from replicator.core.runtime import Runtime
+from replicator.core.runtime import JOBS, Runtime
 from replicator.core.spark import SparkEngine
 from replicator.dumps.signing import Keys, read_keys
 from replicator.errors import UsageError
@@ -131,8 +131,8 @@ class Options:
         return {**self.settings.spark, **self.spark_conf}
 
     @contextmanager
-    def runtime(self, jobs: int = 2) -> Iterator[Runtime]:
-        """`engines` and `teller`, for the length of a block. jobs: tables of a target committed concurrently."""
+    def runtime(self, jobs: int = JOBS) -> Iterator[Runtime]:
+        """`engines` and `teller`, for the length of a block. jobs: as of Runtime."""
         with self.engines() as engines:
             yield Runtime(engines, self.teller, jobs=jobs)
 

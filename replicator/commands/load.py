@@ -10,6 +10,7 @@ from replicator.commands.base import Braked, Where, pairs, renames, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Jobs
 from replicator.core.policy import Publish
+from replicator.core.runtime import JOBS
 from replicator.core.table_format import AS_THEY_ARE, FormatChoice
 from replicator.dumps.reader import DumpReader
 from replicator.replay.apply import planning
@@ -34,7 +35,7 @@ class LoadOptions(Braked, OfPolicy):
     source_cmroot: the source's root, where it has another name here than the dump says.
     overwrite: replace objects that replication did not make, or that are newer.
     take_over: begin although the target says that another load is at work, which cannot be asked and has ended.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     key_file: keys, one a line, one of which has signed the dump; None: that of [dumps], if any.
     formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
       else "supported".
@@ -57,7 +58,7 @@ class LoadOptions(Braked, OfPolicy):
     source_cmroot: str | None = None
     overwrite: bool = False
     take_over: bool = False
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
     key_file: str | None = None
     formats: FormatChoice | None = None
     dry_run: bool = False

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from replicator.commands.base import Options
+from replicator.core.runtime import JOBS
 from replicator.policies.direction import Sides
 
 
 @contextmanager
-def opened(options: Options, name: str, jobs: int = 2) -> Iterator[Sides]:
+def opened(options: Options, name: str, jobs: int = JOBS) -> Iterator[Sides]:
     """A policy with its metastores and engines, open for the length of a block. The engine is the policy's, unless the
     caller gives one. Raises UsageError where there is no such policy."""
     settings = options.settings

@@ -14,6 +14,7 @@ from replicator.commands.ranges import Jobs
 from replicator.compare import repair as repairs
 from replicator.compare.comparison import Comparison, Level
 from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
+from replicator.core.runtime import JOBS
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
 
@@ -37,7 +38,7 @@ class RepairOptions(Braked, Selecting):
     external_base: where data from outside its database's directory goes; None: external in the warehouse.
     shared_external: external tables keep their data at the source; None: those that did before.
     scratch: a directory that executors can read; None: the system's own.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
       else "supported".
     dry_run: only say what would be done, compared by contents; nothing is changed.
@@ -62,7 +63,7 @@ class RepairOptions(Braked, Selecting):
     external_base: str | None = None
     shared_external: bool | None = None
     scratch: str | None = None
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
     formats: FormatChoice | None = None
     dry_run: bool = False
 

@@ -10,6 +10,7 @@ from cmroot.root import open_existing
 from replicator.commands.base import Where, names, verb
 from replicator.commands.of_policy import OfPolicy, only_one
 from replicator.commands.ranges import Jobs
+from replicator.core.runtime import JOBS
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.pitr import plan as planning
 from replicator.pitr.plan import RestorePlan
@@ -34,7 +35,7 @@ class RestoreOptions(OfPolicy):
     force: write into a database that exists, the live one too; what it holds of what is restored is replaced.
     allow_missing: restore without the files that exist nowhere any more.
     scratch: a directory that executors can read; None: the system's own.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
       else "supported".
     dry_run: only say what would be done, and where the bytes are; nothing is changed.
@@ -54,7 +55,7 @@ class RestoreOptions(OfPolicy):
     force: bool = False
     allow_missing: bool = False
     scratch: str | None = None
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
     formats: FormatChoice | None = None
     dry_run: bool = False
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from replicator.commands.base import Options, verb
 from replicator.commands.policy import opened
 from replicator.commands.ranges import Jobs
+from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.turnover import failback as failbacks
@@ -31,7 +32,7 @@ class SwitchoverOptions(Options):
     drain_timeout: how long the last changes may take.
     wait: how long to wait for a run that is at work.
     dry_run: only look what is in the way; the answer is `ready`, with `problems`.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     reported: is given each step when it is done.
     """
 
@@ -44,7 +45,7 @@ class SwitchoverOptions(Options):
     drain_timeout: timedelta = timedelta(minutes=10)
     wait: timedelta = timedelta(seconds=10)
     dry_run: bool = False
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
     reported: Reporter | None = None
 
 
@@ -83,7 +84,7 @@ class FailoverOptions(Options):
     look: list the lost side's directories, too: files that no capture has seen, where its storage answers.
     answer_timeout: how long anything of the lost side may take to answer.
     read_timeout: how long its log may take to be read, and with look its directories to be listed.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     reported: is given each step when it is done.
     """
 
@@ -95,7 +96,7 @@ class FailoverOptions(Options):
     look: bool = False
     answer_timeout: timedelta = timedelta(seconds=5)
     read_timeout: timedelta = timedelta(minutes=1)
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
     reported: Reporter | None = None
 
 
@@ -134,7 +135,7 @@ class FailbackOptions(Options):
     switch: then switch over, so that the side that came back is the primary again.
     wait: how long to wait for a run that is at work.
     dry_run: only list its own changes, as far as they are captured or announced.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     reported: is given each step when it is done.
     """
 
@@ -142,7 +143,7 @@ class FailbackOptions(Options):
     switch: bool = False
     wait: timedelta = timedelta(seconds=10)
     dry_run: bool = False
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
     reported: Reporter | None = None
 
 

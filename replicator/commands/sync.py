@@ -13,6 +13,7 @@ from replicator.commands.base import Braked, Options, verb
 from replicator.commands.policy import opened
 from replicator.commands.ranges import Jobs
 from replicator.core.following import Stop
+from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
 from replicator.policies import plan as plans
 from replicator.policies import steps
@@ -37,7 +38,7 @@ class SyncOptions(Braked):
     drop_left: drop replicas of databases that the policy does not name any more; data goes to the target's root.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     deep: scan partitions one by one, too.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     stop: says when a following is to end, such as a `threading.Event`; None: nobody does.
     reported: while following, is given each run that loaded something, or found what differs or is not replicated.
     failed: while following, is given each error, and the seconds to the next try.
@@ -52,7 +53,7 @@ class SyncOptions(Braked):
     drop_left: bool = False
     empty: Sequence[str] = ()
     deep: bool = False
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
     stop: Stop | None = None
     reported: Callable[[SyncRun], None] = _nobody
     failed: Callable[[Exception, float], None] = _nobody
@@ -123,11 +124,11 @@ class ApplyOptions(Braked):
     """Arguments:
 
     plan: what `plan` returned, or the file that it wrote.
-    jobs: tables committed side by side.
+    jobs: the most tables committed side by side; as many are as make it faster.
     """
 
     plan: SyncPlan | str = field(kw_only=False)
-    jobs: Jobs = 2
+    jobs: Jobs = JOBS
 
 
 @verb(ApplyOptions)

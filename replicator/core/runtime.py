@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress, Silent
 
+JOBS = 16
+
 
 @dataclass(frozen=True)
 class Runtime:
-    """`engines`: threads and Spark. `clock`: seconds since 1970. `jobs`: tables of a target committed concurrently."""
+    """`engines`: threads and Spark. `clock`: seconds since 1970. `jobs`: the most changes of a
+    target's metastore at once; as many are as make it faster."""
 
     engines: AutoEngine
     progress: Progress = field(default_factory=Silent)
     clock: Callable[[], float] = time.time
-    jobs: int = 2
+    jobs: int = JOBS

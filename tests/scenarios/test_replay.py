@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from metastores import MetastoreFactory
 from policies import Replication
 
 from replicator.core.engine import AutoEngine, LocalEngine
@@ -15,6 +17,7 @@ from replicator.core.model import Partition
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.paced import RETRY_INTERVAL, may_write_at_once
 from replicator.policies.run import Remembering, sync_once
 from replicator.replay.plan.batching import Named, gathered
 from replicator.replay.plan.squash import Called, Lineage
@@ -91,12 +94,51 @@ def test_a_range_reads_of_the_target_only_what_it_names(
     db.alter("t", note="1")
     db.rename("u", "w")
     pair.sync()
-    assert sorted(fetched) == ["t", "t__replicator_swap", "u", "u__replicator_swap", "w", "w__replicator_swap"]
+    assert sorted(set(fetched)) == ["t", "t__replicator_swap", "u", "u__replicator_swap", "w", "w__replicator_swap"]
     fetched.clear()
     db.function("g")
     pair.sync()
     assert fetched == ["functions"]
     pair.is_same("a")
+
+
+def test_many_tables_are_made_in_one_call_each_and_read_back_together(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    pair = Replication(source_metastore, target_metastore, tmp_path)
+    db = pair.db("a")
+    for number in range(30):
+        db.table(f"t{number}", {"f": str(number)})
+    calls: Counter[str] = Counter()
+    for name in ("table", "tables", "create_table", "alter_table"):
+        counted = partial(
+            lambda name, call, *given: calls.update([name]) or call(*given), name, getattr(pair.target, name)
+        )
+        setattr(pair.target, name, counted)
+    pair.sync()
+    assert calls["create_table"] == 30
+    assert calls["tables"] + calls["table"] < 8, calls
+    pair.is_same("a")
+
+
+def _counted(calls: Counter[str], name: str, call: Callable[..., object], *given: object) -> object:
+    calls[name] += 1
+    return call(*given)
+
+
+def test_writers_wait_for_each_other_where_a_server_would_have_one_of_them_sleep(
+    source_metastore: Running, metastore_factory: MetastoreFactory, tmp_path: Path
+) -> None:
+    racing = metastore_factory("racing", settings={RETRY_INTERVAL: "2000ms"})
+    pair = Replication(source_metastore, racing, tmp_path)
+    db = pair.db("a")
+    for number in range(40):
+        db.partitioned(f"t{number}", {"x": {"f": str(number)}})
+    pair.sync()
+    pair.is_same("a")
+    assert "Retrying HMSHandler" not in racing.log.read_text()
+    assert not may_write_at_once(pair.target)
+    assert may_write_at_once(pair.source)  # which sleeps for milliseconds
 
 
 def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time as clocks
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 
 import msgspec
 
@@ -20,12 +20,10 @@ from replicator.core.not_replicated import PROPERTY, NotReplicated, from_propert
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.dumps.reached import after_load, reached
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
-from replicator.events.compare import comparable
 from replicator.events.scope import Patterns
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.work import Work, is_one_file, make_directory
-from replicator.replay.copy.keyed_executor import KeyedExecutor
 from replicator.replay.places.by_name import noted_like
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.replica import (
@@ -35,6 +33,8 @@ from replicator.replay.places.replica import (
     POSITION,
     PUBLISH,
     SOURCE,
+    comparable_partition,
+    comparable_table,
     replica_function,
     replica_partition,
     replica_statistics,
@@ -45,6 +45,7 @@ from replicator.replay.plan.published import at_place
 from replicator.replay.plan.squash import Lineage
 from replicator.replay.plan.target import table_position
 
+TABLES = 500  # read at a time
 BESIDE = "-replicator-made-here"  # of the directory in which a table on one file is made, before it is moved there
 
 
@@ -97,12 +98,18 @@ class Commit:
         )
 
     def tables(self, advance: Callable[[int], None]) -> None:
-        """Creates and alters tables, side by side; views after the tables they may read."""
+        """Creates and alters tables, side by side; views after the tables they may read. Those that are to be like the
+        source's, and may not be, are read together."""
         for views in (False, True):
             steps = [step for step in self._work.plan.tables if step.table and step.table.is_view == views]
-            with ThreadPoolExecutor(self._work.runtime.jobs) as pool:
-                for _ in pool.map(self._table, steps):
+            unlike: list[TablePlan] = []
+            with self._work.side_by_side() as executor:
+                for step in steps:
+                    executor.submit(step.name, self._table, step, unlike)
                     advance(1)
+            with self._work.side_by_side() as executor:
+                for step, there in self._found(unlike):
+                    executor.submit(step.name, self._alter, step, there)
 
     def left_out(self) -> None:
         """Marks tables that stay as they were: when they can be loaded again, changes alone are not enough."""
@@ -118,7 +125,17 @@ class Commit:
                     there.db, there.name, msgspec.structs.replace(there, parameters=parameters)
                 )
 
-    def _table(self, step: TablePlan) -> None:
+    def _found(self, steps: Iterable[TablePlan]) -> Iterator[tuple[TablePlan, Table]]:
+        """With what the target has of each. Raises ObjectNotFound for one that it does not have."""
+        for some in batched(sorted(steps, key=lambda step: step.name), TABLES):
+            for db, ours in groupby(some, key=lambda step: step.name[0]):
+                by_name = {step.name[1]: step for step in ours}
+                there = {table.name: table for table in self._work.target.tables(db, list(by_name))}
+                for name, step in by_name.items():
+                    yield step, there.get(name) or self._work.target.table(db, name)
+
+    def _table(self, step: TablePlan, unlike: list[TablePlan]) -> None:
+        """Makes a table that is not there. unlike: gets it, if it may not be as it should."""
         assert step.table is not None and step.lineage.table is not None
         if not step.shared and not step.table.is_view:
             self._name(step, named_paths(step.lineage.table, step.table))
@@ -134,10 +151,13 @@ class Commit:
                     return  # else the server has invented file statistics, which the source has not
             except ObjectExists:
                 step.exists = True
-        there = self._work.target.table(*step.name)
+        unlike.append(step)
+
+    def _alter(self, step: TablePlan, there: Table) -> None:
+        assert step.table is not None
         adopted = self._work.plan.by_difference is not None  # a table that is equal may be one that others made
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
-        if unmarked or _comparable_table(there) != _comparable_table(step.table):
+        if unmarked or comparable_table(there) != comparable_table(step.table):
             if not step.table.is_partitioned and not step.table.is_view:
                 self._work.leave(step, [("", there.location, step.table.location)])
             wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
@@ -163,7 +183,7 @@ class Commit:
     ) -> None:
         """Adds and alters partitions as they stream by: in order within a table, tables side by side."""
         steps = {id(step.lineage): step for step in self._work.plan.tables}
-        with KeyedExecutor(self._work.runtime.jobs) as executor:
+        with self._work.side_by_side() as executor:
             for lineage, some in named:
                 step = steps.get(id(lineage))
                 if step is None or step.table is None:
@@ -238,32 +258,39 @@ class Commit:
             self._work.drop_table(old)
 
     def statistics(self) -> None:
-        for step in self._work.plan.tables:
-            if step.table is None or not step.lineage.statistics:
-                continue
-            alive = set(step.lineage.partitions)
-            whole, partitions = [], []
-            for name, statistics in step.lineage.statistics.items():
-                replica = msgspec.structs.replace(
-                    replica_statistics(statistics, self._work.plan.placement), db=step.name[0], table=step.name[1]
-                )
-                if name is None:
-                    whole.append(replica)
-                elif name in alive and step.lineage.partitions[name].now is None:
-                    continue
-                else:
-                    partitions.append(replica)
-            for each in whole:
+        """Sets column statistics, tables side by side. It makes the server rewrite a table's COLUMN_STATS_ACCURATE; the
+        source's word stands."""
+        steps = [step for step in self._work.plan.tables if step.table and step.lineage.statistics]
+        with self._work.side_by_side() as executor:
+            for step in steps:
+                executor.submit(step.name, self._statistics, step)
+        with self._work.side_by_side() as executor:
+            for step, there in self._found(step for step in steps if None in step.lineage.statistics):
+                if step.table and comparable_table(there) != comparable_table(step.table):
+                    executor.submit(step.name, self._work.target.alter_table, *step.name, noted_like(step.table, there))
+
+    def _statistics(self, step: TablePlan) -> None:
+        whole, partitions = [], []
+        for name, statistics in step.lineage.statistics.items():
+            replica = msgspec.structs.replace(
+                replica_statistics(statistics, self._work.plan.placement), db=step.name[0], table=step.name[1]
+            )
+            fate = step.lineage.partitions.get(name) if name is not None else None
+            if name is None:
+                whole.append(replica)
+            elif fate is None or fate.now is not None:
+                partitions.append(replica)
+        for each in whole:
+            if step.exists:
                 self._drop_statistics(step, [each], self._work.target.table_statistics(*step.name, _columns(step)))
-                if each.columns:
-                    self._work.target.set_table_statistics(each)
-            for batch in batched(partitions, PARTITION_BATCH):
-                if step.exists:
-                    names = [each.partition for each in batch if each.partition]
-                    there = self._work.target.partition_statistics(*step.name, _columns(step), names)
-                    self._drop_statistics(step, batch, *there)
-                self._work.target.set_partition_statistics([each for each in batch if each.columns])
-            self._restore_parameters(step, bool(whole))
+            if each.columns:
+                self._work.target.set_table_statistics(each)
+        for batch in batched(partitions, PARTITION_BATCH):
+            if step.exists:
+                names = [each.partition for each in batch if each.partition]
+                there = self._work.target.partition_statistics(*step.name, _columns(step), names)
+                self._drop_statistics(step, batch, *there)
+            self._work.target.set_partition_statistics([each for each in batch if each.columns])
 
     def _drop_statistics(self, step: TablePlan, wanted: Sequence[Statistics], *there: Statistics | None) -> None:
         """Those of columns that the source has none of any more: setting the others leaves them."""
@@ -273,13 +300,6 @@ class Commit:
                 if each and column.column not in kept.get(each.partition, ()):
                     self._work.target.drop_statistics(*step.name, each.partition or "", column.column)
                     self._work.changed.count()
-
-    def _restore_parameters(self, step: TablePlan, table_too: bool) -> None:
-        """Setting statistics makes the server rewrite COLUMN_STATS_ACCURATE; the source's word stands."""
-        if table_too and step.table is not None:
-            there = self._work.target.table(*step.name)
-            if _comparable_table(there) != _comparable_table(step.table):
-                self._work.target.alter_table(*step.name, noted_like(step.table, there))
 
     def _name(self, step: TablePlan, paths: Iterable[NamedPath]) -> None:
         for each in paths:
@@ -361,18 +381,3 @@ class Commit:
 
 def _columns(step: TablePlan) -> list[str]:
     return [column.name for column in step.table.storage.columns] if step.table and step.table.storage else []
-
-
-def comparable_partition(partition: Partition) -> Partition:
-    """Without what each server sets for itself."""
-    bare = comparable(partition)
-    assert isinstance(bare, Partition)
-    return msgspec.structs.replace(bare, create_time=0)
-
-
-def _comparable_table(table: Table) -> Table:
-    """Without what each server sets for itself, and without our own marks."""
-    bare = comparable(table)
-    assert isinstance(bare, Table)
-    parameters = {key: value for key, value in bare.parameters.items() if not key.startswith(OWN)}
-    return msgspec.structs.replace(bare, create_time=0, parameters=parameters)

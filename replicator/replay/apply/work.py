@@ -26,8 +26,10 @@ from replicator.dumps.reader import DumpReader
 from replicator.errors import ObjectNotFound
 from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
+from replicator.metastore.paced import paced
 from replicator.replay.apply.claim import Claims
 from replicator.replay.copy.copying import Roots
+from replicator.replay.copy.keyed_executor import KeyedExecutor
 from replicator.replay.copy.left import LeftTask, run_left_task
 from replicator.replay.copy.pruned_directories import remove_above
 from replicator.replay.copy.staging import OPEN, Fence, fenced
@@ -108,10 +110,14 @@ class Work:
         """`root`: the target's $cmroot. `check`: raises LeaseHeld when the lease
         of the root was lost; asked before each change of the target and each batch of removals. `claims`: of a load."""
         self.plan, self.root, self.runtime, self.check = plan, root, runtime, check
-        self.target = checked(target, check)
+        self.target, self._at_once = paced(checked(target, check), runtime.jobs)
         self.changed, self.neighbours = Changed(), Neighbours(target)
         self._lock, self._roles, self._elsewhere = Lock(), dict[str, RoleMark](), set[tuple[str, str]]()
         self.claims = claims
+
+    def side_by_side(self) -> KeyedExecutor:
+        """For steps of many tables: while calls wait for the server, the next ones are prepared."""
+        return KeyedExecutor(lambda: 2 * self._at_once())
 
     def with_role(self, database: str, parameters: dict[str, str]) -> dict[str, str]:
         """A target database's properties with the role that this load gives it, from its first write on. Raises Refused

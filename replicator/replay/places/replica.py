@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
+from replicator.events.compare import comparable
 from replicator.metastore.convert.fields import ids
 from replicator.replay.places.placement import Placement, respelled, uri
 from replicator.replay.places.view_text import rename_databases
@@ -142,3 +143,18 @@ def view_parameters(parameters: Mapping[str, str], databases: Mapping[str, str])
         key: databases.get(value, value) if key.startswith("view.catalogAndNamespace.part.") else value
         for key, value in parameters.items()
     }
+
+
+def comparable_partition(partition: Partition) -> Partition:
+    """Without what each server sets for itself."""
+    bare = comparable(partition)
+    assert isinstance(bare, Partition)
+    return msgspec.structs.replace(bare, create_time=0)
+
+
+def comparable_table(table: Table) -> Table:
+    """Without what each server sets for itself, and without our own marks."""
+    bare = comparable(table)
+    assert isinstance(bare, Table)
+    parameters = {key: value for key, value in bare.parameters.items() if not key.startswith(OWN)}
+    return msgspec.structs.replace(bare, create_time=0, parameters=parameters)
