@@ -7,8 +7,6 @@ away: it may be out of step. What the calls are is no business of this module.
 
 from __future__ import annotations
 
-import logging
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,38 +14,25 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import tenacity
-from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
-from thrift.protocol.TBinaryProtocol import TBinaryProtocol, TBinaryProtocolAccelerated
+from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException
-from thrift.transport.TSocket import TSocket
-from thrift.transport.TTransport import TBufferedTransport, TTransportException
+from thrift.transport.TTransport import TTransportException
 
 import replicator.metastore.convert.fields  # noqa: F401  before the first struct is read
-from replicator.core.connections.metastore_config import Address, MetastoreConfig, addresses
+from replicator.core.connections.metastore_config import MetastoreConfig, addresses
 from replicator.errors import (
     CommitOutcomeUnknown,
     MetastoreError,
     MetastoreUnreachable,
-    NotAMetastore,
     ObjectExists,
     ObjectNotFound,
     UsageError,
 )
-from replicator.metastore.greeting import WENT_AWAY, SilentPeer, Strange, greet
+from replicator.metastore.opening import Connection, Make, Opener, away_hint, shortened
 from replicator.metastore.traffic import Limit, limit_traffic, traffic_with
 
-CONNECT_TIMEOUT = 20.0  # seconds
-FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `greeting`; calls may take longer, see `timeout`
-TEXT_LIMIT = 500  # a failed query comes back with its whole SQL text, 40 kB of it
-NO_LIMIT = 2**31 - 1  # thrift refuses strings over 16 MB by default; one INSERT event can be larger
-BUFFER = 1 << 16
-
 T = TypeVar("T")
-
-# thrift logs each refused connection with a traceback; the errors raised here say it once, with a hint.
-logging.getLogger("thrift.transport.TSocket").addHandler(logging.NullHandler())
-logging.getLogger("thrift.transport.TSocket").propagate = False
 
 _NOT_FOUND = (
     ttypes.NoSuchObjectException,
@@ -96,13 +81,13 @@ class Connections:
 
     def __init__(self, config: MetastoreConfig, *, timeout: float, retries: int) -> None:
         self.uri = config.uri
-        self._config = config
+        self.config = config
+        self._opener = Opener(config, timeout)
         self._timeout = timeout
         self._retries = retries
-        self._idle: deque[_Connection] = deque()
-        self._open: set[_Connection] = set()
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
         self._lock = threading.Lock()
-        self._known: set[Address] = set()  # a metastore has answered there
         self.traffic = traffic_with(config.addresses)
 
     def read(self, what: str, call: Callable[[Any], T]) -> T:
@@ -111,7 +96,7 @@ class Connections:
             return self._attempts(_worth_repeating)(lambda: self._once(what, call))
         except _WentAway as error:
             raise MetastoreUnreachable(
-                f"{what}: the metastore at {self.uri} went away: {error}", hint=_away_hint(self.uri)
+                f"{what}: the metastore at {self.uri} went away: {error}", hint=away_hint(self.uri)
             ) from error
 
     def change(self, what: str, call: Callable[[Any], T]) -> T:
@@ -126,7 +111,7 @@ class Connections:
                 hint="it may have happened; running the same command again settles it",
             ) from error
 
-    def plain(self, make: Callable[[Any], TBinaryProtocol], what: str, call: Callable[[Any], T]) -> T:
+    def plain(self, make: Make, what: str, call: Callable[[Any], T]) -> T:
         """One read over a connection of its own that decodes with the protocol `make(transport)` gives."""
         self.traffic.wait_turn()
         while not self.traffic.may_open(self):
@@ -179,12 +164,12 @@ class Connections:
         except TApplicationException as error:
             keep = error.type != TApplicationException.BAD_SEQUENCE_ID
             if error.type == TApplicationException.MISSING_RESULT:
-                raise _WentAway(_shortened(error)) from error
+                raise _WentAway(shortened(error)) from error
             raise _translated(what, error) from error
         except (TTransportException, TProtocolException, OSError, EOFError, UnicodeDecodeError) as error:
             if isinstance(error, TTransportException) and error.type == TTransportException.TIMED_OUT:
                 raise _WentAway(f"no answer within {self._timeout:g} s", again=False) from error
-            raise _WentAway(_shortened(error), again=not connection.ended) from error
+            raise _WentAway(shortened(error), again=not connection.ended) from error
         except TException as error:
             keep = True  # declared by the call: the connection is in step
             raise _translated(what, error) from error
@@ -195,22 +180,22 @@ class Connections:
             else:
                 self._drop(connection)
 
-    def _borrow(self) -> _Connection:
+    def _borrow(self) -> Connection:
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 if self.traffic.may_open(self):
-                    return self._connect(_accelerated)
+                    return self._connect(None)
                 continue
-            if connection.socket.isOpen():  # a server that restarted meanwhile closed it
+            if connection.transport.lasts:  # a server that restarted meanwhile closed it
                 return connection
             self._drop(connection)
 
-    def _connect(self, make: Callable[[Any], TBinaryProtocol]) -> _Connection:
+    def _connect(self, make: Make | None) -> Connection:
         """A new connection, which the traffic allows."""
         try:
-            connection = self._connect_to_any(make)
+            connection = self._opener.open(self.traffic.wait_turn, make)
         except BaseException:
             self.traffic.closed(self)
             raise
@@ -218,32 +203,7 @@ class Connections:
             self._open.add(connection)
         return connection
 
-    def _connect_to_any(self, make: Callable[[Any], TBinaryProtocol]) -> _Connection:
-        reasons, strange, silent = [], False, False
-        for host, port in self._config.addresses:
-            connection = None
-            try:
-                connection = _Connection(host, port, self._timeout, make)
-                if (host, port) not in self._known:
-                    self.traffic.wait_turn()
-                    connection.greet(min(self._timeout, FIRST_ANSWER))
-                    self._known.add((host, port))
-            except (TTransportException, TProtocolException, OSError, EOFError, SilentPeer, Strange) as error:
-                strange, silent = strange or isinstance(error, Strange), silent or isinstance(error, SilentPeer)
-                reasons.append(f"{host}:{port}: {_shortened(getattr(error, 'inner', None) or error)}")
-                if connection is not None:
-                    connection.transport.close()
-                continue
-            return connection
-        said = f"cannot connect to {'; '.join(reasons)}"
-        if strange:
-            raise NotAMetastore(
-                said,
-                hint=f"{self.uri} must be the thrift port of a Hive metastore (9083 by default), without TLS and SASL",
-            )
-        raise MetastoreUnreachable(said, hint=_away_hint(self.uri), details={"silent": True} if silent else None)
-
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         with self._lock:
             known = connection in self._open
             self._open.discard(connection)
@@ -252,56 +212,12 @@ class Connections:
             self.traffic.closed(self)
 
 
-class _Connection:
-    def __init__(self, host: str, port: int, timeout: float, make: Callable[[Any], TBinaryProtocol]) -> None:
-        self.socket = TSocket(host, port, socket_keepalive=True)
-        self.socket.setTimeout(min(timeout, CONNECT_TIMEOUT) * 1000)
-        self.transport = TBufferedTransport(self.socket, BUFFER)
-        self.transport.open()
-        self.socket.setTimeout(timeout * 1000)
-        self.client = ThriftHiveMetastore.Client(make(self.transport))
-
-        self.ended = False  # by ourselves, also inside a call
-
-    def end(self) -> None:
-        """Whoever waits for an answer gets an error."""
-        self.ended = True
-        handle = self.socket.handle
-        if handle is not None:
-            with suppress(OSError):
-                handle.shutdown(socket.SHUT_RDWR)
-
-    def greet(self, within: float) -> None:
-        """See `greeting`. An answer that is an error is one."""
-        timeout = self.socket.handle.gettimeout()
-        greet(self.socket.handle, within)
-        self.socket.handle.settimeout(timeout)
-        try:
-            with suppress(TApplicationException):
-                self.client.recv_getName()
-        except (TTransportException, TProtocolException, EOFError) as error:
-            raise ConnectionResetError(f"{WENT_AWAY}: {_shortened(error)}") from error
-
-
-def _accelerated(transport: Any) -> TBinaryProtocol:
-    return TBinaryProtocolAccelerated(transport, string_length_limit=NO_LIMIT)
-
-
-def _away_hint(uri: str) -> str:
-    return f"check that a Hive metastore answers at {uri}, then run the same command again"
-
-
-def _shortened(error: BaseException) -> str:
-    text = str(getattr(error, "message", None) or error).strip() or type(error).__name__
-    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}... ({len(text)} characters)"
-
-
 def _translated(what: str, error: BaseException) -> MetastoreError:
     if isinstance(error, _NOT_FOUND):
-        said = _shortened(error)  # 2.3 says no more than the name
+        said = shortened(error)  # 2.3 says no more than the name
         known = f"{what} does not exist" if said.lower() in what.lower() else f"{what}: {said}"
         return ObjectNotFound(known, hint="check the name, and that this is the right metastore")
     if isinstance(error, ttypes.AlreadyExistsException):
-        return ObjectExists(f"{what}: {_shortened(error)}")
-    kind = _RolledBack if _SHARED_PARSER in _shortened(error) else MetastoreError
-    return kind(f"{what}: {type(error).__name__}: {_shortened(error)}")
+        return ObjectExists(f"{what}: {shortened(error)}")
+    kind = _RolledBack if _SHARED_PARSER in shortened(error) else MetastoreError
+    return kind(f"{what}: {type(error).__name__}: {shortened(error)}")

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.protocol.TCompactProtocol import TCompactProtocol
+from thrift.protocol.TProtocol import TProtocolBase
 
 from replicator.errors import ObjectNotFound
-from replicator.metastore.connection import NO_LIMIT, Connections
+from replicator.metastore.connection import Connections
+from replicator.metastore.opening import NO_LIMIT
 
 
 class DriftGuard:
@@ -40,12 +43,13 @@ class DriftGuard:
             self._done.add(kind)
         return {name: sorted(fields) for name, fields in sorted(self._unknown.items())}
 
-    def _watching(self, transport: Any) -> TBinaryProtocol:
-        return _Watching(transport, self._unknown)
+    def _watching(self, transport: Any) -> TProtocolBase:
+        made = _WatchingCompact if self._connections.config.protocol == "compact" else _WatchingBinary
+        return made(transport, self._unknown)
 
 
-class _Watching(TBinaryProtocol):  # type: ignore[misc]
-    """The plain decoder; notes the struct and the id of each field it has no row for."""
+class _Watching(TProtocolBase):  # type: ignore[misc]
+    """A plain decoder's base; notes the struct and the id of each field it has no row for."""
 
     def __init__(self, transport: Any, unknown: dict[str, set[int]]) -> None:
         super().__init__(transport, string_length_limit=NO_LIMIT)
@@ -77,3 +81,11 @@ class _Watching(TBinaryProtocol):  # type: ignore[misc]
             super().skip(ttype, *depth)
         finally:
             self._skipping = False
+
+
+class _WatchingBinary(_Watching, TBinaryProtocol):  # type: ignore[misc]
+    pass
+
+
+class _WatchingCompact(_Watching, TCompactProtocol):  # type: ignore[misc]
+    pass

@@ -7,16 +7,42 @@ what they take for theirs: asked by a call proper, they would be waited for as l
 from __future__ import annotations
 
 import socket
+import ssl
 import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Literal
+
+from thrift.transport.TTransport import TTransportException
+
+from replicator.metastore.transports.frames import Status, frame, message, read_message, reading
+from replicator.metastore.transports.tls import failure
+from replicator.metastore.transports.transport import Transport
 
 _NAME = b"getName"
 CALL = b"\x80\x01\x00\x01" + len(_NAME).to_bytes(4, "big") + _NAME + b"\r\n\r\n" + b"\0"
 """Its number ends a line and an empty one after it: what reads lines answers, instead of waiting for their end."""
+COMPACT = b"\x82\x21\x00" + len(_NAME).to_bytes(1, "big") + _NAME + b"\x18\x04\r\n\r\n" + b"\0"
+"""The same in the compact protocol, with the lines' end in a field that a metastore passes over."""
+CALLS: Mapping[str, bytes] = {"binary": CALL, "compact": COMPACT}
 
-WENT_AWAY = "it went away at the first call, as who wants TLS or SASL does"
+WENT_AWAY = "it went away at the first call"
 
-_LOOKED_AT = 64
-_PAUSE = 0.01
+_PATIENCE = 3.0  # seconds for an answer to a guess
+
+Found = dict[str, str]
+"""Keys of `[metastores.NAME]` with the values that the server wants, as TOML; nothing for one that was not found."""
+_TLS: Found = {"tls": "true"}
+_HTTP: Found = {"transport": '"http"'}
+_FRAMED: Found = {"transport": '"framed"'}
+_SOCKET: Found = {"transport": '"socket"'}
+_SASL: Found = {"auth": '"kerberos"'}
+_NO_SASL: Found = {"auth": '"none"'}
+_GUESSES: tuple[tuple[bytes, Found], ...] = (
+    (frame(CALL), _FRAMED | {"protocol": '"binary"'}),
+    (COMPACT, _SOCKET | {"protocol": '"compact"'}),
+    (frame(COMPACT), _FRAMED | {"protocol": '"compact"'}),
+)
 
 
 class SilentPeer(Exception):
@@ -27,43 +53,79 @@ class Strange(Exception):
     """What speaks there is no metastore; the message says what it seems to be."""
 
 
-def greet(connection: socket.socket, within: float) -> None:
-    """Asks for the name and waits for the answer's beginning, which is left unread. Raises Silent, Strange, or
-    ConnectionError when the connection dies."""
+def greet(transport: Transport, within: float, protocol: Literal["binary", "compact"] = "binary") -> None:
+    """Asks for the name and waits for the answer's beginning, which is left unread. Raises SilentPeer, Strange,
+    IdentityRefused for a certificate, or ConnectionError when the connection dies."""
+    call = CALLS[protocol]
     deadline = time.monotonic() + within
     try:
-        connection.sendall(CALL)
-        said = _beginning(connection, deadline)
+        transport.limit(within)
+        transport.send(call)
+        transport.limit(max(deadline - time.monotonic(), 0.01))
+        said = transport.peek(2)
     except TimeoutError:
         raise SilentPeer(f"no answer within {within:g} s, though something listens there") from None
+    except ssl.SSLError as error:
+        raise failure(error) from error
+    except TTransportException as error:
+        if error.type == TTransportException.TIMED_OUT:
+            raise SilentPeer(f"no answer within {within:g} s, though something listens there") from None
+        raise ConnectionResetError(f"{WENT_AWAY}: {error}") from error
     except OSError as error:
-        raise ConnectionResetError(f"{WENT_AWAY}: {error.strerror or error}") from error
-    if said[:2] != CALL[:2]:
-        raise Strange(seems(said))
+        raise ConnectionResetError(f"{WENT_AWAY}: {getattr(error, 'strerror', None) or error}") from error
+    if said[:1] != call[:1]:
+        raise Strange(seems(said)[0])
 
 
-def _beginning(connection: socket.socket, deadline: float) -> bytes:
-    said = b""
-    while len(said) < 2:
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        if said:  # one byte that stays: peeking does not wait for more
-            time.sleep(_PAUSE)
-        connection.settimeout(left)
-        said = connection.recv(_LOOKED_AT, socket.MSG_PEEK)
-        if not said:
-            raise ConnectionResetError("it closed the connection")
-    return said
-
-
-def seems(said: bytes) -> str:
-    """What speaks so, from its first bytes."""
+def seems(said: bytes) -> tuple[str, Found]:
+    """What speaks so, from its first bytes, and the keys for it."""
     if said[:5] == b"HTTP/" or said[:1] == b"<":
-        return "an HTTP server answers there"
-    if said[0] in (0x15, 0x16) and said[1] == 3:
-        return "TLS is spoken there, which is not supported"
-    if 1 <= said[0] <= 5 and said[1:3] == b"\0\0":
-        return "SASL (Kerberos) is spoken there, which is not supported"
+        return "an HTTP server answers there", _HTTP
+    if said[0] in (0x15, 0x16) and said[1:2] == b"\x03":
+        return "TLS is spoken there", _TLS
+    if 1 <= said[0] <= 5 and said[1:3] in (b"\0\0", b"\0"):
+        return "SASL (Kerberos) is spoken there", _SASL
     if said[4:6] == CALL[:2]:
-        return "framed thrift is spoken there, which is not supported"
-    return f"something else than a metastore answers there: {said[:24]!r}"
+        return "framed thrift is spoken there", _FRAMED
+    return f"something else than a metastore answers there: {said[:24]!r}", {}
+
+
+def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
+    """What a peer speaks that does not answer as it was asked, by asking it otherwise, and the keys for it. `dial`:
+    another connection to it. Nothing for a peer that says nothing to any question."""
+    said = _answer(dial, CALL)
+    if said[:2] == CALL[:2]:
+        return "a metastore answers there, with plain binary thrift", _NO_SASL | _SOCKET | {"protocol": '"binary"'}
+    if said:
+        text, found = seems(said)
+        return _mechanism(dial) if found == _SASL else (text, found)
+    for call, found in _GUESSES:
+        answer = _answer(dial, call)
+        framed = 4 if found["transport"] == _FRAMED["transport"] else 0
+        if answer[framed : framed + 1] == call[framed : framed + 1]:
+            keys = ", ".join(value.strip('"') for value in found.values())
+            return f"a metastore answers there with other framing ({keys})", found
+    return "", {}
+
+
+def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
+    """Which identity a server of SASL wants."""
+    with suppress(OSError, EOFError), dial() as connection:
+        connection.settimeout(_PATIENCE)
+        connection.sendall(message(Status.START, b"GSSAPI") + message(Status.OK))
+        status, payload = read_message(reading(connection))
+        if status is not Status.OK and b"nsupported mechanism" in payload:
+            return "SASL without Kerberos is spoken there", {"auth": '"plain"'}
+    return "this metastore wants Kerberos (SASL GSSAPI)", _SASL
+
+
+def _answer(dial: Callable[[], socket.socket], call: bytes) -> bytes:
+    """The beginning of what a peer says to these bytes; nothing when it goes away or is silent."""
+    with suppress(OSError, EOFError), dial() as connection:
+        connection.settimeout(_PATIENCE)
+        connection.sendall(call)
+        said = connection.recv(64)
+        while 0 < len(said) < 6 and (more := connection.recv(64)):
+            said += more
+        return said
+    return b""

@@ -1,0 +1,93 @@
+"""A transport to one address as a metastore's configuration says: TCP, TLS, SASL or HTTP, frames."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from replicator.core.connections.metastore_config import Address, MetastoreConfig
+from replicator.core.connections.secret import read_secret
+from replicator.errors import IdentityRefused
+from replicator.metastore.transports.http import Http
+from replicator.metastore.transports.kerberos import Gssapi, Tickets
+from replicator.metastore.transports.negotiation import Mechanism, negotiate
+from replicator.metastore.transports.passwords import Digest, PlainPassword
+from replicator.metastore.transports.tls import secured
+from replicator.metastore.transports.transport import Framed, Plain, Transport
+
+CONNECT_TIMEOUT = 20.0  # seconds
+
+Delegate = Callable[[Transport, str], str]
+"""`delegate(transport, user)`: a delegation token of the metastore for the user."""
+
+
+class Dialer:
+    """Opens transports of one metastore; from any thread. `delegate`: asks for tokens of a user to impersonate."""
+
+    def __init__(self, config: MetastoreConfig, delegate: Delegate | None = None) -> None:
+        self.config = config
+        self.patience = config.seconds("connect_timeout", CONNECT_TIMEOUT)
+        self._delegate = delegate
+        self._tickets = Tickets(config) if config.auth == "kerberos" else None
+        self._tokens: dict[Address, str] = {}  # of a server's own: it may keep them in its memory
+        self._lock = threading.Lock()
+
+    def open(self, address: Address, limit: float | None = None) -> Transport:
+        """A transport that is ready for calls; limit: seconds for the connection and its handshake. Raises OSError and
+        EOFError for a server that is away, IdentityRefused, NotAuthenticated, NotAMetastore."""
+        if self._tickets is None or not self.config.user:
+            return self._opened(address, limit, self._mechanism(address))
+        with self._lock:
+            known = self._tokens.get(address)
+        if known is not None:
+            try:
+                return self._opened(address, limit, Digest(known, self.config))
+            except IdentityRefused:  # it has run out, or the server has forgotten it: another one
+                pass
+        return self._opened(address, limit, Digest(self._token(address, limit), self.config))
+
+    def connect(self, address: Address, limit: float | None = None) -> socket.socket:
+        """TCP, and TLS if it is on."""
+        patience = min(self.patience, limit or self.patience)
+        connection = socket.create_connection(address, patience)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return secured(connection, self.config, address[0]) if self.config.tls else connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def _opened(self, address: Address, limit: float | None, mechanism: Mechanism | None) -> Transport:
+        connection = self.connect(address, limit)
+        try:
+            if self.config.transport == "http":
+                return Http(connection, self.config, address, lambda: self.connect(address))
+            if mechanism is not None:
+                return Framed(connection, negotiate(connection, mechanism))
+            return Framed(connection) if self.config.transport == "framed" else Plain(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _mechanism(self, address: Address) -> Mechanism | None:
+        if self._tickets is not None:
+            return Gssapi(self.config, self._tickets, address[0])
+        if self.config.auth == "plain":
+            return PlainPassword(self.config)
+        if self.config.auth == "token":
+            return Digest(read_secret(self.config.token or "", "token"), self.config)
+        return None
+
+    def _token(self, address: Address, limit: float | None) -> str:
+        if self._delegate is None:
+            raise AssertionError("nobody asks for delegation tokens")
+        transport = self._opened(address, limit, self._mechanism(address))
+        try:
+            token = self._delegate(transport, self.config.user or "")
+        finally:
+            transport.close()
+        with self._lock:
+            self._tokens[address] = token
+        return token

@@ -1,0 +1,174 @@
+"""SASL with a shared secret: PLAIN (RFC 4616) with a password, DIGEST-MD5 (RFC 2831) with a delegation token."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+import struct
+
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections.secret import read_secret
+from replicator.errors import ConfigError, IdentityRefused
+from replicator.metastore.transports.frames import FrameError, Layer, Quality, Unlayered
+from replicator.metastore.transports.kerberos import LEAST_QUALITY, strongest
+
+REALM = "default"  # of Hadoop's DIGEST-MD5, which has no protocol name either
+DIGEST_URI = f"null/{REALM}"
+_QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY}
+_PAIR = re.compile(r'\s*([\w-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^,\s]*))\s*(?:,|$)')
+
+
+class PlainPassword:
+    """SASL PLAIN."""
+
+    name = "PLAIN"
+    refused = "check user and password in [metastores.NAME]"
+    complete = True  # with its first message
+    layer: Layer = Unlayered()
+
+    def __init__(self, config: MetastoreConfig) -> None:
+        self.shown = f"user {config.user}"
+        self._said = f"\0{config.user}\0{read_secret(config.password or '', 'password')}".encode()
+
+    def first(self) -> bytes:
+        return self._said
+
+    def answer(self, challenge: bytes) -> bytes:
+        raise IdentityRefused("the server asks for more than a password")
+
+
+class Digest:
+    """SASL DIGEST-MD5 as a delegation token's owner."""
+
+    name = "DIGEST-MD5"
+    refused = "get another delegation token: this one has expired, was cancelled, or is another metastore's"
+    shown = "the delegation token"
+
+    def __init__(self, token: str, config: MetastoreConfig) -> None:
+        self._user, self._password = credentials_of(token)
+        self._least = LEAST_QUALITY[config.protection]
+        self._expected = ""
+        self._layer: Layer | None = None
+        self.complete = False
+
+    @property
+    def layer(self) -> Layer:
+        if self._layer is None:
+            raise AssertionError("the negotiation has not ended")
+        return self._layer
+
+    def first(self) -> bytes:
+        return b""
+
+    def answer(self, challenge: bytes) -> bytes:
+        said = _parsed(challenge)
+        if self._expected:
+            if not hmac.compare_digest(said.get("rspauth", ""), self._expected):
+                raise IdentityRefused("the server does not know the delegation token", hint=self.refused)
+            self.complete = True
+            return b""
+        offered = [each.strip() for each in said.get("qop", "auth").split(",")]
+        known = sum(_QUALITIES[each] for each in offered if each in _QUALITIES)
+        if not known:
+            raise IdentityRefused(
+                "the server wants a token's connection to be encrypted by DIGEST-MD5, which is broken",
+                hint="use TLS with a weaker protection at the server, or Kerberos",
+            )
+        quality = strongest(known, self._least)
+        return self._response(said, quality).encode()
+
+    def _response(self, said: dict[str, str], quality: Quality) -> str:
+        qop = next(word for word, each in _QUALITIES.items() if each is quality)
+        nonce, cnonce, count = said.get("nonce", ""), secrets.token_hex(16), "00000001"
+        realm = said.get("realm", REALM)
+        start = _md5(f"{self._user}:{realm}:{self._password}".encode()) + f":{nonce}:{cnonce}".encode()
+        key = _md5(start)
+
+        def digest(verb: str) -> str:
+            uri = f"{verb}:{DIGEST_URI}" + (f":{'0' * 32}" if quality is Quality.INTEGRITY else "")
+            return _hex(f"{key.hex()}:{nonce}:{count}:{cnonce}:{qop}:{_hex(uri)}")
+
+        self._expected = digest("")
+        self._layer = Signed(key) if quality is Quality.INTEGRITY else Unlayered()
+        return (
+            f'charset=utf-8,username="{self._user}",realm="{realm}",nonce="{nonce}",nc={count},cnonce="{cnonce}",'
+            f'digest-uri="{DIGEST_URI}",maxbuf=65536,response={digest("AUTHENTICATE")},qop={qop}'
+        )
+
+
+class Signed:
+    """DIGEST-MD5's integrity layer, of either side: each message is signed and numbered."""
+
+    lasts = True
+    _CLIENT = b"Digest session key to client-to-server signing key magic constant"
+    _SERVER = b"Digest session key to server-to-client signing key magic constant"
+    _TAIL = struct.Struct(">10sHI")
+
+    def __init__(self, session: bytes, *, server: bool = False) -> None:
+        keys = _md5(session + self._CLIENT), _md5(session + self._SERVER)
+        self._own, self._peers = reversed(keys) if server else keys
+        self._sent = self._received = 0
+
+    def wrap(self, data: bytes) -> bytes:
+        signature = self._signature(self._own, self._sent, data)
+        tail = self._TAIL.pack(signature, 1, self._sent)
+        self._sent += 1
+        return data + tail
+
+    def unwrap(self, data: bytes) -> bytes:
+        content, tail = data[: -self._TAIL.size], data[-self._TAIL.size :]
+        if tail != self._TAIL.pack(self._signature(self._peers, self._received, content), 1, self._received):
+            raise FrameError("a frame's signature is wrong")
+        self._received += 1
+        return content
+
+    def _signature(self, key: bytes, number: int, data: bytes) -> bytes:
+        return hmac.digest(key, number.to_bytes(4, "big") + data, "md5")[:10]
+
+
+def credentials_of(token: str) -> tuple[str, str]:
+    """User and password of a delegation token in Hadoop's URL encoding. Raises ConfigError, which does not show it."""
+    try:
+        data = base64.urlsafe_b64decode(token.strip() + "=" * (-len(token.strip()) % 4))
+        identifier, rest = _counted(data)
+        password, _ = _counted(rest)
+    except (binascii.Error, ValueError, IndexError):
+        raise ConfigError(
+            "token: not a delegation token in Hadoop's URL encoding", hint="see docs/configuration.md"
+        ) from None
+    return base64.b64encode(identifier).decode(), base64.b64encode(password).decode()
+
+
+def _counted(data: bytes) -> tuple[bytes, bytes]:
+    """Bytes behind their number, and the rest. Hadoop writes a number up to 127 as a byte, others behind their size."""
+    first = data[0]
+    if first < 128:
+        size, begin = first, 1
+    elif 136 <= first < 144:  # 0x8f: one byte follows, 0x8e: two...
+        begin = 1 + 144 - first
+        size = int.from_bytes(data[1:begin], "big")
+    else:
+        raise ValueError(first)
+    if len(data) < begin + size:
+        raise ValueError(size)
+    return data[begin : begin + size], data[begin + size :]
+
+
+def _parsed(challenge: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for match in _PAIR.finditer(challenge.decode("utf-8", "replace")):
+        value = re.sub(r"\\(.)", r"\1", match[2]) if match[2] is not None else match[3]
+        found.setdefault(match[1].lower(), value)
+    return found
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def _hex(text: str) -> str:
+    return _md5(text.encode()).hex()
