@@ -29,7 +29,7 @@ from replicator.errors import (
     ObjectNotFound,
     UsageError,
 )
-from replicator.metastore.opening import Connection, Make, Opener, away_hint, shortened
+from replicator.metastore.connecting import Connection, Make, Opener, away_hint, shortened
 from replicator.metastore.traffic import Limit, limit_traffic, traffic_with
 
 T = TypeVar("T")

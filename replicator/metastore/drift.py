@@ -14,8 +14,8 @@ from thrift.protocol.TCompactProtocol import TCompactProtocol
 from thrift.protocol.TProtocol import TProtocolBase
 
 from replicator.errors import ObjectNotFound
+from replicator.metastore.connecting import NO_LIMIT
 from replicator.metastore.connection import Connections
-from replicator.metastore.opening import NO_LIMIT
 
 
 class DriftGuard:

@@ -99,6 +99,8 @@ def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
     if said:
         text, found = seems(said)
         return _mechanism(dial) if found == _SASL else (text, found)
+    if _speaks_tls(dial):
+        return "TLS is spoken there", _TLS
     for call, found in _GUESSES:
         answer = _answer(dial, call)
         framed = 4 if found["transport"] == _FRAMED["transport"] else 0
@@ -106,6 +108,16 @@ def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
             keys = ", ".join(value.strip('"') for value in found.values())
             return f"a metastore answers there with other framing ({keys})", found
     return "", {}
+
+
+def _speaks_tls(dial: Callable[[], socket.socket]) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with suppress(OSError, ValueError), dial() as connection:
+        connection.settimeout(_PATIENCE)
+        context.wrap_socket(connection).close()
+        return True
+    return False
 
 
 def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found]:

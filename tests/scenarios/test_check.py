@@ -28,6 +28,7 @@ from replicator.checks.places import Probed, Room, clock_ahead, judge_store_cloc
 from replicator.checks.policy_health import judge_marks, judge_role_change, judge_runs
 from replicator.cli.main import run
 from replicator.core.config import parse_config
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.policy import Policy
 from replicator.core.roles import Role, RoleMark
@@ -318,12 +319,13 @@ def test_a_replica_of_another_root_is_critical(scene: Scene) -> None:
 def test_policies_that_write_one_database_name_each_other(scene: Scene) -> None:
     other = msgspec.structs.replace(scene.policy, name="east", databases=(".*",))
     apart = msgspec.structs.replace(scene.policy, name="south", rename_db={scene.db: "elsewhere"})
-    away = msgspec.structs.replace(scene.policy, name="north", source="thrift://127.0.0.1:1")
+    away = "thrift://127.0.0.1:1"
+    north = msgspec.structs.replace(scene.policy, name="north", source=away, source_metastore=MetastoreConfig(away))
     found = scene.finding("overlap", others=[scene.policy, other, apart])
     assert found.health == "critical" and "west" in found.text and "east" in found.text
     found = scene.finding("overlap", others=[scene.policy, apart])
     assert found.health == "ok"
-    found = scene.finding("overlap", others=[scene.policy, away])
+    found = scene.finding("overlap", others=[scene.policy, north])
     assert found.health == "unknown" and "north" in found.text
 
 

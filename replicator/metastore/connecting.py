@@ -110,11 +110,10 @@ class Opener:
         except ssl.SSLError as error:
             transport.close()
             raise failure(error) from error
-        except TException as error:
+        except BaseException as error:
             transport.close()
-            raise ConnectionResetError(shortened(error)) from error
-        except BaseException:
-            transport.close()
+            if isinstance(error, TException) and not isinstance(error, TTransportException):
+                raise IdentityRefused(f"the server does not act for {self.config.user}: {shortened(error)}") from error
             raise
         return connection
 
