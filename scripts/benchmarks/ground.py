@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from postgres import running_postgres
+
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import Captured
@@ -30,14 +32,24 @@ BATCH = 1000
 
 @contextlib.contextmanager
 def metastore(directory: Path, name: str = "metastore", hive: str = "2.3") -> Iterator[ThriftMetastore]:
-    """A real metastore with its warehouse in `directory`, stopped in the end. hive: its version."""
-    assert hive == "2.3", hive
-    running = embedded.start(directory / name, env=os.environ)
-    try:
-        with connect(running.uri) as client:
-            yield client
-    finally:
-        embedded.stop(directory / name)
+    """A real metastore with its warehouse in `directory`, stopped in the end. hive: its version; those after 2.3 have
+    a PostgreSQL database."""
+    with _database(hive) as settings:
+        try:
+            running = embedded.start(directory / name, hive=hive, settings=settings, env=os.environ)
+            with connect(running.uri) as client:
+                yield client
+        finally:
+            embedded.stop(directory / name)
+
+
+@contextlib.contextmanager
+def _database(hive: str) -> Iterator[dict[str, str]]:
+    if hive == "2.3":
+        yield {}
+        return
+    with running_postgres() as server:
+        yield server.jdbc()
 
 
 def warehouse(client: ThriftMetastore) -> Path:
