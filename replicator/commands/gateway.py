@@ -11,10 +11,11 @@ from cmroot.root import create_or_open
 from cmroot.store.resolve import as_written
 from replicator.commands.base import Options, Where, verb
 from replicator.commands.ranges import Positive
+from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.following import Stop
 from replicator.gateways.drops import GRACE
-from replicator.gateways.server import DEFAULT_TIMEOUTS, THREADS, Served, opened
-from replicator.gateways.service import Timeouts
+from replicator.gateways.server import DEFAULTS, Served, opened
+from replicator.gateways.service import GatewaySettings, Timeouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +33,22 @@ class GatewayOptions(Options):
     stop_timeout: for calls under way when the gateway is stopped.
     ready_file: the URI is written there once clients can connect.
     ready: called with the URI then.
+    security: what is asked of clients; None: as [gateway] of the configuration says.
     stop: ends the gateway, a `threading.Event`; None: only a signal in the main thread does.
     """
 
     source: Where
     cmroot: str
     listen: str = "127.0.0.1:9084"
-    threads: Positive = THREADS
+    threads: Positive = DEFAULTS.threads
     pass_unknown_drops: bool = False
     grace: timedelta = GRACE
-    client_timeout: timedelta = DEFAULT_TIMEOUTS.client
-    answer_timeout: timedelta = DEFAULT_TIMEOUTS.answer
-    stop_timeout: timedelta = DEFAULT_TIMEOUTS.stop
+    client_timeout: timedelta = DEFAULTS.timeouts.client
+    answer_timeout: timedelta = DEFAULTS.timeouts.answer
+    stop_timeout: timedelta = DEFAULTS.timeouts.stop
     ready_file: str | os.PathLike[str] | None = None
     ready: Callable[[str], object] | None = None
+    security: GatewayConfig | None = None
     stop: Stop | None = None
 
 
@@ -61,18 +64,14 @@ def gateway(options: GatewayOptions) -> Served:
     the root; UsageError for an address that cannot be had."""
     root = create_or_open(options.cmroot)
     timeouts = Timeouts(options.client_timeout, options.answer_timeout, options.stop_timeout)
-    with (
-        options.connected(options.source) as upstream,
-        opened(
-            upstream,
-            root,
-            options.listen,
-            threads=options.threads,
-            pass_unknown=options.pass_unknown_drops,
-            grace=options.grace,
-            timeouts=timeouts,
-        ) as served,
-    ):
+    settings = GatewaySettings(
+        threads=options.threads,
+        pass_unknown=options.pass_unknown_drops,
+        grace=options.grace,
+        timeouts=timeouts,
+        security=options.security or options.settings.gateway,
+    )
+    with options.connected(options.source) as upstream, opened(upstream, root, options.listen, settings) as served:
         code = served.wait(options.stop, lambda: _tell(options, served.uri))
         report = served.stop()
     report.exit_code = code

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.policy import Policy, parse_policy
 from replicator.errors import ConfigError, UsageError
@@ -107,6 +108,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention: RetentionConfig = RetentionConfig()
     purge: PurgeConfig = PurgeConfig()
     dumps: DumpsConfig = DumpsConfig()
+    gateway: GatewayConfig = GatewayConfig()
     spark: dict[str, str] = {}
     policies: dict[str, Policy] = {}
     looked_for: str = NAME  # no key of the file, but which file it was
@@ -197,11 +199,13 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)}), "
             f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)}), "
             f"purge ({', '.join(PurgeConfig.__struct_fields__)}), "
-            f"dumps ({', '.join(DumpsConfig.__struct_fields__)})",
+            f"dumps ({', '.join(DumpsConfig.__struct_fields__)}), "
+            f"gateway ({', '.join(GatewayConfig.__struct_fields__)})",
         ) from error
     try:
         for key, metastore in config.metastores.items():
             checked(metastore, f"metastores.{key}")
+        check_gateway(config.gateway)
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}", hint=error.hint) from error

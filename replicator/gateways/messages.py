@@ -85,7 +85,7 @@ def parse_header(data: bytes | bytearray) -> MessageHeader | None:
     """The header at the beginning of what a peer has sent so far; None while it is not complete. Raises Garbage as soon
     as the bytes cannot be one."""
     if data[:2] != b"\x80\x01"[: len(data[:2])]:
-        raise Garbage(f"not the strict binary protocol{_guess(bytes(data[:8]))}")
+        raise Garbage("not the strict binary protocol")
     if len(data) < 8:
         return None
     kind = data[3]
@@ -100,19 +100,6 @@ def parse_header(data: bytes | bytearray) -> MessageHeader | None:
         raise Garbage("a method's name is not UTF-8") from error
     (sequence,) = _int(data[8 + length : 12 + length])
     return MessageHeader(kind, name, sequence, 12 + length)
-
-
-def _guess(begin: bytes) -> str:
-    """What the first bytes of something else may be."""
-    if begin[:1] == b"\x16":
-        return " (TLS?)"
-    if begin[:1] in (b"\x01", b"\x02") and len(begin) > 4 and begin[1:3] == b"\0\0":
-        return " (SASL or Kerberos?)"
-    if begin[:1].isalpha() and begin.isascii():
-        return " (HTTP?)"
-    if begin[4:6] == b"\x80\x01":
-        return " (framed transport?)"
-    return ""
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------

@@ -11,9 +11,14 @@ import logging
 import select
 import socket
 import time
+from contextlib import suppress
 from typing import NoReturn
 
+from replicator.errors import MetastoreError
+from replicator.gateways import identity, refusals
 from replicator.gateways.drops import UpstreamLost, refusal
+from replicator.gateways.entrance.channel import Channel, prepare
+from replicator.gateways.entrance.door import NotAdmitted
 from replicator.gateways.extent import Bytes, Extent, MethodNames
 from replicator.gateways.interface import HIDDEN, handling
 from replicator.gateways.log_lines import one_line
@@ -21,7 +26,6 @@ from replicator.gateways.messages import (
     CALL,
     INTERNAL_ERROR,
     ONEWAY,
-    PROTOCOL_ERROR,
     UNKNOWN_METHOD,
     Fields,
     Garbage,
@@ -31,8 +35,9 @@ from replicator.gateways.messages import (
     read_from,
     read_struct,
 )
-from replicator.gateways.service import Service
-from replicator.gateways.upstream import CHUNK, ServerEnd, prepare, shut
+from replicator.gateways.service import Place, Service
+from replicator.gateways.upstream import CHUNK, ServerEnd
+from replicator.metastore.transports.frames import FrameError
 
 QUIET = 1.0  # seconds without a byte after which an answer counts as complete when the gateway is to stop
 CALL_LIMIT = 16 << 20  # bytes of a call that is read whole: 100,000 partition names are 6 MB
@@ -54,7 +59,9 @@ class Connection:
     """Serves one client until it goes away, is refused or too slow, or the gateway stops between two calls."""
 
     def __init__(self, client: socket.socket, name: str, service: Service) -> None:
-        self._client, self._name, self._service = client, name, service
+        self._client, self._name, self._service = Channel(client), name, service
+        self._connection = client  # not admitted yet
+        self._user: str | None = None  # who has proved, or said, to be it
         self._upstream: ServerEnd | None = None
         self._pending = bytearray()  # of the client, not yet looked at
         self._passing: Extent | None = None  # a call of which a part has been sent on
@@ -62,7 +69,7 @@ class Connection:
         self._call: MessageHeader | None = None  # the last one that passed
         self._waiting = False  # its answer has not begun
         self._answered = False  # its answer has begun, and its end is not known
-        self._has_place = False  # among the large calls
+        self._place = Place(service.large)
         self._stopping = False
         self._patience = service.timeouts.client.total_seconds()
         self._since: float | None = time.monotonic()  # of a call that is not complete, or of the wait for its answer
@@ -74,37 +81,52 @@ class Connection:
     def serve(self) -> None:
         """Never raises; both ends are closed when it returns."""
         try:
-            prepare(self._client)
-            self._client.settimeout(self._patience)
+            self._admit()
             for poll in (self._poll, self._client_poll):
                 poll.register(self._client, select.POLLIN)
                 poll.register(self._service.stopping, select.POLLIN)
             while header := self._next_call():
                 self._service.counts.add(calls=1)
                 self._handle(header)
-        except _Closed as reason:
+        except refusals.Refused as refused:
+            self._service.counts.add(refused=int(refused.counted))
+            log.warning("%s: %s", self._name, refused)
+            with suppress(OSError, _Closed):
+                self._answer(refused.answer)
+        except (_Closed, NotAdmitted) as reason:
             if str(reason):
                 log.warning("%s: %s", self._name, reason)
-        except (OSError, UpstreamLost) as error:
+        except (OSError, UpstreamLost, FrameError) as error:
             log.info("%s: %s", self._name, error)
         except Exception:
             log.exception("%s: closed", self._name)
         finally:
-            self._leave_place()
+            self._place.leave()
             self._client.close()
             if self._upstream is not None:
                 self._upstream.close()
 
+    def _admit(self) -> None:
+        prepare(self._connection)
+        try:
+            admitted = self._service.door.admit(self._connection, self._service.stopping, self._patience)
+        except NotAdmitted as reason:
+            self._service.counts.add(refused=bool(str(reason)))
+            raise
+        self._client, self._user = admitted.channel, admitted.user
+        self._client.settimeout(self._patience)
+        self._since = time.monotonic()
+
     def leave(self) -> None:
         """From any thread: what the client has sent by now is its last."""
-        shut(self._client, socket.SHUT_RD)
+        self._client.shut(socket.SHUT_RD)
 
     def cut(self, *, answers: bool) -> None:
         """From any thread: the metastore counts as lost and the client has sent its last; without `answers` it gets
         nothing any more, either."""
         if self._upstream is not None:
             self._upstream.shut()
-        shut(self._client, socket.SHUT_RD if answers else socket.SHUT_RDWR)
+        self._client.shut(socket.SHUT_RD if answers else socket.SHUT_RDWR)
 
     # ---- the client -----------------------------------------------------------------------------------------------
 
@@ -113,16 +135,17 @@ class Connection:
         while True:
             if self._pending and self._passing is None:
                 if self._waiting:
-                    self._refuse_more()
+                    assert self._call is not None
+                    raise refusals.more(self._call)
                 header = self._parse()
                 if header is not None:
                     self._answered = False
                     return header
-            self._since = self._since or (time.monotonic() if self._pending else None)
+            self._since = self._since or (time.monotonic() if self._pending or self._client.partial else None)
             self.idle_since = time.monotonic() if self._is_between else None
             ready = self._ready(self._poll)
             self.idle_since = None
-            if self._upstream is not None and self._upstream.socket.fileno() in ready:
+            if self._upstream is not None and self._upstream.fileno() in ready:
                 self._relay_answer()
             elif self._stopping and self._is_between and (not self._answered or not ready or self._sends(ready)):
                 return None  # the client sends another call, or the answer has come to its end
@@ -151,7 +174,9 @@ class Connection:
                 seconds = max(0.0, self._since + allowed - time.monotonic())
             if self._stopping and not for_answer:
                 seconds = min(QUIET, QUIET if seconds is None else seconds)
-            ready = {descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000)}
+            here = {each.fileno() for each in self._ends(poll) if each.pending}
+            seconds = 0.0 if here else seconds
+            ready = here | {descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000)}
             if self._service.stopping not in ready:
                 return ready
             self._stopping = True
@@ -159,6 +184,11 @@ class Connection:
                 each.unregister(self._service.stopping)
             if self._is_between and not self._answered:
                 return ready
+
+    def _ends(self, poll: select.poll) -> list[Channel | ServerEnd]:
+        """Those that a poll looks at."""
+        both = poll is self._poll and self._upstream is not None
+        return [self._client, self._upstream] if both and self._upstream else [self._client]
 
     def _too_slow(self) -> NoReturn:
         if self._stopping:
@@ -171,9 +201,9 @@ class Connection:
 
     def _receive(self) -> bool:
         """What the client has sent: the rest of a call goes on at once. False when it has gone."""
-        size = self._client.recv_into(self._buffer)
+        size = self._client.receive_into(self._buffer)
         if not size:
-            return False
+            return size is None
         data = self._view[:size]
         if self._passing is None and not self._pending:
             self._since = time.monotonic()
@@ -184,9 +214,12 @@ class Connection:
 
     def _receive_more(self) -> None:
         """More of a call that is read whole. Raises _Closed when the client goes first, or is too slow."""
-        if not self._ready(self._client_poll):
-            self._too_slow()
-        if not (size := self._client.recv_into(self._buffer)):
+        size = None
+        while size is None:
+            if not self._ready(self._client_poll):
+                self._too_slow()
+            size = self._client.receive_into(self._buffer)
+        if not size:
             raise _Closed("went away in the middle of a call")
         self._pending += self._view[:size]
 
@@ -197,14 +230,19 @@ class Connection:
                 raise Garbage("an answer where a call should be")
             return header
         except Garbage as error:
-            self._refuse_garbage(None, error)
+            first = self._call is None and not self._service.door.is_secured
+            raise (refusals.strange(bytes(self._pending), error) if first else refusals.garbage(None, error)) from error
 
     # ---- one call -------------------------------------------------------------------------------------------------
 
     def _handle(self, header: MessageHeader) -> None:
         self._call = header
         handled = handling(header.name)
-        if handled == "refuse":
+        if self._service.metastore.knows_users and (header.name == identity.SET_UGI or header.name in identity.TOKENS):
+            self._identify(header)
+        elif self._service.metastore.needs_user and self._user is None:
+            self._refuse_call(header, INTERNAL_ERROR, f"is refused: {identity.UNNAMED}")
+        elif handled == "refuse":
             self._refuse_call(header, INTERNAL_ERROR, "deletes what the gateway cannot protect")
         elif handled == "unknown" and not self._service.pass_unknown:
             self._refuse_call(header, UNKNOWN_METHOD, UNKNOWN)
@@ -218,12 +256,23 @@ class Connection:
         if self._upstream is not None:
             return self._upstream
         try:
-            self._upstream = ServerEnd(self._service.addresses, self._service.timeouts.answer.total_seconds())
-        except OSError as error:
-            self._answer(application_error(header, INTERNAL_ERROR, f"the metastore does not answer: {error}"))
-            raise _Closed(f"the metastore does not answer: {error}") from error
-        self._poll.register(self._upstream.socket, select.POLLIN)
+            self._upstream = self._service.metastore.open(self._user, self._service.timeouts.answer.total_seconds())
+        except (OSError, UpstreamLost) as error:
+            raise refusals.away(header, f"the metastore does not answer: {error}") from error
+        except MetastoreError as error:
+            whom = self._user or "the connection"
+            raise refusals.away(header, f"the metastore refuses {whom}: {error.message}") from error
+        self._poll.register(self._upstream, select.POLLIN)
         return self._upstream
+
+    def _identify(self, header: MessageHeader) -> None:
+        """Answers a client that says who it is, or asks for a proof of it."""
+        arguments = self._read_call(header)
+        self._place.leave()
+        self._since = None
+        user = self._user if self._user is not None or header.name in identity.TOKENS else identity.claimed(arguments)
+        self._user = user or None
+        self._answer(identity.answer(header, arguments, user or ""))
 
     def _intercept(self, header: MessageHeader, upstream: ServerEnd) -> None:
         try:
@@ -233,20 +282,19 @@ class Connection:
             self._answer(answer)
         except UpstreamLost as error:
             message = f"the metastore went away during {header.name}: {error}"
-            self._answer(refusal(header, message))
-            raise _Closed(message) from error
+            raise refusals.Refused(refusal(header, message), message) from error
         finally:
-            self._leave_place()
+            self._place.leave()
 
     def _read_call(self, header: MessageHeader) -> Fields:
         """The arguments of a call, read to their end. A call that is too large is refused."""
         size = self._whole(header)
         whole = bytes(self._pending[:size])
-        self._refuse_hidden(header, b"", whole[header.size :])
+        self._check_hidden(header, b"", whole[header.size :])
         try:
             fields = read_struct(read_from(whole, header.size)[0])
         except Garbage as error:
-            self._refuse_garbage(header, error)
+            raise refusals.garbage(header, error) from error
         del self._pending[:size]
         return fields
 
@@ -258,24 +306,14 @@ class Connection:
                 with memoryview(self._pending) as there:
                     at += extent.feed(there[at:])
                 if at > CALL_LIMIT or extent.values > VALUES_LIMIT:
-                    self._refuse_large(header, f"more than {CALL_LIMIT >> 20} MiB or {VALUES_LIMIT:,} values")
-                if at > LARGE or extent.values > MANY:
-                    self._take_place(header)
+                    raise refusals.large(header, f"more than {CALL_LIMIT >> 20} MiB or {VALUES_LIMIT:,} values")
+                if (at > LARGE or extent.values > MANY) and not self._place.take(self._patience):
+                    raise refusals.large(header, "there are too many large calls at once")
                 if extent.ended:
                     return at
                 self._receive_more()
         except Garbage as error:
-            self._refuse_garbage(header, error)
-
-    def _take_place(self, header: MessageHeader) -> None:
-        if not self._has_place and not self._service.large.acquire(timeout=self._patience):
-            self._refuse_large(header, "there are too many large calls at once")
-        self._has_place = True
-
-    def _leave_place(self) -> None:
-        if self._has_place:
-            self._service.large.release()
-        self._has_place = False
+            raise refusals.garbage(header, error) from error
 
     def _pass(self, header: MessageHeader) -> None:
         """Sends on what is there of a call; the rest follows as it comes."""
@@ -290,10 +328,10 @@ class Connection:
         try:
             size = head + self._passing.feed(data[head:])
         except Garbage as error:
-            self._refuse_garbage(self._call, error)
+            raise refusals.garbage(self._call, error) from error
         if size < len(data) and self._waiting:
-            self._refuse_more()
-        self._refuse_hidden(self._call, self._passed, data[:size])
+            raise refusals.more(self._call)
+        self._check_hidden(self._call, self._passed, data[:size])
         self._passed = NAMES.tail(self._passed, data[:size])
         self._forward(data[:size])
         if self._passing.ended:
@@ -308,34 +346,15 @@ class Connection:
     def _refuse_call(self, header: MessageHeader, kind: int, why: str) -> None:
         """By its name; the connection goes on."""
         self._read_call(header)
-        self._leave_place()
+        self._place.leave()
         self._since = None
         self._service.counts.add(refused=1)
         log.warning("%s: refused %s", self._name, header.name)
         self._answer(application_error(header, kind, f"{header.name} {why}"))
 
-    def _refuse_more(self) -> NoReturn:
-        assert self._call is not None
-        self._answer(application_error(self._call, PROTOCOL_ERROR, "the gateway takes one call at a time"))
-        raise _Closed(f"sent more before {self._call.name} was answered")
-
-    def _refuse_hidden(self, header: MessageHeader, before: bytes, data: Bytes) -> None:
-        """A call that may be another one to the server; see `MethodNames`."""
-        if hidden := NAMES.find(before, data):
-            self._service.counts.add(refused=1)
-            message = f"a text in {header.name} is {hidden}: to the metastore it may be a call that deletes data"
-            self._answer(application_error(header, PROTOCOL_ERROR, message))
-            raise _Closed(message)
-
-    def _refuse_garbage(self, header: MessageHeader | None, error: Garbage) -> NoReturn:
-        self._answer(application_error(header, PROTOCOL_ERROR, f"the gateway cannot read this: {error}"))
-        raise _Closed(f"garbage{f' in {header.name}' if header else ''}: {error}") from error
-
-    def _refuse_large(self, header: MessageHeader, why: str) -> NoReturn:
-        self._service.counts.add(refused=1)
-        message = f"{header.name} is too large to be read whole: {why}; nothing was dropped: name fewer partitions"
-        self._answer(refusal(header, message))
-        raise _Closed(message)
+    def _check_hidden(self, header: MessageHeader, before: bytes, data: Bytes) -> None:
+        if name := NAMES.find(before, data):
+            raise refusals.hidden(header, name)
 
     # ---- both ends ------------------------------------------------------------------------------------------------
 
@@ -361,6 +380,8 @@ class Connection:
             size = self._upstream.receive_into(self._buffer)
         except UpstreamLost as error:
             self._lost(str(error))
+        if size is None:
+            return
         if self._waiting and self._passing is None:
             self._since = None
         self._waiting, self._answered = False, True
@@ -370,7 +391,5 @@ class Connection:
         """The metastore is gone. A client that has seen nothing of an answer gets an error; any other sees it end."""
         if self._waiting:
             assert self._call is not None
-            message = f"the metastore went away during {self._call.name}: {reason}"
-            self._answer(application_error(self._call, INTERNAL_ERROR, message))
-            raise _Closed(message)
+            raise refusals.lost(self._call, reason)
         raise _Closed

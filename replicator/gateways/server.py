@@ -16,17 +16,18 @@ from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.core.connections.metastore_config import DEFAULT_PORT, addresses
+from replicator.core.connections.gateway_config import check_gateway
+from replicator.core.connections.metastore_config import DEFAULT_PORT
 from replicator.core.following import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.core.report import Report
 from replicator.errors import UsageError
-from replicator.gateways.drops import GRACE, Counts, Drops
+from replicator.gateways.drops import Counts, Drops
 from replicator.gateways.relay import LARGE_AT_ONCE, Connection
-from replicator.gateways.service import Service, Timeouts
+from replicator.gateways.security import check_risks, make_asked, make_door
+from replicator.gateways.service import GatewaySettings, Service
 from replicator.gateways.targets import Upstream
 
-DEFAULT_TIMEOUTS = Timeouts()
-THREADS = 1000  # connections at once
+DEFAULTS = GatewaySettings()
 CUT_WITHIN = 15.0  # seconds; for those that were cut off, beyond the grace, to find what became of them and to say so
 IDLE_LIMIT = timedelta(seconds=10)  # between two calls, before a connection makes room for one that waits
 SETTLE_EVERY = 1.0  # seconds
@@ -71,14 +72,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def opened(
-    upstream: Upstream,
-    root: ChangeRoot,
-    listen: str,
-    *,
-    threads: int = THREADS,
-    pass_unknown: bool = False,
-    grace: timedelta = GRACE,
-    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    upstream: Upstream, root: ChangeRoot, listen: str, settings: GatewaySettings = DEFAULTS
 ) -> Iterator[Gateway]:
     """A gateway that listens for the length of a block, and is stopped in good order at its end.
 
@@ -87,9 +81,7 @@ def opened(
     upstream.current_event_id()
     with contextlib.ExitStack() as lease:
         lease.enter_context(acquire(join(root.place, LEASE), "gateway"))
-        gateway = Gateway(
-            upstream, root, listen, threads=threads, pass_unknown=pass_unknown, grace=grace, timeouts=timeouts
-        )
+        gateway = Gateway(upstream, root, listen, settings)
         try:
             yield gateway
         finally:
@@ -101,33 +93,26 @@ def opened(
 class Gateway:
     """Listens from the moment it is made; `stop` ends it."""
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        root: ChangeRoot,
-        listen: str,
-        *,
-        threads: int = THREADS,
-        pass_unknown: bool = False,
-        grace: timedelta = GRACE,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
+    def __init__(self, upstream: Upstream, root: ChangeRoot, listen: str, settings: GatewaySettings = DEFAULTS) -> None:
+        security, timeouts = check_gateway(settings.security), settings.timeouts
+        check_risks(security, upstream.config, parse_listen(listen)[0])
         self._began = time.monotonic()
         self._counts = Counts()
-        self._drops = Drops(upstream, root.place, self._counts, grace=grace)
+        self._drops = Drops(upstream, root.place, self._counts, grace=settings.grace)
         self._drops.recover()
-        self._grace, self._timeouts = grace, timeouts
-        self._room = threading.Semaphore(threads)
+        self._grace, self._timeouts = settings.grace, timeouts
+        self._room = threading.Semaphore(settings.threads)
         self._listener = _listen(listen)
         host, port = self._listener.getsockname()[:2]
         self.uri = f"thrift://{f'[{host}]' if ':' in host else host}:{port}"
         self._stopping, self._tell = os.pipe()
         self._service = Service(
-            addresses(upstream.uri),
+            make_door(security),
+            make_asked(security, upstream.config),
             self._drops,
             self._counts,
             self._stopping,
-            pass_unknown,
+            settings.pass_unknown,
             timeouts,
             threading.Semaphore(LARGE_AT_ONCE),
         )

@@ -1,13 +1,17 @@
-"""What all connections of a gateway share: the metastore's addresses, drops, counts, limits of time."""
+"""What all connections of a gateway share: the door, the way to the metastore, drops, counts, limits of time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from replicator.gateways.drops import Counts, Drops
+from replicator.core.connections.gateway_config import GatewayConfig
+from replicator.gateways.asked import Asked
+from replicator.gateways.drops import GRACE, Counts, Drops
+from replicator.gateways.entrance.door import Door
+
+PLAIN = GatewayConfig()
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,44 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
+class GatewaySettings:
+    """threads: connections at once; pass_unknown: calls that this release does not know are forwarded; grace: see
+    `drops.GRACE`; security: what is asked of clients."""
+
+    threads: int = 1000
+    pass_unknown: bool = False
+    grace: timedelta = GRACE
+    timeouts: Timeouts = Timeouts()
+    security: GatewayConfig = PLAIN
+
+
+@dataclass(frozen=True)
 class Service:
     """What all connections of a gateway share. `stopping`: a descriptor that becomes readable when it is to stop;
     `large`: places for large calls that are read whole."""
 
-    addresses: Sequence[tuple[str, int]]
+    door: Door
+    metastore: Asked
     drops: Drops
     counts: Counts
     stopping: int
     pass_unknown: bool
     timeouts: Timeouts
     large: threading.Semaphore
+
+
+class Place:
+    """Of one connection among the large calls; it has one at most."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        self._places, self._has = places, False
+
+    def take(self, seconds: float) -> bool:
+        """Whether it has one within so many seconds."""
+        self._has = self._has or self._places.acquire(timeout=seconds)
+        return self._has
+
+    def leave(self) -> None:
+        if self._has:
+            self._places.release()
+        self._has = False

@@ -12,6 +12,7 @@ import msgspec
 
 from cmroot.keep.journal import InterceptSource, Journal, Owner
 from cmroot.store.place import normal, parent
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import DEFAULT_PARTITION, NotificationEvent, Partition, Table, partition_name
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.events.decode import decode, message_text
@@ -25,6 +26,9 @@ _ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
 
 class Upstream(MetastoreReader, Protocol):
     """The metastore as the gateway asks it."""
+
+    @property
+    def config(self) -> MetastoreConfig: ...
 
     def partitions_by_expression(self, db: str, table: str, expression: bytes) -> list[Partition]: ...
 

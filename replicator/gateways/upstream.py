@@ -6,40 +6,54 @@ The connection is the client's own: what it says of its user holds for it alone.
 from __future__ import annotations
 
 import secrets
+import select
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
 from replicator.gateways.drops import Reply, UpstreamLost
+from replicator.gateways.entrance.channel import Channel, prepare
 from replicator.gateways.extent import Bytes, Extent
 from replicator.gateways.messages import REPLY, Garbage, MessageHeader, parse_header
+from replicator.metastore.transports.frames import FrameError
 
 CHUNK = 256 * 1024
 CONNECT_TIMEOUT = 20.0  # seconds
 
 
 class ServerEnd:
-    """Connected when made; a metastore that neither reads nor answers for `timeout` seconds is lost."""
+    """A metastore that neither reads nor answers for `timeout` seconds is lost."""
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], timeout: float) -> None:
-        """To the first of the addresses that answers. Raises ConnectionError."""
-        self.socket = _connect(addresses)
-        self.socket.settimeout(timeout)
+    def __init__(self, channel: Channel, timeout: float) -> None:
+        self._channel, self._timeout = channel, timeout
+        channel.settimeout(timeout)
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are bytes that no poll sees."""
+        return self._channel.pending
 
     def send(self, data: Bytes) -> None:
         """Raises UpstreamLost."""
         try:
-            self.socket.sendall(data)
+            self._channel.sendall(data)
         except OSError as error:
             raise UpstreamLost(said(error)) from error
 
-    def receive_into(self, buffer: Bytes) -> int:
-        """How many bytes came, at least one. Raises UpstreamLost."""
+    def receive_into(self, buffer: Bytes) -> int | None:
+        """How many bytes came, at least one; None when there is nothing whole yet. Raises UpstreamLost."""
         try:
-            size = self.socket.recv_into(buffer)
+            size = self._channel.receive_into(buffer)
+        except FrameError as error:
+            raise UpstreamLost(f"it answered nonsense: {error}") from error
         except OSError as error:
             raise UpstreamLost(said(error)) from error
-        if not size:
+        if size == 0:
             raise UpstreamLost("it closed the connection")
         return size
 
@@ -53,7 +67,7 @@ class ServerEnd:
         record, buffer = bytearray(), bytearray(CHUNK)
         try:
             while (answer := parse_header(record[:512])) is None:
-                record += memoryview(buffer)[: self.receive_into(buffer)]
+                record += memoryview(buffer)[: self._wait_into(buffer)]
             if (answer.sequence, answer.name) != (number, header.name):
                 raise UpstreamLost("it answered another call")
             extent, at = Extent(), answer.size
@@ -61,7 +75,7 @@ class ServerEnd:
                 at += extent.feed(memoryview(record)[at:])
                 if extent.ended:
                     break
-                record += memoryview(buffer)[: self.receive_into(buffer)]
+                record += memoryview(buffer)[: self._wait_into(buffer)]
         except Garbage as error:
             raise UpstreamLost(f"it answered nonsense: {error}") from error
         given = replace(answer, sequence=header.sequence).encode() + record[answer.size : at]
@@ -69,13 +83,21 @@ class ServerEnd:
 
     def shut(self) -> None:
         """From any thread: whoever waits for the metastore finds it lost."""
-        shut(self.socket, socket.SHUT_RDWR)
+        self._channel.shut(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.socket.close()
+        self._channel.close()
+
+    def _wait_into(self, buffer: Bytes) -> int:
+        while True:
+            if not self.pending and not self._poll.poll(self._timeout * 1000):
+                raise UpstreamLost("no answer in time")
+            if size := self.receive_into(buffer):
+                return size
 
 
-def _connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
+def dial(addresses: Sequence[tuple[str, int]]) -> socket.socket:
+    """To the first of the addresses that answers. Raises ConnectionError."""
     reasons = []
     for host, port in addresses:
         try:
@@ -86,19 +108,6 @@ def _connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
         prepare(connection)
         return connection
     raise ConnectionError("; ".join(reasons))
-
-
-def prepare(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def shut(connection: socket.socket, how: int) -> None:
-    """Safe to run twice, and beside a close."""
-    try:
-        connection.shutdown(how)
-    except OSError:
-        return
 
 
 def said(error: OSError) -> str:

@@ -32,6 +32,7 @@ from cmroot.root import create_or_open
 from replicator.errors import FormatError
 from replicator.gateways.drops import Counts, Drops
 from replicator.gateways.server import Gateway, opened
+from replicator.gateways.service import GatewaySettings
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -209,6 +210,7 @@ def test_who_waits_for_a_table_hears_that_the_gateway_gives_up(guard: Guarded) -
 def test_a_stopped_gateway_leaves_no_descriptor_open(source_metastore: Running, tmp_path: Path) -> None:
     root = create_or_open(str(tmp_path / "cmroot"))
     with connect(source_metastore.uri) as direct:
+        direct.current_event_id()  # the connection is open
         before = set(os.listdir("/proc/self/fd"))
         assert Gateway(direct, root, "127.0.0.1:0").stop().cut_off == 0
         assert set(os.listdir("/proc/self/fd")) == before
@@ -222,7 +224,7 @@ SPAWN = multiprocessing.get_context("forkserver")
 def _gateway(uri: str, root: str, fault: Fault, pipe: Connection) -> None:
     """Runs in a child: a gateway that is killed at a step. It never ends by itself."""
     with connect(uri) as upstream:
-        gateway = Gateway(upstream, create_or_open(root), "127.0.0.1:0", grace=timedelta(0))
+        gateway = Gateway(upstream, create_or_open(root), "127.0.0.1:0", GatewaySettings(grace=timedelta(0)))
         _install(_Steps(fault))
         pipe.send(gateway.uri)
         pipe.recv()
@@ -281,7 +283,7 @@ def drop_with(uri: str, root: str, fault: Fault, name: str, arguments: list[obje
 
 def settle(direct: ThriftMetastore, root: str, grace: timedelta = timedelta(0)) -> None:
     """The next start puts right what the last one left."""
-    with opened(direct, create_or_open(root), "127.0.0.1:0", grace=grace):
+    with opened(direct, create_or_open(root), "127.0.0.1:0", GatewaySettings(grace=grace)):
         until(lambda: not any((Path(root) / "taking").iterdir()))
 
 

@@ -121,9 +121,6 @@ def test_more_clients_than_threads_wait_for_their_turn(source_metastore: Running
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
-        b"\x00\x00\x00\x10\x80\x01\x00\x01",
         b"\x80\x01\x00\x02\x00\x00\x00\x01x\x00\x00\x00\x01",
         b"\xff" * 100,
         message("drop_table", ())[:-1] + b"\x63\x00\x01",
@@ -137,6 +134,26 @@ def test_garbage_ends_its_own_connection_only(guard: Guarded, garbage: bytes) ->
         assert output.protocol_error and "cannot read this" in output.message
         with pytest.raises((EOFError, ConnectionResetError)):
             client.receive()
+    guard.call("get_database", guard.db)
+
+
+@pytest.mark.parametrize(
+    ("begin", "answer", "why"),
+    [
+        (b"POST /metastore HTTP/1.1\r\n\r\n", b"HTTP/1.1 501 ", b"HTTP?"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"\x15\x03", b""),
+        (b"\x01\0\0\0\x06GSSAPI", b"\x03\0", b"Kerberos?"),
+        (b"\x00\x00\x00\x10" + message("getName", ()), b"\0\0", b"framed"),
+    ],
+    ids=["http", "tls", "sasl", "framed"],
+)
+def test_other_transports_are_refused_in_their_own_words(
+    guard: Guarded, begin: bytes, answer: bytes, why: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", int(guard.uri.rpartition(":")[2])), 60) as client:
+        client.sendall(begin)
+        said = b"".join(iter(lambda: client.recv(1 << 12), b""))
+    assert said.startswith(answer) and why in said
     guard.call("get_database", guard.db)
 
 

@@ -20,6 +20,7 @@ from cmroot.keep.content import locate
 from cmroot.log.intercepted import read_intercepted
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.gateways.server import Gateway, opened
+from replicator.gateways.service import GatewaySettings
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
@@ -102,7 +103,7 @@ def guarded(
         database = PlainDatabase(direct, f"guarded{next(_numbers)}", running.warehouse)
         database.create()
         with (
-            opened(asked, root, "127.0.0.1:0", **{"grace": GRACE, **options}) as gateway,
+            opened(asked, root, "127.0.0.1:0", GatewaySettings(**{"grace": GRACE, **options})) as gateway,
             RawClient(gateway.uri) as client,
         ):
             yield Guarded(running, root, gateway, direct, database, client)

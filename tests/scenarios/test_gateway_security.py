@@ -1,0 +1,318 @@
+"""Who gets in at the gateway, and as whom the metastore is asked then: TLS, client certificates, Kerberos, set_ugi."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import Authority
+from gateways import FILES, Guarded, contents, guarded
+from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
+from kerberos import Kdc
+from metastores import MetastoreFactory
+from msgspec.structs import replace
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TApplicationException, TException
+
+from replicator.core.connections.gateway_config import GatewayConfig
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.errors import IdentityRefused, NotAuthenticated, UsageError
+from replicator.gateways.security import check_risks
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.transports.kerberos import Gssapi, Tickets
+from replicator.metastore.transports.negotiation import negotiate
+from replicator.metastore.transports.transport import Framed, Plain, Transport
+
+SERVICE = "hive/localhost@EXAMPLE.COM"
+SECURITY = "org.apache.hadoop.hive.ql.security"
+AUTHORIZED = {
+    "hive.metastore.pre.event.listeners": f"{SECURITY}.authorization.AuthorizationPreEventListener",
+    "hive.security.metastore.authorization.manager": f"{SECURITY}.authorization.StorageBasedAuthorizationProvider",
+    "hive.security.metastore.authenticator.manager": f"{SECURITY}.HadoopDefaultMetastoreAuthenticator",
+    "hive.security.metastore.authorization.auth.reads": "false",
+}
+"""A metastore that looks at the rights of the caller on the directories."""
+
+BIG = {f"k{number}": "v" * 1000 for number in range(2000)}
+"""Many pieces and frames, in both directions."""
+
+Client = Any  # of the bindings
+
+
+@pytest.fixture(scope="module")
+def authorized(metastore_factory: MetastoreFactory) -> Running:
+    return metastore_factory("authorized", settings=AUTHORIZED)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def dial(uri: str, context: ssl.SSLContext | None = None) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(uri.rpartition(":")[2])), 60)
+    return context.wrap_socket(connection, server_hostname="localhost") if context else connection
+
+
+@contextmanager
+def client(transport: Transport) -> Iterator[Client]:
+    try:
+        yield ThriftHiveMetastore.Client(TBinaryProtocol(transport))
+    finally:
+        transport.close()
+
+
+@contextmanager
+def as_user(
+    guard: Guarded,
+    tickets: str,
+    *,
+    context: ssl.SSLContext | None = None,
+    mechanism: type[Gssapi] = Gssapi,
+    **keys: Any,
+) -> Iterator[Client]:
+    """A client with these Kerberos tickets."""
+    config = MetastoreConfig(guard.uri, **{"auth": "kerberos", "principal": SERVICE, "ticket_cache": tickets, **keys})
+    connection = dial(guard.uri, context)
+    try:
+        layer = negotiate(connection, mechanism(config, Tickets(config), "localhost"))
+    except BaseException:
+        connection.close()
+        raise
+    with client(Framed(connection, layer)) as made:
+        yield made
+
+
+def kerberized(kdc: Kdc, **keys: Any) -> GatewayConfig:
+    return GatewayConfig(principal=SERVICE, keytab=str(kdc.keytab("hive/localhost")), **keys)
+
+
+# ---- Kerberos -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protection", ["authentication", "integrity", "privacy"])
+def test_who_has_a_ticket_is_let_in_with_any_protection(
+    source_metastore: Running, tmp_path: Path, kdc: Kdc, protection: str
+) -> None:
+    with guarded(source_metastore, tmp_path, security=kerberized(kdc)) as guard:
+        guard.database.table("t", FILES)
+        with as_user(guard, kdc.tickets("alice"), protection=protection) as alice:
+            assert guard.db in alice.get_all_databases()
+            alice.create_database(ttypes.Database("big" + guard.db, parameters=BIG))
+            assert alice.get_database("big" + guard.db).parameters == BIG
+            alice.drop_table(guard.db, "t", True)
+        assert guard.taken() == {f"t/{name}": content for name, content in FILES.items()}
+
+
+def test_the_metastore_is_asked_as_the_client(authorized: Running, tmp_path: Path, kdc: Kdc) -> None:
+    """Who may not remove a directory does not drop its table, and its files are as before."""
+    with guarded(authorized, tmp_path, security=kerberized(kdc)) as guard:
+        table = guard.database.table("t", FILES)
+        place = guard.place("t")
+        before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in place.iterdir()}
+        with as_user(guard, kdc.tickets("alice")) as alice:
+            with pytest.raises(ttypes.MetaException, match="alice"):
+                alice.drop_table(guard.db, "t", True)
+            with pytest.raises(ttypes.MetaException, match="cannot become"):
+                alice.set_ugi("root", [])
+            with pytest.raises(ttypes.MetaException, match="alice"):
+                alice.drop_table(guard.db, "t", True)
+            assert alice.set_ugi("alice", ["a"]) == ["a"]
+        assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in place.iterdir()} == before
+        assert guard.direct.table(guard.db, "t") == table and guard.taken() == {} and guard.is_settled()
+        with as_user(guard, kdc.tickets("root")) as root:
+            root.drop_table(guard.db, "t", True)
+        assert guard.taken() == {f"t/{name}": content for name, content in FILES.items()}
+
+
+def test_who_has_no_ticket_stays_outside(source_metastore: Running, tmp_path: Path, kdc: Kdc) -> None:
+    with guarded(source_metastore, tmp_path, security=kerberized(kdc)) as guard:
+        with client(Plain(dial(guard.uri))) as nobody, pytest.raises(TApplicationException, match="Kerberos"):
+            nobody.get_all_databases()
+        with socket.create_connection(("127.0.0.1", int(guard.uri.rpartition(":")[2])), 60) as plain:
+            plain.sendall(b"\x01\0\0\0\x05PLAIN\x05\0\0\0\x04\0a\0b")
+            said = b"".join(iter(lambda: plain.recv(1 << 12), b""))
+        assert said[:1] == b"\x03" and b"not 'PLAIN'" in said
+        report = guard.gateway.stop()
+        assert (report.refused, report.calls) == (2, 0)
+
+
+def test_a_weaker_protection_than_the_least_is_refused(source_metastore: Running, tmp_path: Path, kdc: Kdc) -> None:
+    class Weak(Gssapi):
+        def answer(self, challenge: bytes) -> bytes:
+            if not self._context.complete:
+                return super().answer(challenge)
+            self._context.unwrap(challenge)
+            return bytes(self._context.wrap(b"\1\0\0\0", False).message)
+
+    with (
+        guarded(source_metastore, tmp_path, security=kerberized(kdc, protection="integrity")) as guard,
+        pytest.raises(IdentityRefused, match="authentication is not offered"),
+        as_user(guard, kdc.tickets("alice"), mechanism=Weak),
+    ):
+        pass
+
+
+def test_a_ticket_of_another_realm_is_told_apart(
+    source_metastore: Running, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kdc: Kdc
+) -> None:
+    other = Kdc(tmp_path_factory.mktemp("other"), "OTHER.ORG")
+    other.start()
+    try:
+        kdc.trusts(other)
+        tickets = other.tickets("alice")
+        with (
+            guarded(source_metastore, tmp_path / "one", security=kerberized(kdc)) as guard,
+            pytest.raises(IdentityRefused, match=r"alice@OTHER\.ORG is of another realm"),
+            as_user(guard, tickets),
+        ):
+            pass
+        security = kerberized(kdc, realms=("EXAMPLE.COM", "OTHER.ORG"))
+        with guarded(source_metastore, tmp_path / "two", security=security) as guard, as_user(guard, tickets) as alice:
+            assert guard.db in alice.get_all_databases()
+    finally:
+        other.stop()
+        kdc.write()
+
+
+def test_a_ticket_that_has_run_out_is_refused(source_metastore: Running, tmp_path: Path, kdc: Kdc) -> None:
+    """The client has taken the first step in time, and the gateway gets it later."""
+
+    class Late(Gssapi):
+        def first(self) -> bytes:
+            token = super().first()
+            while time.time() < ends + 2:  # beyond the difference of clocks that is allowed
+                time.sleep(0.1)
+            return token
+
+    with guarded(source_metastore, tmp_path, security=kerberized(kdc)) as guard:
+        ends = time.time() + 5
+        tickets = kdc.tickets("bob", "-l", "3s")
+        kdc.skew = 1
+        try:
+            kdc.write()
+            with (
+                pytest.raises((IdentityRefused, NotAuthenticated), match=r"(?i)expired|skew"),
+                as_user(guard, tickets, mechanism=Late),
+            ):
+                pass
+        finally:
+            kdc.skew = 300
+            kdc.write()
+        with as_user(guard, kdc.tickets("alice")) as alice:
+            assert guard.db in alice.get_all_databases()
+
+
+def test_a_gateway_that_stops_does_not_wait_for_a_handshake(
+    source_metastore: Running, tmp_path: Path, kdc: Kdc
+) -> None:
+    with guarded(source_metastore, tmp_path, security=kerberized(kdc)) as guard, dial(guard.uri) as slow:
+        slow.sendall(b"\x01\0\0\0\x06GSS")
+        began = time.monotonic()
+        assert guard.gateway.stop().cut_off == 0
+        assert time.monotonic() - began < 15
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+
+
+# ---- TLS ------------------------------------------------------------------------------------------------------------
+
+
+def trusting(certificates: Authority, *own: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certificates.ca)
+    if own:
+        context.load_cert_chain(*own)
+    return context
+
+
+def test_who_has_no_client_certificate_stays_outside(
+    source_metastore: Running, tmp_path: Path, certificates: Authority
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("swordfish\n")
+    certificate, key = certificates.issue("gateway", password="swordfish")
+    security = GatewayConfig(
+        certificate=certificate, key=key, key_password=f"file:{secret}", client_ca=str(certificates.ca)
+    )
+    stranger = Authority(tmp_path / "stranger").issue("stranger")
+    with guarded(source_metastore, tmp_path, security=security) as guard:
+        guard.database.table("t", FILES)
+        for wrong in ((), stranger):
+            with (
+                pytest.raises((ssl.SSLError, ConnectionResetError, TException)),  # TLS 1.3: told at the first answer
+                client(Plain(dial(guard.uri, trusting(certificates, *wrong)))) as nobody,
+            ):
+                nobody.get_all_databases()
+        with client(Plain(dial(guard.uri))) as plain, pytest.raises(TApplicationException, match="TLS is required"):
+            plain.get_all_databases()
+        own = certificates.issue("alice")
+        with client(Plain(dial(guard.uri, trusting(certificates, *own)))) as alice:
+            assert alice.set_ugi("alice", []) == []  # a certificate names no user of the metastore
+            alice.create_database(ttypes.Database("tls" + guard.db, parameters=BIG))
+            assert alice.get_database("tls" + guard.db).parameters == BIG
+            alice.drop_table(guard.db, "t", True)
+        assert guard.taken() == {f"t/{name}": content for name, content in FILES.items()}
+
+
+def test_kerberos_inside_tls(source_metastore: Running, tmp_path: Path, certificates: Authority, kdc: Kdc) -> None:
+    certificate, key = certificates.issue("gateway")
+    with guarded(source_metastore, tmp_path, security=kerberized(kdc, certificate=certificate, key=key)) as guard:
+        with as_user(guard, kdc.tickets("alice"), context=trusting(certificates)) as alice:
+            assert guard.db in alice.get_all_databases()
+        with client(Plain(dial(guard.uri, trusting(certificates)))) as nobody, pytest.raises(TException):
+            nobody.get_all_databases()
+
+
+def test_framed_clients_are_served(guard: Guarded, source_metastore: Running, tmp_path: Path) -> None:
+    with guarded(source_metastore, tmp_path / "framed", security=GatewayConfig(transport="framed")) as framed:
+        framed.database.table("t", FILES)
+        with client(Framed(dial(framed.uri))) as made:
+            made.create_database(ttypes.Database("f" + framed.db, parameters=BIG))
+            assert made.get_database("f" + framed.db).parameters == BIG
+            made.drop_table(framed.db, "t", True)
+        assert framed.taken().keys() == {"t/one", "t/two"} and contents(framed.place("t")) == {}
+
+
+# ---- both sides -----------------------------------------------------------------------------------------------------
+
+URI = "thrift://meta:9083"
+SECURE = GatewayConfig(principal=SERVICE, keytab="k")
+ENCRYPTED = GatewayConfig(principal=SERVICE, keytab="k", protection="privacy")
+KERBEROS = MetastoreConfig(URI, auth="kerberos")
+CERTIFIED = GatewayConfig(certificate="c", key="k", client_ca="a")
+
+
+@pytest.mark.parametrize(
+    ("security", "metastore", "listen", "risk"),
+    [
+        (GatewayConfig(), MetastoreConfig(URI), "10.0.0.5", None),
+        (GatewayConfig(), KERBEROS, "127.0.0.1", "unauthenticated"),
+        (CERTIFIED, KERBEROS, "127.0.0.1", "unauthenticated"),
+        (SECURE, KERBEROS, "10.0.0.5", None),
+        (GatewayConfig(), MetastoreConfig(URI, tls=True), "127.0.0.1", None),
+        (GatewayConfig(), MetastoreConfig(URI, tls=True), "10.0.0.5", "unencrypted"),
+        (GatewayConfig(), MetastoreConfig(URI, tls=True, certificate="c", key="k"), "127.0.0.1", "unauthenticated"),
+        (CERTIFIED, MetastoreConfig(URI, tls=True, certificate="c", key="k"), "10.0.0.5", None),
+        (SECURE, MetastoreConfig(URI, auth="kerberos", protection="privacy"), "10.0.0.5", "unencrypted"),
+        (ENCRYPTED, MetastoreConfig(URI, auth="kerberos", protection="privacy"), "10.0.0.5", None),
+        (SECURE, MetastoreConfig(URI, auth="plain", user="u", password="env:P"), "127.0.0.1", "own-identity"),
+    ],
+)
+def test_weaker_before_stronger_is_refused_unless_it_is_allowed(
+    security: GatewayConfig, metastore: MetastoreConfig, listen: str, risk: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    if risk is None:
+        check_risks(security, metastore, listen)
+        assert not caplog.records
+        return
+    with pytest.raises(UsageError) as error:
+        check_risks(security, metastore, listen)
+    assert error.value.hint and f'allow = ["{risk}"]' in error.value.hint
+    check_risks(replace(security, allow=(risk,)), metastore, listen)
+    assert [f"allowed ({risk})" in record.getMessage() for record in caplog.records] == [True]
