@@ -1,0 +1,201 @@
+"""The table feature x server: every feature made on one server, replicated to another, and looked at there.
+
+Run by `scripts/compatibility` (all pairs, writes docs/compatibility.md) and by a test (some of them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from features import FEATURES, Feature
+from hive_home import Home, Unavailable, client_of
+from replication_fixture import Answer, command
+
+from replicator.metastore.embedded.running import Running
+
+HIVES = ("2.3", "3.1", "4.0", "4.2")
+REPLICATED, NAMED, ABSENT = "replicated", "named", "not there"
+"""What is good; anything else that an outcome says is a fault."""
+
+
+@dataclass
+class Source:
+    """A server with the databases of some features, and a root that captures them. `there`: made on this server."""
+
+    running: Running
+    here: Path
+    there: list[Feature] = field(default_factory=list)
+    changed: bool = False
+    dumped: dict[str, Answer] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        return self.running.hive
+
+    def db(self, feature: Feature) -> str:
+        return f"c{self.version.replace('.', '')}_{feature.name}"
+
+    @contextlib.contextmanager
+    def home(self, feature: Feature) -> Iterator[Home]:
+        with client_of(self.running) as client:
+            yield Home(self.running, client, self.db(feature))
+
+    def make(self, features: Iterable[Feature]) -> None:
+        for feature in features:
+            with self.home(feature) as home:
+                try:
+                    feature.make(home)
+                except Unavailable:
+                    continue
+            self.there.append(feature)
+
+    def change(self) -> None:
+        for feature in self.there:
+            if feature.change is not None:
+                with self.home(feature) as home:
+                    feature.change(home)
+
+    def drop(self) -> None:
+        for feature in self.there:
+            with self.home(feature) as home:
+                if feature.drop is not None:
+                    feature.drop(home)
+
+    def dump(self, name: str, since: str | None = None) -> Path:
+        """A dump of all of it, in a directory of this name."""
+        out = self.here / name
+        databases = [word for feature in self.there for word in ("--db", self.db(feature))]
+        begin = ["--since", str(self.here / since)] if since else []
+        self.dumped[name] = command(
+            "dump", "--source", self.running.uri, "--cmroot", str(self.here / "cmroot"), *databases, *begin,
+            "--out", str(out), "--engine", "local",
+        )  # fmt: skip
+        assert self.dumped[name].code in (0, 3), self.dumped[name]
+        return out
+
+
+@dataclass
+class Pair:
+    """A source whose databases are replicated to a target, by other names. One server may be both."""
+
+    source: Source
+    target: Running
+
+    def db(self, feature: Feature) -> str:
+        return f"r{self.source.db(feature)[1:]}"
+
+    @property
+    def _renames(self) -> list[str]:
+        return [
+            word for each in self.source.there for word in ("--rename-db", f"{self.source.db(each)}={self.db(each)}")
+        ]
+
+    def load(self, dump: Path) -> Answer:
+        return command(
+            "load", str(dump), "--target", self.target.uri, *self._renames, "--engine", "local",
+            "--target-cmroot", str(self.source.here / f"target-{self.target.hive}"),
+        )  # fmt: skip
+
+    def verify(self) -> Answer:
+        databases = [word for feature in self.source.there for word in ("--db", self.source.db(feature))]
+        return command(
+            "verify", "--source", self.source.running.uri, "--target", self.target.uri, *databases, *self._renames,
+            "--engine", "local",
+        )  # fmt: skip
+
+    def outcomes(self, name: str) -> dict[str, str]:
+        """Of every feature that the source has, after the dump of this name is loaded."""
+        loaded, verified = self.load(self.source.here / name), self.verify()
+        answers = [self.source.dumped[name], loaded, verified]
+        return {feature.name: self._outcome(feature, answers) for feature in self.source.there}
+
+    def _outcome(self, feature: Feature, answers: Sequence[Answer]) -> str:
+        db = self.source.db(feature)
+        failed = [each for each in answers if each.error]
+        if failed:
+            return f"failed: {failed[0].message[:300]}"
+        named = [each["object"] for answer in answers for each in answer.output.get("not_replicated", ())]
+        if any(each.partition(".")[0] == db for each in named):
+            return NAMED
+        differing = [each for each in answers[-1].output["differences"] if each["object"].partition(".")[0] == db]
+        if differing:
+            return f"differs: {differing[:3]}"
+        with self.source.home(feature) as home, client_of(self.target) as client:
+            wanted, found = feature.shown(home), feature.shown(Home(self.target, client, self.db(feature)))
+        return REPLICATED if wanted == found else f"lost: {wanted} but {found}"
+
+
+def observe(
+    servers: Callable[[str], Running],
+    here: Path,
+    sources: Sequence[str] = HIVES,
+    targets: Sequence[str] = HIVES,
+    features: Sequence[Feature] = FEATURES,
+) -> dict[tuple[str, str, str], str]:
+    """(feature, source, target) -> what became of it, in the bootstrap and in the increment after it."""
+    found: dict[tuple[str, str, str], str] = {}
+    for version in sources:
+        source = Source(servers(version), here / version)
+        source.make(features)
+        source.dump("first")
+        pairs = [Pair(source, servers(target)) for target in targets]
+        first = [pair.outcomes("first") for pair in pairs]
+        source.change()
+        source.dump("second", since="first")
+        for pair, before in zip(pairs, first, strict=True):
+            after = pair.outcomes("second")
+            for feature in features:
+                outcome = before.get(feature.name, ABSENT)
+                if outcome == REPLICATED:
+                    outcome = after[feature.name]
+                found[feature.name, version, pair.target.hive] = outcome
+        source.drop()
+    return found
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+_SIGNS = {REPLICATED: "yes", NAMED: "named", ABSENT: "-"}
+
+
+def as_table(found: dict[tuple[str, str, str], Any], features: Sequence[Feature] = FEATURES) -> str:
+    """Markdown: a row for each feature, a column for each source; a cell says it for all targets, or for each."""
+    sources = list(dict.fromkeys(source for _, source, _ in found))
+    targets = list(dict.fromkeys(target for _, _, target in found))
+    lines = ["| feature | " + " | ".join(f"from {each}" for each in sources) + " |", "|---" * (len(sources) + 1) + "|"]
+    for feature in features:
+        cells = [_cell({target: found[feature.name, source, target] for target in targets}) for source in sources]
+        lines.append(f"| {feature.title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(by_target: dict[str, str]) -> str:
+    signs = {target: _SIGNS.get(outcome, "**no**") for target, outcome in by_target.items()}
+    if len(set(signs.values())) == 1:
+        return next(iter(signs.values()))
+    return "; ".join(
+        f"{sign} to {', '.join(t for t in signs if signs[t] == sign)}" for sign in dict.fromkeys(signs.values())
+    )
+
+
+def faults(found: dict[tuple[str, str, str], str]) -> list[str]:
+    """What is neither replicated, nor named, nor lacking on the source."""
+    return [
+        f"{feature} {source} -> {target}: {outcome}"
+        for (feature, source, target), outcome in found.items()
+        if outcome not in _SIGNS
+    ]
+
+
+BEGIN, END = "<!-- written by scripts/compatibility -->\n", "<!-- to here -->\n"
+
+
+def with_table(page: str, table: str) -> str:
+    """The page with this table between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
