@@ -7,7 +7,6 @@ call on.
 from __future__ import annotations
 
 from replicator.gateways.messages import (
-    CALL,
     LIST,
     REPLY,
     STRING,
@@ -30,12 +29,6 @@ NO_TOKENS = (
     "must have Kerberos tickets of their own"
 )
 UNNAMED = "the client has not said who it is: its first call must be set_ugi (hive.metastore.execute.setugi)"
-
-
-def set_ugi(user: str) -> bytes:
-    """The call that makes a connection this user's, where the metastore believes what it is told."""
-    header = MessageHeader(CALL, SET_UGI, 0, 0)
-    return header.encode() + write_struct((Field(1, STRING, user.encode()), Field(2, LIST, ListValue(STRING, ()))))
 
 
 def claimed(arguments: Fields) -> str:

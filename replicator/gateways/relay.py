@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from replicator.errors import MetastoreError
+from replicator.errors import MetastoreError, MetastoreUnreachable
 from replicator.gateways import identity, refusals
 from replicator.gateways.drops import UpstreamLost, refusal
 from replicator.gateways.entrance.channel import Channel, prepare
@@ -256,12 +256,11 @@ class Connection:
         if self._upstream is not None:
             return self._upstream
         try:
-            self._upstream = self._service.metastore.open(self._user, self._service.timeouts.answer.total_seconds())
-        except (OSError, UpstreamLost) as error:
-            raise refusals.away(header, f"the metastore does not answer: {error}") from error
-        except MetastoreError as error:
-            whom = self._user or "the connection"
-            raise refusals.away(header, f"the metastore refuses {whom}: {error.message}") from error
+            self._upstream = self._service.metastore.open(self._user)
+        except MetastoreUnreachable as error:
+            raise refusals.away(header, f"the metastore does not answer: {error.message}") from error
+        except (OSError, MetastoreError) as error:
+            raise refusals.away(header, f"the metastore refuses {self._user or 'the gateway'}: {error}") from error
         self._poll.register(self._upstream, select.POLLIN)
         return self._upstream
 

@@ -27,8 +27,9 @@ def make_door(config: GatewayConfig) -> Door:
     return Door(_context(config) if config.certificate else None, proof, config.transport == "framed")
 
 
-def make_asked(config: GatewayConfig, metastore: MetastoreConfig) -> Asked:
-    """How the metastore is asked for clients. Raises UsageError for a transport that the gateway does not speak."""
+def make_asked(config: GatewayConfig, metastore: MetastoreConfig, timeout: float) -> Asked:
+    """How the metastore is asked for clients; timeout: seconds for an answer. Raises UsageError for a transport that
+    the gateway does not speak."""
     for wrong, what in (
         (metastore.transport == "http", "the HTTP transport"),
         (metastore.protocol == "compact", "the compact protocol"),
@@ -38,9 +39,10 @@ def make_asked(config: GatewayConfig, metastore: MetastoreConfig) -> Asked:
                 f"the gateway does not speak {what} to the metastore",
                 hint="start a metastore instance with the binary protocol over sockets for the gateway",
             )
-    proven = bool(config.principal)
-    needs = metastore.auth == "kerberos" and "own-identity" not in config.allow
-    return Asked(metastore, needs_user=needs, knows_users=proven or needs, names_users=metastore.auth == "none")
+    proven, own = bool(config.principal), "own-identity" in config.allow
+    needs = metastore.auth == "kerberos" and not own
+    acts = needs or metastore.auth == "none"
+    return Asked(metastore, timeout, needs_user=needs, knows_users=proven or needs, acts_for=acts)
 
 
 def shares_identity(metastore: MetastoreConfig) -> bool:

@@ -108,7 +108,7 @@ class Gateway:
         self._stopping, self._tell = os.pipe()
         self._service = Service(
             make_door(security),
-            make_asked(security, upstream.config),
+            make_asked(security, upstream.config, timeouts.answer.total_seconds()),
             self._drops,
             self._counts,
             self._stopping,

@@ -1,4 +1,4 @@
-"""The metastore's end of one client's connection: connect, send, and ask a call whose whole answer is wanted.
+"""The metastore's end of one client's connection: send, and ask a call whose whole answer is wanted.
 
 The connection is the client's own: what it says of its user holds for it alone.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 import secrets
 import select
 import socket
-from collections.abc import Sequence
 from dataclasses import replace
 
 from replicator.gateways.drops import Reply, UpstreamLost
-from replicator.gateways.entrance.channel import Channel, prepare
+from replicator.gateways.entrance.channel import Channel
 from replicator.gateways.extent import Bytes, Extent
 from replicator.gateways.messages import REPLY, Garbage, MessageHeader, parse_header
 from replicator.metastore.transports.frames import FrameError
 
 CHUNK = 256 * 1024
-CONNECT_TIMEOUT = 20.0  # seconds
 
 
 class ServerEnd:
@@ -94,20 +92,6 @@ class ServerEnd:
                 raise UpstreamLost("no answer in time")
             if size := self.receive_into(buffer):
                 return size
-
-
-def dial(addresses: Sequence[tuple[str, int]]) -> socket.socket:
-    """To the first of the addresses that answers. Raises ConnectionError."""
-    reasons = []
-    for host, port in addresses:
-        try:
-            connection = socket.create_connection((host, port), CONNECT_TIMEOUT)
-        except OSError as error:
-            reasons.append(f"{host}:{port}: {said(error)}")
-            continue
-        prepare(connection)
-        return connection
-    raise ConnectionError("; ".join(reasons))
 
 
 def said(error: OSError) -> str:

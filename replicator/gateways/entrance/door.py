@@ -85,7 +85,8 @@ def _negotiate(wire: _Wire, proof: Proof) -> tuple[str, Layer]:
     except FrameError as error:
         raise NotAdmitted(str(error)) from error
     except NotAdmitted as error:
-        wire.send(message(Status.BAD, str(error).encode()))
+        if str(error):
+            wire.send(message(Status.BAD, str(error).encode()))
         raise
     return user, layer
 

@@ -120,19 +120,19 @@ class Framed(Transport):
     def __init__(self, connection: socket.socket, layer: Layer | None = None) -> None:
         super().__init__(connection)
         self._reader = connection.makefile("rb", BUFFER)
-        self._layer = layer or Unlayered()
+        self.layer = layer or Unlayered()
 
     def send(self, data: bytes) -> None:
-        self.socket.sendall(frame(self._layer.wrap(data)))
+        self.socket.sendall(frame(self.layer.wrap(data)))
 
     def receive(self) -> bytes:
         while True:  # an empty frame is one
-            if data := self._layer.unwrap(read_frame(self._exactly, LARGEST_FRAME)):
+            if data := self.layer.unwrap(read_frame(self._exactly, LARGEST_FRAME)):
                 return data
 
     @property
     def lasts(self) -> bool:
-        return self._layer.lasts and super().lasts
+        return self.layer.lasts and super().lasts
 
     def close(self) -> None:
         super().close()
