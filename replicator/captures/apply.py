@@ -15,7 +15,7 @@ from cmroot.log.captured import ADD, FILES, RELEASE
 from replicator.captures.ends import Ends
 from replicator.captures.inventory import Inventory
 from replicator.captures.renames import Rename, followed
-from replicator.core.model import Column, Partition, Table
+from replicator.core.model import Column, Constraint, Partition, Table
 from replicator.core.table_format import PLAIN, table_format
 from replicator.events import record as kinds
 from replicator.events.record import ChangeRecord, partition_names
@@ -84,6 +84,8 @@ class Fold(Inventory):
                 )
             case kinds.DropFunction(db=db, name=name):
                 self._db.execute("DELETE FROM functions WHERE db = ? AND name = ?", (db, name))
+            case kinds.SetConstraints(db=db, table=table_name, constraints=constraints):
+                self._set_constraints(self._table_id(db, table_name), constraints)
             case kinds.SetStatistics(db=db, table=table_name, statistics=statistics):
                 table_id = self._table_id(db, table_name)
                 self._db.executemany(
@@ -270,9 +272,19 @@ class Fold(Inventory):
         table_id = self._table_id(db, name)
         if table_id is not None:
             self.ends.of_table(table_id, at)
-            for table in ("files", "directories", "statistics", "partitions", "formats"):
+            for table in ("files", "directories", "statistics", "partitions", "formats", "constraints", "parents"):
                 self._db.execute(f"DELETE FROM {table} WHERE table_id = ?", (table_id,))
             self._db.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+
+    def _set_constraints(self, table_id: int | None, constraints: Sequence[Constraint]) -> None:
+        if table_id is None:
+            return
+        for table in ("constraints", "parents"):
+            self._db.execute(f"DELETE FROM {table} WHERE table_id = ?", (table_id,))
+        if constraints:
+            self._db.execute("INSERT INTO constraints VALUES (?, ?)", (table_id, msgspec.json.encode(constraints)))
+        parents = {each.parent for each in constraints if each.parent}
+        self._db.executemany("INSERT INTO parents VALUES (?, ?, ?)", [(table_id, *parent) for parent in parents])
 
     def _drop_partitions(self, table_id: int | None, names: Iterable[str], at: int) -> None:
         if table_id is None:

@@ -10,6 +10,8 @@ import json
 import time as clocks
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import Lease, acquire
@@ -17,6 +19,14 @@ from cmroot.log.captured import sweep_log
 from cmroot.log.intercepted import undecided_since
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import changed_directories
+from replicator.captures.constraining import (
+    completed,
+    consequences,
+    is_known,
+    note_known,
+    unannounced,
+    walk_constraints,
+)
 from replicator.captures.contents import Contents
 from replicator.captures.fold import open_manifest
 from replicator.captures.intercepts import Intercepts
@@ -75,6 +85,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
             run = _Run(source, root, manifest, options.keeper, runtime, lease)
             try:
                 run.read(first=True, repair=options.repair)
+                run.read_constraints()
                 run.walk_new(_wanted(source, manifest, options.databases, everything=options.everything))
                 if (options.scan and options.compare) or run.holed:
                     run.compare(deep=options.deep or run.holed)
@@ -117,6 +128,7 @@ class _Run:
         self._log = Recording(source, root, manifest, runtime.clock, lease)
         self._contents = Contents(self._log, root.place, keeper, runtime)
         self._dirty: dict[tuple[str, str], None] = {}
+        self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
         self._intercepts = Intercepts(root.place)
         self._sight = Sight()
         self.holed = False
@@ -182,10 +194,15 @@ class _Run:
                 self.report.unknown.append(f"event {event.id}: {change.unread}")
             if isinstance(change, kinds.CreateDatabase):
                 change = self._completed(change)
+            if isinstance(change, kinds.SetConstraints):
+                change = completed(self._manifest, change)
             self._attach(event, change)
             self._watch(change)
+            follow = consequences(self._manifest, change)
             position = self._log.append(change, event.id, event.time)
             self._contents.expect(change, position, decoded.files)
+            for each in follow:
+                self._log.append(each, event.id, event.time)
         return concerned
 
     def _only_role(self, now: Database) -> bool:
@@ -212,6 +229,10 @@ class _Run:
     def _watch(self, change: Change) -> None:
         """Marks tables that an event does not tell whole, and saves what the message knew of files that go unseen."""
         known = self._manifest
+        if change.rename and (old := (change.rename[0][0], change.rename[0][1])) in self._constrained:
+            self._constrained[change.tables[0]] = self._constrained.pop(old)
+        if unread := unannounced(self._source, known, change):
+            self._constrained[unread] = None
         match change:
             case kinds.AlterTable(table=table):
                 before = known.table(change.db, change.name)
@@ -282,7 +303,7 @@ class _Run:
         for _ in range(ROUNDS):
             self._refresh()
             missing = self._contents.list_changed()
-            if self.read() == 0 and not self._dirty:
+            if self.read() == 0 and not self._dirty and not self._constrained:
                 break
         else:
             self._refresh()
@@ -292,6 +313,22 @@ class _Run:
     def _refresh(self) -> None:
         dirty, self._dirty = list(self._dirty), {}
         for change in refresh_tables(self._source, self._manifest, dirty):
+            self._log.observe(change)
+        constrained, self._constrained = sorted(self._constrained), {}
+        for db, some in groupby(constrained, key=itemgetter(0)):
+            self._observe_constraints(db, [name for _, name in some if self._manifest.table(db, name)])
+
+    def read_constraints(self) -> None:
+        """Of all known tables, where no release that reads constraints has captured before."""
+        if is_known(self._manifest):
+            return
+        existing = set(self._source.database_names()) if self._manifest.scope() else set()
+        for db in sorted(self._manifest.scope() & existing):
+            self._observe_constraints(db, self._manifest.table_names(db))
+        note_known(self._manifest)
+
+    def _observe_constraints(self, db: str, tables: Sequence[str]) -> None:
+        for change in walk_constraints(self._source, self._manifest, db, tables):
             self._log.observe(change)
 
     # ---- the end --------------------------------------------------------------------------------------------------

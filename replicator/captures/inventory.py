@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cmroot.store.place import join
-from replicator.core.model import Column, Database, Function, Partition, Statistics, Table
+from replicator.core.model import Column, Constraint, Database, Function, Partition, Statistics, Table
 from replicator.core.table_format import Format
 
 _PAGE = 10_000
@@ -157,6 +157,19 @@ class Inventory:
 
     def statistics(self, db: str, name: str) -> list[Statistics]:
         return self._bodies(Statistics, "statistics WHERE table_id = ? ORDER BY partition", self._table_id(db, name))
+
+    def constraints(self, db: str, name: str) -> tuple[Constraint, ...]:
+        found = self._bodies(tuple[Constraint, ...], "constraints WHERE table_id = ?", self._table_id(db, name))
+        return found[0] if found else ()
+
+    def children(self, db: str, name: str) -> list[tuple[str, str]]:
+        """Tables with a foreign key to one, itself included."""
+        rows = self._db.execute(
+            "SELECT t.db, t.name FROM parents p JOIN tables t ON t.id = p.table_id WHERE p.db = ? AND p.name = ?"
+            " ORDER BY t.db, t.name",
+            (db, name),
+        )
+        return [(db, name) for db, name in rows]
 
     def files(self, table_id: int, partition_id: int) -> dict[str, KnownFile]:
         """Files of one object by path."""

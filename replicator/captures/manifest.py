@@ -41,10 +41,14 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
 # Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in another
-# format than Hive's, and whether a file of a Delta log (by its checksum) names files outside of its table.
+# format than Hive's, and whether a file of a Delta log (by its checksum) names files outside of its table. Constraints
+# are not: captures read them from the metastore when the manifest does not say that they are known.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
 CREATE TABLE IF NOT EXISTS delta_logs (checksum TEXT PRIMARY KEY, outside INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS constraints (table_id INTEGER PRIMARY KEY, body BLOB);
+CREATE TABLE IF NOT EXISTS parents (table_id INTEGER, db TEXT, name TEXT, PRIMARY KEY (db, name, table_id))
+  WITHOUT ROWID;
 """
 
 

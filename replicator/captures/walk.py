@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from replicator.captures.constraining import walk_constraints
 from replicator.captures.manifest import Manifest
 from replicator.core.batches import batched
 from replicator.core.model import Table
@@ -18,8 +19,8 @@ TABLE_BATCH = 500
 
 
 def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bool) -> Iterator[Change]:
-    """Differences between the metastore's database and the known one. `deep` compares partitions too; without it only
-    those of tables that are new. Raises ObjectNotFound when the database does not exist.
+    """Differences between the metastore's database and the known one. `deep` compares partitions and constraints too;
+    without it only those of tables that are new. Raises ObjectNotFound when the database does not exist.
 
     Changes must be folded into `known` as they come: later ones depend on it."""
     yield from compare.database_change(known.database(db), source.database(db))
@@ -27,8 +28,12 @@ def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bo
     names = source.table_names(db)
     yield from compare.dropped_tables(db, known.table_names(db), names)
     for some in batched(names, TABLE_BATCH):
+        looked_at = []
         for table in source.tables(db, some):
+            if not table.is_view and (deep or known.table(db, table.name) is None):
+                looked_at.append(table.name)
             yield from walk_table(source, known, table, deep=deep)
+        yield from walk_constraints(source, known, db, looked_at)
 
 
 def walk_table(source: MetastoreReader, known: Manifest, table: Table, *, deep: bool) -> Iterator[Change]:
@@ -87,6 +92,8 @@ def refresh_tables(source: MetastoreReader, known: Manifest, tables: Sequence[tu
         except ObjectNotFound:
             continue  # dropped since; its event follows
         yield from walk_table(source, known, table, deep=True)
+        if not table.is_view:
+            yield from walk_constraints(source, known, db, [name])
 
 
 __all__ = ["PARTITION_BATCH", "refresh_tables", "walk_database", "walk_table"]

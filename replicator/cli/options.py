@@ -180,7 +180,9 @@ empty_option = click.option(
     help="Declare a table (db.table) or partition (db.table/day=1) "
     "without a directory empty; repeatable. Otherwise its files stay on replicas.",
 )
-deep_option = click.option("--deep", is_flag=True, help="Also compare each partition with the metastore.")
+deep_option = click.option(
+    "--deep", is_flag=True, help="Also compare each partition, and all constraints, with the metastore."
+)
 
 
 master_option = click.option(

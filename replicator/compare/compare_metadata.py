@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from cmroot.store.place import normal
+from replicator.compare.compare_constraints import compare_constraints
 from replicator.compare.compare_files import FilePair, names_whole_paths
 from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Differences, Homes, compare, difference
@@ -117,6 +118,16 @@ class MetadataComparison:
                     self._differs(f"{db}.{name}", "table missing", f"{db}.{name}", None)
                 elif found:
                     self._differs(f"{db}.{name}", "table extra", None, f"{sides.target.name}.{name}")
+            self._compare_constraints(db, [(here[name], there[name]) for name in here if name in there])
+
+    def _compare_constraints(self, db: str, pairs: Sequence[tuple[Table, Table]]) -> None:
+        left_out = {each.object for each in self.not_replicated}
+        pairs = [pair for pair in pairs if f"{db}.{pair[0].name}" not in left_out]
+        for each in compare_constraints(self._comparison, db, pairs):
+            if isinstance(each, NotReplicated):
+                self.not_replicated.append(each)
+            else:
+                self.differences.add(each)
 
     def _left_out(self, sides: DatabasePair, source: Table, target: Table | None) -> str:
         """Why loads leave a table out; nothing when they do not."""

@@ -182,6 +182,34 @@ class Statistics(Value, frozen=True, omit_defaults=True):
     last_analyzed: int = 0
 
 
+PRIMARY_KEY, FOREIGN_KEY, UNIQUE = "PRIMARY KEY", "FOREIGN KEY", "UNIQUE"
+NOT_NULL, DEFAULT, CHECK = "NOT NULL", "DEFAULT", "CHECK"
+
+
+class Constraint(Value, frozen=True, omit_defaults=True):
+    """A constraint of a table. `kind`: one of the above; `columns`: in the order of the key; `parent`: (database,
+    table) that a foreign key refers to, with its `parent_columns`; `rules`: what an update and a deletion there do, in
+    the metastore's numbers; `value`: the default, or the expression that is checked. The flags are Hive's ENABLE,
+    VALIDATE and RELY."""
+
+    kind: str
+    name: str
+    columns: tuple[str, ...] = ()
+    parent: tuple[str, str] | None = None
+    parent_columns: tuple[str, ...] = ()
+    rules: tuple[Int32, Int32] = (0, 0)
+    value: str | None = None
+    enable: bool = False
+    validate: bool = False
+    rely: bool = False
+
+    def __str__(self) -> str:
+        """For people."""
+        to = f" to {'.'.join(self.parent)} ({', '.join(self.parent_columns)})" if self.parent else ""
+        value = f" {self.value}" if self.value is not None else ""
+        return f"{self.kind} {self.name} ({', '.join(self.columns)}){to}{value}"
+
+
 class NotificationEvent(Value, frozen=True, omit_defaults=True):
     """One row of the metastore's notification log, as sent. `time` is in seconds."""
 

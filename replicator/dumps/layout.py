@@ -55,7 +55,8 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     epoch of its role at the source (0: it had none; absent: the source was not asked); `not_replicated`: what a load
     cannot bring as the source has it; `formats`: tables that loads leave out for their format, and why; `empty`: tables
     and partitions (`db.table/p=1`) without a directory that a person has declared empty; `held`: bytes of all files in
-    scope at `end`, where an increment takes files away."""
+    scope at `end`, where an increment takes files away; `constraints`: whether the source's are known, so that a table
+    of which the dump tells none has none."""
 
     id: str
     kind: Kind
@@ -81,6 +82,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     formats: dict[str, str] = {}
     empty: tuple[str, ...] = ()
     held: int | None = None
+    constraints: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from cmroot.log.captured import FILES, RELEASE, segments
 from cmroot.root import ChangeRoot
+from replicator.captures.constraining import is_known
 from replicator.captures.fold import read_records
 from replicator.captures.left_out import gaps, left_out
 from replicator.captures.manifest import Manifest
@@ -100,6 +101,8 @@ class Content:
                     batch = [partition for partition in batch if wanted.matches(keys, partition.values)]
                 if batch:
                     self._put(kinds.AddPartitions(db=db, table=name, keys=keys, partitions=tuple(batch)))
+        if constraints := self._manifest.constraints(db, name):
+            self._put(kinds.SetConstraints(db=db, table=name, constraints=constraints))
         statistics = self._manifest.statistics(db, name)
         if wanted:
             statistics = [each for each in statistics if not each.partition or matches_name(wanted, each.partition)]
@@ -241,6 +244,7 @@ class Content:
             formats=formats,
             empty=tuple(self._empty()),
             held=self._held(),
+            constraints=is_known(self._manifest),
         )
 
 

@@ -17,9 +17,23 @@ import msgspec
 
 from cmroot.errors import FormatError
 from cmroot.log.parts import LINE_BYTES
-from replicator.core.model import Column, Database, NotificationEvent, Table, Value, partition_name
+from replicator.core.model import (
+    CHECK,
+    DEFAULT,
+    FOREIGN_KEY,
+    NOT_NULL,
+    PRIMARY_KEY,
+    UNIQUE,
+    Column,
+    Database,
+    NotificationEvent,
+    Table,
+    Value,
+    partition_name,
+)
 from replicator.events import record as kinds
 from replicator.events.record import Change
+from replicator.metastore.convert.constraints import KINDS, of_message
 from replicator.metastore.values import (
     database_from_text,
     function_from_text,
@@ -244,6 +258,23 @@ def _index(message: Message) -> Decoded:
     return Decoded(change=kinds.AlterIndex(db=message["db"], table=table, name=name, index=index or None))
 
 
+def _add_constraints(kind: str) -> Callable[[Message], Decoded]:
+    """The event's row names the table that a foreign key refers to, its message the one that has it."""
+
+    def read(message: Message) -> Decoded:
+        ((db, table), constraints) = next(iter(of_message(kind, message[KINDS[kind].message]).items()))
+        change = kinds.SetConstraints(db=db, table=table, constraints=tuple(constraints), whole=False)
+        return Decoded(change=change)
+
+    return read
+
+
+def _drop_constraint(message: Message) -> Decoded:
+    name = message["constraintName"]
+    change = kinds.SetConstraints(db=message["dbName"], table=message["tableName"], whole=False, dropped=(name,))
+    return Decoded(change=change)
+
+
 _READERS: dict[str, Callable[[Message], Decoded]] = {
     "CREATE_DATABASE": _create_database,
     "ALTER_DATABASE": _alter_database,
@@ -261,4 +292,11 @@ _READERS: dict[str, Callable[[Message], Decoded]] = {
     "CREATE_INDEX": _index,
     "ALTER_INDEX": _index,
     "DROP_INDEX": _index,
+    "ADD_PRIMARYKEY": _add_constraints(PRIMARY_KEY),
+    "ADD_FOREIGNKEY": _add_constraints(FOREIGN_KEY),
+    "ADD_UNIQUECONSTRAINT": _add_constraints(UNIQUE),
+    "ADD_NOTNULLCONSTRAINT": _add_constraints(NOT_NULL),
+    "ADD_DEFAULTCONSTRAINT": _add_constraints(DEFAULT),
+    "ADD_CHECKCONSTRAINT": _add_constraints(CHECK),
+    "DROP_CONSTRAINT": _drop_constraint,
 }

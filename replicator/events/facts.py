@@ -97,3 +97,32 @@ class Facts(Value, frozen=True, omit_defaults=True):
     def detail(self) -> str:
         """For people: a few words on it."""
         return ""
+
+
+class OfDatabase(Facts, frozen=True, omit_defaults=True):
+    """A database as it is from here on."""
+
+    database: Database
+
+    @property
+    def objects(self) -> tuple[Database]:
+        return (self.database,)
+
+    @property
+    def touched_db(self) -> str:
+        return self.database.name
+
+    @property
+    def detail(self) -> str:
+        return self.database.location or ""
+
+
+class OfTable(Facts, frozen=True, omit_defaults=True):
+    """A change of one table, which keeps its name."""
+
+    db: str
+    table: str
+
+    @property
+    def touched(self) -> Name:
+        return self.db, self.table

@@ -13,40 +13,21 @@ from typing import Annotated, Any
 import msgspec
 
 from cmroot.names import LARGEST
-from replicator.core.model import Column, Database, Function, Partition, Statistics, Table, Value, partition_name
-from replicator.events.facts import Facts, Name
+from replicator.core.model import (
+    Column,
+    Constraint,
+    Database,
+    Function,
+    Partition,
+    Statistics,
+    Table,
+    Value,
+    partition_name,
+)
+from replicator.events.facts import Facts, Name, OfDatabase, OfTable
 
 
-class _OfDatabase(Facts, frozen=True, omit_defaults=True):
-    """A database as it is from here on."""
-
-    database: Database
-
-    @property
-    def objects(self) -> tuple[Database]:
-        return (self.database,)
-
-    @property
-    def touched_db(self) -> str:
-        return self.database.name
-
-    @property
-    def detail(self) -> str:
-        return self.database.location or ""
-
-
-class _OfTable(Facts, frozen=True, omit_defaults=True):
-    """A change of one table, which keeps its name."""
-
-    db: str
-    table: str
-
-    @property
-    def touched(self) -> Name:
-        return self.db, self.table
-
-
-class CreateDatabase(_OfDatabase, frozen=True, omit_defaults=True, tag_field="kind", tag="create_database"):
+class CreateDatabase(OfDatabase, frozen=True, omit_defaults=True, tag_field="kind", tag="create_database"):
     """A database exists from here on, with these properties."""
 
     @property
@@ -54,7 +35,7 @@ class CreateDatabase(_OfDatabase, frozen=True, omit_defaults=True, tag_field="ki
         return self.database
 
 
-class AlterDatabase(_OfDatabase, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_database"):
+class AlterDatabase(OfDatabase, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_database"):
     """A database has these properties from here on."""
 
     @property
@@ -144,7 +125,7 @@ class DropTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="d
         return (self.db, self.name)
 
 
-class AddPartitions(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="add_partitions"):
+class AddPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="add_partitions"):
     """These partitions exist from here on. With `replace` (a partition was added) their files begin again, even where
     one of that name was known; without it (a batch of alters) known files stay."""
 
@@ -173,7 +154,7 @@ class AddPartitions(_OfTable, frozen=True, omit_defaults=True, tag_field="kind",
         return _some(self.partition_names)
 
 
-class AlterPartition(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_partition"):
+class AlterPartition(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_partition"):
     """A partition is `partition` from here on. A rename when `before`, its name until now, differs from `name`;
     `moved` as for a table."""
 
@@ -200,7 +181,7 @@ class AlterPartition(_OfTable, frozen=True, omit_defaults=True, tag_field="kind"
         return self.before + (f" renamed to {self.name}" if self.rename else "")
 
 
-class DropPartitions(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_partitions"):
+class DropPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_partitions"):
     """Partitions, by escaped name, and their files are gone."""
 
     names: tuple[str, ...]
@@ -214,7 +195,7 @@ class DropPartitions(_OfTable, frozen=True, omit_defaults=True, tag_field="kind"
         return _some(self.names)
 
 
-class ChangeFiles(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="change_files"):
+class ChangeFiles(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="change_files"):
     """Data was written or removed; the record's file entries say which, and in which partitions. `partition` is the one
     that an INSERT event named; an observed change names none."""
 
@@ -229,7 +210,7 @@ class ChangeFiles(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", t
         return self.partition or ""
 
 
-class AlterIndex(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_index"):
+class AlterIndex(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_index"):
     """A Hive 2.3 index was created or altered (`index`, thrift TJSON) or dropped (None). Recorded, not replicated:
     Hive 3 removed indexes, and their tables are ordinary tables."""
 
@@ -278,7 +259,7 @@ class DropFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag
         return f"{self.db}.{self.name}"
 
 
-class SetStatistics(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_statistics"):
+class SetStatistics(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_statistics"):
     """Column statistics of a table, or of partitions of it, are these from here on; without columns there are none."""
 
     statistics: tuple[Statistics, ...]
@@ -290,6 +271,19 @@ class SetStatistics(_OfTable, frozen=True, omit_defaults=True, tag_field="kind",
     @property
     def detail(self) -> str:
         return f"{len(self.statistics)} of table or partitions"
+
+
+class SetConstraints(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_constraints"):
+    """The constraints of a table are these from here on. Without `whole`, as events tell it, these beside those that it
+    had, of which the `dropped` are gone; captures complete such a change before they record it."""
+
+    constraints: tuple[Constraint, ...] = ()
+    whole: bool = True
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def detail(self) -> str:
+        return "; ".join(map(str, self.constraints)) or "none"
 
 
 class UnknownEvent(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="unknown_event"):
@@ -362,6 +356,7 @@ Change = (
     | CreateFunction
     | DropFunction
     | SetStatistics
+    | SetConstraints
     | UnknownEvent
     | EventsRead
     | EventsLost

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
 
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
 EVENT_BATCH = 10_000  # 2.3 reads its whole log on every call and cuts afterwards: small pages are quadratic
@@ -80,6 +80,18 @@ class MetastoreReader(Protocol):
         """Column statistics of partitions, batched; partitions without any are left out."""
         ...
 
+    def constraint_kinds(self) -> frozenset[str]:
+        """The kinds of constraints that the server has."""
+        ...
+
+    def announces_constraints(self) -> bool:
+        """Whether its log tells every change of constraints."""
+        ...
+
+    def constraints(self, db: str, tables: Sequence[str]) -> dict[str, tuple[Constraint, ...]]:
+        """Constraints of some tables, ordered; tables without any, or that are gone, are left out."""
+        ...
+
     def unknown_fields(self) -> dict[str, list[int]]:
         """Fields the server sent that the bindings do not know, by struct name; empty when nothing would be lost."""
         ...
@@ -129,6 +141,12 @@ class Metastore(MetastoreReader, Protocol):
     def alter_function(self, function: Function) -> None: ...
 
     def drop_function(self, db: str, name: str) -> None: ...
+
+    def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
+        """Raises MetastoreError when the table has one of this name, or the server refuses it."""
+        ...
+
+    def drop_constraint(self, db: str, table: str, name: str) -> None: ...
 
     def set_table_statistics(self, statistics: Statistics) -> None: ...
 

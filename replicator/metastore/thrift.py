@@ -10,17 +10,29 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property, partial
 from operator import methodcaller as call
 from typing import Any, TypeVar
 
 from replicator.core.batches import batched
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.core.model import (
+    FOREIGN_KEY,
+    PRIMARY_KEY,
+    Constraint,
+    Database,
+    Function,
+    NotificationEvent,
+    Partition,
+    Statistics,
+    Table,
+)
 from replicator.errors import MetastoreError, NotificationLogOff, ObjectNotFound
-from replicator.metastore import requests
+from replicator.metastore import constraint_calls, requests
 from replicator.metastore import values as convert
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH
 from replicator.metastore.connection import Connections
+from replicator.metastore.convert.constraints import KINDS, ordered
 from replicator.metastore.drift import DriftGuard
 from replicator.metastore.requests import Send
 from replicator.text.quantity import count_text
@@ -282,6 +294,43 @@ class ThriftMetastore:
         )
         with suppress(ObjectNotFound):  # there were none
             self._change(f"drop statistics of {db}.{table} {partition} {column}".replace("  ", " "), call_)
+
+    # --- constraints
+
+    def constraint_kinds(self) -> frozenset[str]:
+        return frozenset(KINDS if self._newer_kinds else (PRIMARY_KEY, FOREIGN_KEY))
+
+    @cached_property
+    def _newer_kinds(self) -> bool:
+        return bool(self._read("kinds of constraints", constraint_calls.knows_newer_kinds))
+
+    @cached_property
+    def _all_in_one(self) -> bool:
+        return self._newer_kinds and bool(self._read("kinds of constraints", constraint_calls.knows_all_in_one))
+
+    def announces_constraints(self) -> bool:
+        return self._all_in_one  # both since 4.0
+
+    def constraints(self, db: str, tables: Sequence[str]) -> dict[str, tuple[Constraint, ...]]:
+        if not tables:
+            return {}
+        if self._all_in_one:
+            sends = [constraint_calls.all_of_table(db, table) for table in tables]
+        else:
+            kinds = sorted(self.constraint_kinds() - {FOREIGN_KEY})
+            sends = [constraint_calls.of_table(kind, db, table) for table in tables for kind in kinds]
+            sends.append(constraint_calls.of_table(FOREIGN_KEY, db, tables[0] if len(tables) == 1 else None))
+        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="constraints") as pool:
+            answers = list(pool.map(partial(self._read, f"constraints of {db}"), sends))
+        wanted = set(tables)
+        found = constraint_calls.merged(answers)
+        return {table: ordered(some) for (_, table), some in found.items() if table in wanted}
+
+    def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
+        self._change(f"add {constraint} to {db}.{table}", constraint_calls.add(db, table, constraint))
+
+    def drop_constraint(self, db: str, table: str, name: str) -> None:
+        self._change(f"drop constraint {name} of {db}.{table}", constraint_calls.drop(db, table, name))
 
     # --- below
 

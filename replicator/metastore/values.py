@@ -15,6 +15,7 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from replicator.core.model import ColumnStatistic, Database, Function, NotificationEvent, Partition, Statistics, Table
 from replicator.metastore.convert.codecs import from_text, from_thrift, partial_shape, to_thrift
 
+CATALOG = "hive"  # the default one, which constraints' calls must name
 ENGINE = "hive"  # whose statistics: some 4.x releases require it, older ones skip it
 
 database_from_thrift = from_thrift(Database)

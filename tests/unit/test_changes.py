@@ -18,6 +18,7 @@ KINDS = {kind.__name__ for kind in typing.get_args(Change)}
 DISPATCH = {
     "replicator/captures/apply.py",
     "replicator/captures/capture.py",
+    "replicator/captures/constraining.py",
     "replicator/dumps/selection.py",
     "replicator/gateways/targets.py",
     "replicator/housekeeping/decide.py",
@@ -64,6 +65,7 @@ EXAMPLES: list[tuple[Change, typing.Any]] = [
         ),
         (("d", "t"), "d", (("d", "t"),), {"d"}, (), None),
     ),
+    (kinds.SetConstraints(db="d", table="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
     (kinds.UnknownEvent(type="NEW", db="d", table="t"), (None, "d", (), {"d"}, (), None)),
     (kinds.EventsRead(), (None, None, (), set(), (), None)),
     (kinds.EventsLost(after=3, next=6), (None, None, (), set(), (), None)),

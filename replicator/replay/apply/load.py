@@ -7,6 +7,7 @@ checkpoint before the acknowledgement. Every step may run twice, so a load that 
 from __future__ import annotations
 
 import time as clocks
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -22,14 +23,15 @@ from replicator.core.runtime import Runtime
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
+from replicator.errors import CommitOutcomeUnknown, ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import stop_excess
 from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.cloning import Cloning
 from replicator.replay.apply.commit import Commit
+from replicator.replay.apply.constraint_commit import ConstraintCommit
 from replicator.replay.apply.orphans import clear_orphans
 from replicator.replay.apply.planning import LoadSettings, compare, plan_load, roots_of
-from replicator.replay.apply.post_commit import prove
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import prune
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
@@ -38,6 +40,7 @@ from replicator.replay.copy.staging import sweep_staging
 from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import surviving_partitions
+from replicator.text.quantity import count_text
 
 
 @dataclass
@@ -107,9 +110,9 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
             late = prune(replay, logs=True)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
-            _commit(replay, commit, outcome)
+            _commit(replay, commit, ConstraintCommit(work), outcome)
             stays = plan.stays.not_replicated(plan.placement.databases)
-            outcome.not_replicated = merged(stays, outcome.not_replicated, commit.dangling())
+            outcome.not_replicated = merged(stays, plan.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
             outcome.objects_changed = work.changed.objects + pruned.partitions
             outcome.files_removed += work.changed.recycled + pruned.files + late.files + orphans
@@ -137,9 +140,10 @@ def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
     )
 
 
-def _commit(replay: Replay, commit: Commit, outcome: Loaded) -> None:
+def _commit(replay: Replay, commit: Commit, constraints: ConstraintCommit, outcome: Loaded) -> None:
     began, plan, progress = clocks.monotonic(), replay.plan, replay.runtime.progress
     commit.databases()
+    constraints.drop()
     with progress.task("commit tables", total=len(plan.tables)) as advance:
         commit.tables(advance)
     commit.left_out()
@@ -147,12 +151,43 @@ def _commit(replay: Replay, commit: Commit, outcome: Loaded) -> None:
         commit.partitions(gathered(surviving_partitions(plan.squashed, replay.reader.records(plan.after))), advance)
     commit.flip()
     commit.statistics()
+    constraints.add()
     commit.functions()
     commit.recycle_left()
     commit.drop_databases()
-    prove(plan, replay.target)
+    _prove(plan, replay.target)
     commit.checkpoint()
     outcome.commit_seconds = round(clocks.monotonic() - began, 3)
+
+
+def _prove(plan: Plan, target: Metastore) -> None:
+    """The check before the checkpoint: a 2.3 server may answer a change as done and have rolled it back, as its handler
+    ignores what the commit of its transaction returns (HiveMetaStore.drop_table_core, create_table_core). One call a
+    database tells. Drops again what is there still. Raises CommitOutcomeUnknown for a table that is not as planned; the
+    same load again puts it right."""
+    made = {step.name for step in plan.tables if step.table is not None}
+    dropped = {(table.db, table.name) for table in plan.drops} - made
+    there = _names(target, {db for db, _ in made | dropped})
+    for db, name in sorted(dropped & there):
+        with suppress(ObjectNotFound):
+            target.drop_table(db, name)
+    wrong = made - there
+    if dropped & there:
+        wrong |= dropped & _names(target, {db for db, _ in dropped & there})
+    if wrong:
+        some = ", ".join(sorted(".".join(name) for name in wrong)[:5])
+        raise CommitOutcomeUnknown(
+            f"{target.uri} said that it had made or dropped {count_text(len(wrong), 'table')}, and has not: {some}",
+            hint="the checkpoint was not written; run the same load again",
+        )
+
+
+def _names(target: Metastore, databases: set[str]) -> set[tuple[str, str]]:
+    found = set()
+    for db in databases:
+        with suppress(ObjectNotFound):
+            found |= {(db, name) for name in target.table_names(db)}
+    return found
 
 
 def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> None:

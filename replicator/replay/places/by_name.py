@@ -13,6 +13,7 @@ from cmroot.store.place import join, normal
 from replicator.core.model import Table
 from replicator.core.roles import Role, RoleMark
 from replicator.replay.places.placement import PUBLISHED, is_published
+from replicator.replay.places.replica_constraints import LACKING
 
 BY_NAME = "replicator.partitions"  # of a table: "by-name@<epoch of its database>"
 
@@ -52,7 +53,10 @@ def is_noted(table: Table, role: RoleMark) -> bool:
 
 
 def noted_like(table: Table, there: Table) -> Table:
-    """A table that replaces what is there, with the note of that; without it where the table's directory is another."""
+    """A table that replaces what is there, with the notes of that: of what it lacks, and of this, unless its directory
+    is another."""
+    if (lack := there.parameters.get(LACKING)) is not None:
+        table = msgspec.structs.replace(table, parameters=table.parameters | {LACKING: lack})
     note = there.parameters.get(BY_NAME)
     same = (there.location and normal(there.location)) == (table.location and normal(table.location))
     if note is None or not same:

@@ -18,6 +18,7 @@ from replicator.replay.places.replica import (
     replica_function,
     replica_table,
 )
+from replicator.replay.places.replica_constraints import NO_CONSTRAINT, not_replicated, replica_constraints
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
@@ -212,16 +213,39 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
 
 
 def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """Views that the target says it lacks, and of which the range says nothing. A bootstrap says all there is."""
+    """Views and constraints that the target says it lacks, and of which the range says nothing. A bootstrap says all
+    there is."""
     if plan.metadata.kind == BOOTSTRAP and plan.squashed.records:
         return
     touched = {called.name for lineage in plan.squashed.lineages for called in lineage.names}
     for source, name in plan.placement.databases.items():
         database = target[name].database
         for each in from_property(database.parameters.get(PROPERTY) if database else None, source):
-            db, _, view = each.object.partition(".")
-            if each.reason.startswith(NO_VIEW) and (db, view) not in touched and db not in plan.squashed.dropped_at:
+            db, _, name = each.object.partition(".")
+            if each.reason.startswith(NO_VIEW) and (db, name) in touched:
+                continue
+            if each.reason.startswith((NO_VIEW, NO_CONSTRAINT)) and _is_left(plan.squashed, db, name):
                 plan.lacked.append(each)
+
+
+def _is_left(squashed: Squashed, db: str, table: str) -> bool:
+    """Whether a table of before the range is there at its end, under the same name."""
+    ended = any(each.before == (db, table) != each.now for each in squashed.lineages)
+    return not ended and db not in squashed.dropped_at
+
+
+def lack_constraints(plan: Plan, kinds: frozenset[str]) -> None:
+    """Names constraints of the dump that the target cannot have. kinds: those that it can."""
+    for step in plan.tables:
+        if step.lineage.constraints is None or step.lineage.now is None:
+            continue
+        name = ".".join(step.lineage.now)
+        plan.lacked[:] = [
+            each for each in plan.lacked if each.object != name or not each.reason.startswith(NO_CONSTRAINT)
+        ]
+        _, lacking = replica_constraints(step.lineage.constraints, kinds, plan.placement.databases.get)
+        if lacking:
+            plan.lacked.append(not_replicated(name, lacking))
 
 
 def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:

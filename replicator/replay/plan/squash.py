@@ -18,7 +18,7 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import join
-from replicator.core.model import Database, Function, Partition, Statistics, Table
+from replicator.core.model import Constraint, Database, Function, Partition, Statistics, Table
 from replicator.events import record as kinds
 from replicator.events.record import ChangeRecord
 from replicator.replay.places.placement import relative
@@ -81,7 +81,7 @@ class Called:
 @dataclass
 class Lineage:
     """One table through the range; the meanings are those of PartitionFate. `names`: what it was called and where it
-    lay, in order; `ended`: the position of its drop."""
+    lay, in order; `ended`: the position of its drop; `constraints`: those at the end (None: the range does not say)."""
 
     before: Name | None
     names: list[Called]
@@ -93,6 +93,7 @@ class Lineage:
     fates: list[PartitionFate] = field(default_factory=list)
     statistics: dict[str | None, Statistics] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)  # the `before` of all fates
+    constraints: tuple[Constraint, ...] | None = None
 
     @property
     def now(self) -> Name | None:
@@ -217,6 +218,8 @@ class _Fold:
                     self._drop_partition(lineage, partition, at)
             case kinds.ChangeFiles(db=db, table=name):
                 self._lineage((db, name))
+            case kinds.SetConstraints(db=db, table=name, constraints=constraints):
+                self._lineage((db, name)).constraints = constraints
             case kinds.SetStatistics(db=db, table=name, statistics=statistics):
                 lineage = self._lineage((db, name))
                 lineage.statistics.update({each.partition: each for each in statistics})

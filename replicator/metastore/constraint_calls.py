@@ -1,0 +1,116 @@
+"""The calls about constraints, as each server has them: two kinds in 2.3, six since 3.1, one call for all since 4.0.
+
+Like `requests`, whose functions give what to do with a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import methodcaller
+from typing import Any
+
+from hmsclient.genthrift.hive_metastore import ttypes
+from thrift.Thrift import TApplicationException, TException
+
+from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY_KEY, UNIQUE, Constraint
+from replicator.metastore.convert.constraints import KINDS, Name, from_structs, to_structs
+from replicator.metastore.convert.methods import METHODS, method
+from replicator.metastore.requests import Send
+from replicator.metastore.values import CATALOG
+
+_CALLS = {
+    PRIMARY_KEY: ("primary_key", "PrimaryKeys"),
+    FOREIGN_KEY: ("foreign_key", "ForeignKeys"),
+    UNIQUE: ("unique_constraint", "UniqueConstraints"),
+    NOT_NULL: ("not_null_constraint", "NotNullConstraints"),
+    DEFAULT: ("default_constraint", "DefaultConstraints"),
+    CHECK: ("check_constraint", "CheckConstraints"),
+}
+_NOBODY = "replicator_asks"  # a table that no server has
+
+
+def knows_all_in_one(client: Any) -> bool:
+    """Whether the server tells all constraints of a table in one call."""
+    request = ttypes.AllTableConstraintsRequest(dbName=_NOBODY, tblName=_NOBODY, catName=CATALOG)
+    return _is_known(method("get_all_table_constraints", request), client)
+
+
+def knows_newer_kinds(client: Any) -> bool:
+    """Whether the server has more than primary and foreign keys."""
+    return _is_known(of_table(UNIQUE, _NOBODY, _NOBODY), client)
+
+
+def _is_known(send: Send, client: Any) -> bool:
+    try:
+        send(client)
+    except TApplicationException as error:
+        return bool(error.type != TApplicationException.UNKNOWN_METHOD)
+    except TException as error:
+        if not hasattr(error, "thrift_spec"):  # of the transport, not declared by the call
+            raise
+    return True
+
+
+def all_of_table(db: str, table: str) -> Send:
+    """Answers with constraints by table."""
+    request = ttypes.AllTableConstraintsRequest(dbName=db, tblName=table, catName=CATALOG)
+    ask = method("get_all_table_constraints", request)
+
+    def send(client: Any) -> dict[Name, list[Constraint]]:
+        found: dict[Name, list[Constraint]] = {}
+        try:
+            answer = ask(client).allTableConstraints
+        except ttypes.NoSuchObjectException:  # the table is gone
+            return found
+        for kind, row in KINDS.items():
+            _add(found, from_structs(kind, getattr(answer, row.listed) or ()))
+        return found
+
+    return send
+
+
+def of_table(kind: str, db: str, table: str | None) -> Send:
+    """Of one kind; of foreign keys without a table: those of all tables of the database."""
+    name, request = _CALLS[kind]
+    names = {"db_name": db, "tbl_name": table}
+    if kind == FOREIGN_KEY:
+        names = {"foreign_db_name": db, "foreign_tbl_name": table}
+    ask = _call(f"get_{name}s", getattr(ttypes, f"{request}Request")(), names | {"catName": CATALOG})
+
+    def send(client: Any) -> dict[Name, list[Constraint]]:
+        try:
+            return from_structs(kind, getattr(ask(client), KINDS[kind].listed) or ())
+        except ttypes.NoSuchObjectException:
+            return {}
+
+    return send
+
+
+def merged(answers: Sequence[dict[Name, list[Constraint]]]) -> dict[Name, list[Constraint]]:
+    found: dict[Name, list[Constraint]] = {}
+    for each in answers:
+        _add(found, each)
+    return found
+
+
+def _add(found: dict[Name, list[Constraint]], more: dict[Name, list[Constraint]]) -> None:
+    for name, constraints in more.items():
+        found.setdefault(name, []).extend(constraints)
+
+
+def add(db: str, table: str, constraint: Constraint) -> Send:
+    name, request = _CALLS[constraint.kind]
+    columns = to_structs(db, table, constraint, CATALOG)
+    cls = getattr(ttypes, f"Add{request.removesuffix('s')}Request")
+    return _call(f"add_{name}", cls(), {KINDS[constraint.kind].added: columns})
+
+
+def drop(db: str, table: str, name: str) -> Send:
+    names = {"dbname": db, "tablename": table, "constraintname": name, "catName": CATALOG}
+    return _call("drop_constraint", ttypes.DropConstraintRequest(), names)
+
+
+def _call(name: str, request: Any, values: dict[str, Any]) -> Send:
+    for field, value in values.items():
+        setattr(request, field, value)
+    return method(name, request) if name in METHODS else methodcaller(name, request)

@@ -1,0 +1,190 @@
+"""Constraints of a load: dropped before the tables change, added when all of them are there.
+
+A 2.3 server changes no columns of a table that a key refers to, so those of such a table go first, and come back. A
+foreign key is added last, as it needs its parent's key. Every step may run twice: it looks at what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from replicator.core.batches import batched
+from replicator.core.model import FOREIGN_KEY, Constraint, Table
+from replicator.core.not_replicated import NotReplicated
+from replicator.dumps.layout import BOOTSTRAP
+from replicator.errors import MetastoreError, ObjectNotFound
+from replicator.metastore.client import PARTITION_BATCH
+from replicator.replay.apply.work import Work
+from replicator.replay.places.replica_constraints import (
+    NO_CONSTRAINT,
+    Lack,
+    not_replicated,
+    noted_lack,
+    replica_constraints,
+    with_lack,
+)
+from replicator.replay.plan.plan import TablePlan
+
+Name = tuple[str, str]
+There = dict[Name, tuple[Constraint, ...]]
+
+
+class ConstraintCommit:
+    """The constraints of a load's tables; `drop` before these change, `add` afterwards."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._released: There = {}
+        self._lacking: dict[Name, list[Lack]] = {}
+
+    # ---- before ---------------------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """Those that the source has no more, and those in the way of columns that change."""
+        existing = {step.name: step for step in self._work.plan.tables if self._may_have(step) and step.exists}
+        changing = {name for name, step in existing.items() if _changes_columns(step)}
+        looked_at = [name for name, step in existing.items() if name in changing or self._wanted(step) is not None]
+        there = self._there(looked_at)
+        going: list[tuple[Name, Constraint]] = []
+        for name, constraints in there.items():
+            wanted = self._wanted(existing[name])
+            if wanted is None:
+                self._released[name] = constraints
+            stays = set(constraints if wanted is None else wanted[0])
+            for each in constraints:
+                if each not in stays or name in changing or each.parent in changing:
+                    going.append((name, each))
+        for (db, table), each in sorted(going, key=lambda one: one[1].kind != FOREIGN_KEY):
+            with contextlib.suppress(ObjectNotFound):
+                self._work.target.drop_constraint(db, table, each.name)
+                self._work.changed.count()
+
+    # ---- after ----------------------------------------------------------------------------------------------------
+
+    def add(self) -> None:
+        """What is missing. What the target cannot have is noted on its table, and named in the plan."""
+        steps = {step.name: step for step in self._work.plan.tables if self._may_have(step)}
+        wanted: There = {}
+        for name, step in steps.items():
+            outcome = self._wanted(step)
+            if outcome is not None:
+                wanted[name], self._lacking[name] = tuple(outcome[0]), list(outcome[1])
+            elif name in self._released:
+                wanted[name] = self._released[name]
+        self._add_missing(wanted)
+        for name, lacking in self._lacking.items():
+            self._note(name, lacking)
+        self._name({name: _source_name(step) for name, step in steps.items()})
+        self._try_again()
+
+    def _add_missing(self, wanted: There) -> None:
+        there = self._there([name for name, some in wanted.items() if some])
+        missing = [(name, each) for name, some in wanted.items() for each in some if each not in there.get(name, ())]
+        parents = self._tables({each.parent for _, each in missing if each.parent})
+        for (db, table), each in sorted(missing, key=lambda one: one[1].kind == FOREIGN_KEY):
+            if each.parent and each.parent not in parents:
+                reason = f"the target has no table {'.'.join(each.parent)}"
+            else:
+                reason = self._refused(db, table, each)
+            if reason:
+                self._lacking.setdefault((db, table), []).append(Lack(each, reason))
+
+    def _refused(self, db: str, table: str, constraint: Constraint) -> str:
+        """Adds one; why the server does not take it, nothing when it does."""
+        try:
+            self._work.target.add_constraint(db, table, constraint)
+        except MetastoreError as error:
+            if error.transient:
+                raise
+            return f"the target's metastore refuses it: {error}"
+        self._work.changed.count()
+        return ""
+
+    def _note(self, name: Name, lacking: Sequence[Lack]) -> None:
+        with contextlib.suppress(ObjectNotFound):
+            there = self._work.target.table(*name)
+            noted = with_lack(there, lacking)
+            if noted != there:
+                self._work.target.alter_table(*name, noted)
+
+    def _name(self, sources: dict[Name, str]) -> None:
+        """Of tables that were looked at, what is so now counts; of others, what was so."""
+        looked_at = {sources[name] for name in self._lacking if name in sources}
+        rest = [each for each in self._work.plan.lacked if not _is_of(each, looked_at)]
+        now = [not_replicated(sources[name], some) for name, some in self._lacking.items() if some and name in sources]
+        self._work.plan.lacked[:] = [*rest, *now]
+
+    def _try_again(self) -> None:
+        """What earlier loads could not add to tables that this one does not touch."""
+        mine = {_source_name(step) for step in self._work.plan.tables}
+        earlier = [
+            each for each in self._work.plan.lacked if each.reason.startswith(NO_CONSTRAINT) and each.object not in mine
+        ]
+        if not earlier:
+            return
+        names = {self._on_target(each.object): each.object for each in earlier}
+        notes = {name: noted_lack(table.parameters) for name, table in self._tables(names).items()}
+        kinds = self._work.target.constraint_kinds()
+        self._lacking = {}
+        for name, lacks in notes.items():
+            possible = [each.constraint for each in lacks if each.constraint.kind in kinds and self._is_mapped(each)]
+            kept = [each for each in lacks if each.constraint not in possible]
+            self._lacking[name] = kept
+            self._add_missing({name: tuple(possible)})
+            if self._lacking[name] != lacks:
+                self._note(name, self._lacking[name])
+        self._name(names)
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _wanted(self, step: TablePlan) -> tuple[list[Constraint], list[Lack]] | None:
+        """None: the dump does not say."""
+        plan, constraints = self._work.plan, step.lineage.constraints
+        if constraints is None:
+            return ([], []) if plan.metadata.constraints and plan.metadata.kind == BOOTSTRAP else None
+        return replica_constraints(constraints, self._work.target.constraint_kinds(), plan.placement.databases.get)
+
+    def _may_have(self, step: TablePlan) -> bool:
+        return step.table is not None and not step.table.is_view
+
+    def _there(self, names: Iterable[Name]) -> There:
+        by_db = defaultdict(list)
+        for db, name in names:
+            by_db[db].append(name)
+        return {
+            (db, name): constraints
+            for db, some in by_db.items()
+            for batch in batched(some, PARTITION_BATCH)
+            for name, constraints in self._work.target.constraints(db, batch).items()
+        }
+
+    def _tables(self, names: Iterable[Name]) -> dict[Name, Table]:
+        by_db = defaultdict(list)
+        for db, name in names:
+            by_db[db].append(name)
+        found = (table for db, some in by_db.items() for table in self._work.target.tables(db, some))
+        return {(table.db, table.name): table for table in found}
+
+    def _on_target(self, source: str) -> Name:
+        db, _, table = source.partition(".")
+        return self._work.plan.placement.database(db), table
+
+    def _is_mapped(self, lack: Lack) -> bool:
+        """Whether it refers to a table by its name on the target: one of a database that is not replicated does not."""
+        parent = lack.constraint.parent
+        return parent is None or parent[0] in self._work.plan.placement.databases.values()
+
+
+def _changes_columns(step: TablePlan) -> bool:
+    there, wanted = (table.storage.columns if table and table.storage else () for table in (step.there, step.table))
+    return step.there is not None and there != wanted
+
+
+def _source_name(step: TablePlan) -> str:
+    return ".".join(step.lineage.now or step.name)
+
+
+def _is_of(each: NotReplicated, tables: set[str]) -> bool:
+    return each.reason.startswith(NO_CONSTRAINT) and each.object in tables
