@@ -92,13 +92,15 @@ def from_structs(kind: str, structs: Iterable[Any]) -> dict[Name, list[Constrain
 def _constraint(kind: str, name: str, structs: list[Any]) -> Constraint:
     structs.sort(key=lambda each: getattr(each, "key_seq", None) or 0)
     first, row, foreign = structs[0], KINDS[kind], kind == FOREIGN_KEY
-    column = "fkcolumn_name" if foreign else "column_name"
+    columns = [each.fkcolumn_name if foreign else each.column_name for each in structs]
+    parents = [each.pkcolumn_name for each in structs] if foreign else []
+    whole = all(columns + parents)  # a 3.1 server forgets them when the table's columns change
     return Constraint(
         kind=kind,
         name=name,
-        columns=tuple(text for each in structs if (text := getattr(each, column))),
+        columns=tuple(columns) if whole else (),
         parent=(first.pktable_db, first.pktable_name) if foreign else None,
-        parent_columns=tuple(each.pkcolumn_name for each in structs) if foreign else (),
+        parent_columns=tuple(parents) if whole else (),
         rules=(first.update_rule or 0, first.delete_rule or 0) if foreign else (0, 0),
         value=getattr(first, row.value) if row.value else None,
         enable=bool(first.enable_cstr),

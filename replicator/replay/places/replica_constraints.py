@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from replicator.core.model import Constraint, Table, Value
+from replicator.core.model import CHECK, Constraint, Table, Value
 from replicator.core.not_replicated import NotReplicated
 
 NO_CONSTRAINT = "without constraints"  # begin of the reason why a table is not as the source's
@@ -35,7 +35,9 @@ def replica_constraints(
     wanted, lacking = [], []
     for each in constraints:
         db = replica(each.parent[0]) if each.parent else None
-        if each.kind not in kinds:
+        if not each.columns and each.kind != CHECK:
+            lacking.append(Lack(each, "the source's metastore has forgotten its columns: drop and add it there"))
+        elif each.kind not in kinds:
             lacking.append(Lack(each, f"the target's metastore has no {each.kind} constraints"))
         elif each.parent and db is None:
             lacking.append(Lack(each, f"database {each.parent[0]} is not replicated with it"))
