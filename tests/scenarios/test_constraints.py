@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from constraints import Constraints
+from plain_tables import PlainDatabase
 from replication_fixture import Answer, ReplicationFixture, command
 
-from replicator.core.model import Column
+from replicator.core.model import EXTERNAL, Column, Database
+from replicator.metastore.embedded.running import Running
+
+Hives = Callable[..., Running]
 
 
 class Keys:
     """A fixture's constraints on both sides, by names that are its own: a 2.3 server has each name once."""
 
-    def __init__(self, fixture: ReplicationFixture) -> None:
+    def __init__(self, fixture: ReplicationFixture, newer: bool = False) -> None:
+        """newer: both servers have more than keys."""
         self.fixture, self.db = fixture, fixture.db
-        self.source, self.target = Constraints(fixture.source_uri), Constraints(fixture.target_uri)
+        self.source, self.target = (Constraints(uri, newer=newer) for uri in (fixture.source_uri, fixture.target_uri))
 
     def name(self, table: str) -> str:
         return f"{self.db}.{table}"
@@ -98,3 +106,107 @@ def test_columns_of_a_table_with_keys_change(fixture: ReplicationFixture) -> Non
     assert keys.catch_up().code == 0
     assert keys.are_same("child", "parent") == {"child": ["SQLForeignKey"], "parent": ["SQLPrimaryKey"]}
     assert keys.verify().code == 0
+
+
+def every_kind(keys: Keys) -> None:
+    """On a source that has all: two tables, the child first by name."""
+    for name in ("child", "parent"):
+        keys.fixture.source.table(name, kind=EXTERNAL)
+    keys.primary("parent", "a", "b")
+    keys.source.unique(keys.name("parent"), f"uq_{keys.db}", "b", "a")
+    keys.source.primary(keys.name("child"), f"pk_{keys.db}_child", "a")
+    keys.source.of_column("not_null", keys.name("child"), f"nn_{keys.db}", "b")
+    keys.source.of_column("default", keys.name("child"), f"df_{keys.db}", "b", "'none'")
+    keys.source.of_column("check", keys.name("child"), f"ck_{keys.db}", "a", "a > 0")
+
+
+@pytest.mark.parametrize(("source", "target"), [("4.2", "4.2"), ("3.1", "4.2"), ("4.2", "3.1")])
+def test_every_kind_is_replicated_between_newer_servers(source: str, target: str, hives: Hives, tmp_path: Path) -> None:
+    fixture = between(hives, source, target, tmp_path)
+    keys = Keys(fixture, newer=True)
+    every_kind(keys)
+    fixture.source.table("other", kind=EXTERNAL)
+    keys.primary("other", "a")
+    keys.foreign("child", "a", "other", "a")
+    assert (fixture.dump().code, fixture.load().code) == (0, 0)
+    assert [len(each) for each in keys.are_same("child", "other", "parent").values()] == [5, 1, 4]
+    assert not constraints_in(keys.verify("--level", "metadata"))
+    fixture.source.rename("other", "another")
+    keys.source.drop(keys.name("child"), f"nn_{keys.db}")
+    fixture.source.table("late", kind=EXTERNAL)
+    keys.source.unique(keys.name("late"), f"uq_{keys.db}_late", "b")
+    keys.source.of_column("default", keys.name("late"), f"df_{keys.db}_late", "b", "'late'")
+    assert keys.catch_up().code == 0
+    assert [len(each) for each in keys.are_same("child", "another", "late").values()] == [4, 1, 2]
+    assert not constraints_in(keys.verify("--level", "metadata"))
+    keys.target.drop(keys.name("late"), f"uq_{keys.db}_late")
+    assert constraints_in(keys.verify("--level", "metadata")) == ["constraint missing"]
+    fixture.source.metastore.drop_table(keys.db, "another")
+    assert keys.catch_up().code == 0
+    assert len(keys.are_same("child")["child"]) == 3
+
+
+def test_what_a_target_cannot_have_is_named_and_tried_again(hives: Hives, tmp_path: Path) -> None:
+    fixture = between(hives, "4.2", "2.3", tmp_path)
+    keys = Keys(fixture)
+    every_kind(keys)
+    assert fixture.dump().code == 0
+    loaded = fixture.load()
+    assert (loaded.code, loaded.output["status"]) == (3, "incomplete")
+    named = {each["object"]: each["reason"] for each in loaded.output["not_replicated"]}
+    assert set(named) == {keys.name("child"), keys.name("parent")}
+    for kind in ("NOT NULL", "DEFAULT", "CHECK"):
+        assert f"the target's metastore has no {kind} constraints" in named[keys.name("child")]
+    assert keys.target.shown(keys.name("parent")) == keys.source.shown(keys.name("parent"))
+    verified = keys.verify("--level", "metadata")
+    assert {each["object"] for each in verified.output["not_replicated"]} == set(named)
+    assert not constraints_in(verified)
+    fixture.source.alter("child", note="x")
+    keys.source.drop(keys.name("parent"), f"uq_{keys.db}")
+    again = keys.catch_up()
+    assert (again.code, [each["object"] for each in again.output["not_replicated"]]) == (3, [keys.name("child")])
+
+
+def test_a_name_that_is_taken_and_a_parent_that_is_not_there_are_named(fixture: ReplicationFixture) -> None:
+    keys = Keys(fixture)
+    for name in ("child", "parent", "excluded"):
+        fixture.source.table(name)
+    keys.primary("parent", "a")
+    keys.primary("excluded", "a")
+    keys.foreign("child", "a", "excluded", "a")
+    fixture.target.metastore.create_database(Database(name=f"{keys.db}_o", location=f"file:{tmp(fixture)}"))
+    other = PlainDatabase(fixture.target.metastore, f"{keys.db}_o", tmp(fixture))
+    other.table("t")
+    keys.target.primary(f"{keys.db}_o.t", f"pk_{keys.db}_parent", "a")
+    assert fixture.dump("--exclude", "excluded").code == 0
+    loaded = fixture.load()
+    assert loaded.code == 3
+    named = {each["object"]: each["reason"] for each in loaded.output["not_replicated"]}
+    assert "refuses it" in named[keys.name("parent")]
+    assert f"the target has no table {keys.name('excluded')} with a key" in named[keys.name("child")]
+    fixture.source.table("more")
+    assert keys.catch_up("--exclude", "excluded").code == 3
+    fixture.target.table("excluded")
+    keys.target.primary(keys.name("excluded"), f"pk_{keys.db}_excluded", "a")
+    other.drop("t")
+    fixture.source.table("evenmore")
+    again = keys.catch_up("--exclude", "excluded")
+    assert (again.code, again.output["not_replicated"]) == (0, [])
+    assert keys.target.shown(keys.name("parent")) == keys.source.shown(keys.name("parent"))
+    assert [each[-5] for each in keys.target.shown(keys.name("child"))[keys.name("child")]] == [
+        f"fk_{keys.db}_child_excluded"
+    ]
+
+
+def tmp(fixture: ReplicationFixture) -> Path:
+    return fixture.here / "other"
+
+
+def constraints_in(verified: Answer) -> list[str]:
+    return [each["kind"] for each in verified.output["differences"] if each["kind"].startswith("constraint")]
+
+
+def between(hives: Hives, source: str, target: str, here: Path) -> ReplicationFixture:
+    made = ReplicationFixture(hives(source), hives(target, "target"), here)
+    made.source.create()
+    return made

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from replicator.core.batches import batched
-from replicator.core.model import FOREIGN_KEY, Constraint, Table
+from replicator.core.model import FOREIGN_KEY, PRIMARY_KEY, UNIQUE, Constraint, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import MetastoreError, ObjectNotFound
@@ -82,14 +82,23 @@ class ConstraintCommit:
     def _add_missing(self, wanted: There) -> None:
         there = self._there([name for name, some in wanted.items() if some])
         missing = [(name, each) for name, some in wanted.items() for each in some if each not in there.get(name, ())]
-        parents = self._tables({each.parent for _, each in missing if each.parent})
-        for (db, table), each in sorted(missing, key=lambda one: one[1].kind == FOREIGN_KEY):
-            if each.parent and each.parent not in parents:
-                reason = f"the target has no table {'.'.join(each.parent)}"
-            else:
-                reason = self._refused(db, table, each)
-            if reason:
-                self._lacking.setdefault((db, table), []).append(Lack(each, reason))
+        self._add_all([(name, each) for name, each in missing if not each.parent])
+        foreign = [(name, each) for name, each in missing if each.parent]
+        keyed = {
+            name
+            for name, some in self._there({each.parent for _, each in foreign if each.parent}).items()
+            if any(each.kind in (PRIMARY_KEY, UNIQUE) for each in some)
+        }  # without one, a 2.3 server takes a foreign key and does not show it
+        for name, each in foreign:
+            if each.parent and each.parent not in keyed:
+                reason = f"the target has no table {'.'.join(each.parent)} with a key"
+                self._lacking.setdefault(name, []).append(Lack(each, reason))
+        self._add_all([(name, each) for name, each in foreign if each.parent in keyed])
+
+    def _add_all(self, missing: Iterable[tuple[Name, Constraint]]) -> None:
+        for name, each in missing:
+            if reason := self._refused(*name, each):
+                self._lacking.setdefault(name, []).append(Lack(each, reason))
 
     def _refused(self, db: str, table: str, constraint: Constraint) -> str:
         """Adds one; why the server does not take it, nothing when it does."""
