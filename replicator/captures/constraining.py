@@ -18,7 +18,7 @@ from replicator.metastore.client import MetastoreReader
 from replicator.metastore.convert.constraints import ordered
 
 TABLE_BATCH = 500
-KNOWN = "constraints"  # state of a manifest: they have been read once
+KNOWN = "constraints"  # state of a manifest, and of a segment that leads to it: they have been read once
 Name = tuple[str, str]
 
 

@@ -15,6 +15,7 @@ from cmroot.errors import Error, FormatError, NoSpace, NotWritable
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
+from replicator.captures.constraining import KNOWN, note_known
 from replicator.captures.manifest import Manifest
 from replicator.captures.renames import Rename
 from replicator.events.lines import decode_line
@@ -84,6 +85,8 @@ def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -
         for batch in segment.file_batches():
             rows = pa.Table.from_batches([batch])
             manifest.apply_files(rows.filter(pc.less_equal(rows["position"], last)), renames)
+        if last == segment.last and segment.metadata.get(KNOWN):
+            note_known(manifest)
         manifest.forget_ended()  # the log has them
         manifest.mark_known()
         manifest.commit()

@@ -15,6 +15,7 @@ import pyarrow as pa
 from cmroot.lease import Lease
 from cmroot.log.captured import SegmentWriter, segments
 from cmroot.root import ChangeRoot
+from replicator.captures.constraining import is_known
 from replicator.captures.manifest import Manifest
 from replicator.captures.renames import Rename
 from replicator.captures.unlistable import Sight, sight_at
@@ -142,6 +143,7 @@ class Recording:
                 source=self._source.uri,
                 keeper=keeper,
                 databases=self.report.databases,
+                constraints=is_known(self.manifest),
                 **sight.about(),
             )
         self.manifest.advance(self.position, self.cursor, self.now())

@@ -92,6 +92,10 @@ class MetastoreReader(Protocol):
         """Constraints of some tables, ordered; tables without any, or that are gone, are left out."""
         ...
 
+    def foreign_keys(self, db: str) -> dict[str, tuple[Constraint, ...]]:
+        """Those of all tables of a database, in one call."""
+        ...
+
     def unknown_fields(self) -> dict[str, list[int]]:
         """Fields the server sent that the bindings do not know, by struct name; empty when nothing would be lost."""
         ...

@@ -326,6 +326,10 @@ class ThriftMetastore:
         found = constraint_calls.merged(answers)
         return {table: ordered(some) for (_, table), some in found.items() if table in wanted}
 
+    def foreign_keys(self, db: str) -> dict[str, tuple[Constraint, ...]]:
+        found = self._read(f"foreign keys of {db}", constraint_calls.of_table(FOREIGN_KEY, db, None))
+        return {table: ordered(some) for (_, table), some in found.items()}
+
     def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
         self._change(f"add {constraint} to {db}.{table}", constraint_calls.add(db, table, constraint))
 

@@ -47,8 +47,10 @@ from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
+from replicator.replay.places.replica_constraints import NO_CONSTRAINT
 from replicator.replay.places.retired import RetiredSwept, has_retired, sweep_retired
 from replicator.replay.places.stays import Stays
+from replicator.replay.places.view_text import NO_VIEW
 from replicator.replay.plan.difference import ByDifference
 
 NO_WAIT = timedelta(0)
@@ -81,13 +83,15 @@ SYNC = SyncSettings()
 
 
 class Steps:
-    """One run at work on a policy with a direction. `warnings`: what a person should know of it."""
+    """One run at work on a policy with a direction. `warnings`: what a person should know of it; `lacking`: what
+    replicas lack that it does not change."""
 
     def __init__(self, direction: Direction, options: SyncSettings, runtime: Runtime) -> None:
         self.direction, self.options, self.runtime = direction, options, runtime
         self.policy = direction.policy
         self.dumps = PolicyDumps(direction.policy.dumps, direction.policy.name)
         self.warnings: list[str] = []
+        self.lacking: list[NotReplicated] = []
 
     # ---- before ---------------------------------------------------------------------------------------------------
 
@@ -300,7 +304,12 @@ class Steps:
 
     def advance(self, work: RunWork, end: Point) -> None:
         """Moves the checkpoints of databases that nothing up to `end` concerns: status and lag tell them from those
-        that wait. Refuses what a load would refuse."""
+        that wait; what they lack is `lacking` still. Refuses what a load would refuse."""
+        idle = {*work.current, *(name for batch in work.passed for name in batch.databases)}
+        for pair in self.direction.pairs:
+            if pair.name in idle and pair.target is not None:
+                said = from_property(pair.target.parameters.get(PROPERTY), pair.name)
+                self.lacking += [each for each in said if each.reason.startswith((NO_CONSTRAINT, NO_VIEW))]
         chosen = {name: batch.begin for batch in work.passed for name in batch.databases}
         if not chosen:
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import msgspec
 import pytest
 from constraints import Constraints
 from plain_tables import PlainDatabase
+from policies import Replication
 from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL, Column, Database
@@ -44,6 +47,11 @@ class Keys:
     def verify(self, *more: str) -> Answer:
         sides = ["--source", self.fixture.source_uri, "--target", self.fixture.target_uri]
         return command("verify", *sides, "--db", self.db, "--engine", "local", *more)
+
+    def repair(self) -> Answer:
+        sides = ["--source", self.fixture.source_uri, "--target", self.fixture.target_uri]
+        roots = ["--cmroot", str(self.fixture.cmroot), "--warehouse", str(self.fixture.warehouse)]
+        return command("repair", *sides, "--db", self.db, "--engine", "local", *roots)
 
     def catch_up(self, *more: str) -> Answer:
         before = self.fixture.last
@@ -196,6 +204,62 @@ def test_a_name_that_is_taken_and_a_parent_that_is_not_there_are_named(fixture: 
     assert [each[-5] for each in keys.target.shown(keys.name("child"))[keys.name("child")]] == [
         f"fk_{keys.db}_child_excluded"
     ]
+
+
+def test_repair_mends_constraints_and_a_parent_that_is_made_again_keeps_its_children(
+    fixture: ReplicationFixture,
+) -> None:
+    keys = Keys(fixture)
+    for name in ("child", "parent", "plain"):
+        fixture.source.table(name)
+    keys.primary("parent", "a")
+    keys.foreign("child", "a", "parent", "a")
+    fixture.bootstrap()
+    keys.target.drop(keys.name("child"), f"fk_{keys.db}_child_parent")
+    keys.target.primary(keys.name("plain"), f"pk_{keys.db}_plain", "a")
+    assert constraints_in(keys.verify()) == ["constraint missing", "constraint extra"]
+    assert keys.repair().code == 0
+    assert keys.are_same("child", "plain") == {"child": ["SQLForeignKey"], "plain": []}
+    fixture.target.metastore.drop_table(keys.db, "parent")
+    fixture.target.partitioned("parent", {})  # of another shape: it cannot be altered
+    keys.target.primary(keys.name("parent"), f"pk_{keys.db}_parent", "a")
+    keys.target.foreign(keys.name("child"), f"fk_{keys.db}_child_parent", "a", keys.name("parent"), "a")
+    assert keys.repair().code == 0
+    assert keys.are_same("child", "parent") == {"child": ["SQLForeignKey"], "parent": ["SQLPrimaryKey"]}
+
+
+def test_the_first_capture_of_this_release_reads_what_earlier_ones_did_not(fixture: ReplicationFixture) -> None:
+    keys = Keys(fixture)
+    fixture.source.table("t")
+    fixture.bootstrap()
+    keys.primary("t", "a")
+    assert keys.catch_up().code == 0
+    assert keys.target.shown(keys.name("t")) == {keys.name("t"): []}
+    with contextlib.closing(sqlite3.connect(fixture.cmroot / "manifest.sqlite")) as manifest, manifest:
+        manifest.execute("DELETE FROM state WHERE key = 'constraints'")
+    assert keys.catch_up().code == 0
+    assert keys.are_same("t") == {"t": ["SQLPrimaryKey"]}
+
+
+def test_databases_with_other_names_and_restored_ones(pair: Replication) -> None:
+    here, there = pair.db("a"), pair.db("b")
+    pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
+    outside = PlainDatabase(pair.source, f"outside_{pair.name}", pair.here / "source")
+    outside.create()
+    for db in (here, there, outside):
+        db.table("t", {"f": db.name})
+    source, target = Constraints(pair.source_uri), Constraints(pair.target_uri)
+    names = [f"{db.name}.t" for db in (here, there, outside)]
+    for name in names:
+        source.primary(name, f"pk_{name}", "a")
+    source.foreign(names[0], f"fk_{pair.name}_a", "a", names[1], "a")
+    assert pair.sync().not_replicated == []
+    assert target.shown(*names[:2], rename=pair.keys["rename_db"]) == source.shown(*names[:2])
+    source.foreign(names[1], f"fk_{pair.name}_b", "a", names[2], "a")
+    run = pair.sync(deep=True)
+    assert [each.object for each in run.not_replicated] == [names[1]]
+    assert f"database {outside.name} is not replicated with it" in run.not_replicated[0].reason
+    assert pair.sync().not_replicated == run.not_replicated
 
 
 def tmp(fixture: ReplicationFixture) -> Path:

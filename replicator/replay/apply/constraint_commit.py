@@ -41,6 +41,17 @@ class ConstraintCommit:
 
     # ---- before ---------------------------------------------------------------------------------------------------
 
+    def remember(self) -> None:
+        """Foreign keys of other tables that end with a table which is dropped to be made again. Before the drops."""
+        plan = self._work.plan
+        made = {step.name for step in plan.tables}
+        again = {(table.db, table.name) for table in plan.drops} & made
+        for db in plan.placement.databases.values() if again else ():
+            for table, constraints in self._work.target.foreign_keys(db).items():
+                lost = tuple(each for each in constraints if each.parent in again)
+                if lost and (db, table) not in again:
+                    self._released[db, table] = lost
+
     def drop(self) -> None:
         """Those that the source has no more, and those in the way of columns that change."""
         existing = {step.name: step for step in self._work.plan.tables if self._may_have(step) and step.exists}
@@ -51,7 +62,7 @@ class ConstraintCommit:
         for name, constraints in there.items():
             wanted = self._wanted(existing[name])
             if wanted is None:
-                self._released[name] = constraints
+                self._released[name] = (*constraints, *self._released.get(name, ()))
             stays = set(constraints if wanted is None else wanted[0])
             for each in constraints:
                 if each not in stays or name in changing or each.parent in changing:
@@ -71,9 +82,7 @@ class ConstraintCommit:
             outcome = self._wanted(step)
             if outcome is not None:
                 wanted[name], self._lacking[name] = tuple(outcome[0]), list(outcome[1])
-            elif name in self._released:
-                wanted[name] = self._released[name]
-        self._add_missing(wanted)
+        self._add_missing(self._released | wanted)
         for name, lacking in self._lacking.items():
             self._note(name, lacking)
         self._name({name: _source_name(step) for name, step in steps.items()})

@@ -85,7 +85,7 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
         claims = Claims.of(root, lease.holder, reader.metadata.id, take_over=options.take_over)
         work = Work(plan, target, root, runtime, lease.check, claims)
         replay = Replay(plan, reader, work.target, roots, runtime, work.neighbours)
-        preparation, commit = Preparation(work), Commit(work)
+        preparation, commit, constraints = Preparation(work), Commit(work), ConstraintCommit(work)
         if plan.skipped:
             outcome.status = "already loaded"
             preparation.sweep_marks()  # a crash may have come right after the checkpoint
@@ -96,6 +96,7 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
                 probe_files(replay)
             if options.brake is not None and not options.exact:
                 stop_excess(replay, options.brake)
+            constraints.remember()
             preparation.prepare()
             Cloning(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             lease.check()
@@ -110,7 +111,7 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
             late = prune(replay, logs=True)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
-            _commit(replay, commit, ConstraintCommit(work), outcome)
+            _commit(replay, commit, constraints, outcome)
             stays = plan.stays.not_replicated(plan.placement.databases)
             outcome.not_replicated = merged(stays, plan.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
