@@ -45,6 +45,7 @@ from replicator.events.decode import decode
 from replicator.events.reader import read_events
 from replicator.events.record import Change
 from replicator.events.scope import changes_in_scope
+from replicator.events.unread import UnreadEvents
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 
 ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends the capture
@@ -131,6 +132,7 @@ class _Run:
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
         self._intercepts = Intercepts(root.place)
         self._sight = Sight()
+        self._unread = UnreadEvents()
         self.holed = False
         self.report = self._log.report
 
@@ -191,7 +193,7 @@ class _Run:
                 continue
             concerned = True
             if change.unread is not None:
-                self.report.unknown.append(f"event {event.id}: {change.unread}")
+                self._unread.add(event.id, change.unread)
             if isinstance(change, kinds.CreateDatabase):
                 change = self._completed(change)
             if isinstance(change, kinds.SetConstraints):
@@ -295,7 +297,8 @@ class _Run:
     def _tables_in_new_events(self) -> set[tuple[str, str] | None]:
         found: set[tuple[str, str] | None] = set()
         for event in read_events(self._source, self._log.cursor, {}).events:
-            found.update(decode(event).change.tables or (None,))
+            change = decode(event).change
+            found.update(() if change.is_marker else change.tables or (None,))
         return found
 
     def settle(self, empty: Sequence[Key]) -> None:
@@ -337,6 +340,7 @@ class _Run:
         """Makes the capture durable; then what a gateway had left for it can go."""
         self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
         self._contents.remember_unnamed()
+        self.report.unknown, self.report.unknown_kinds = self._unread.listed(), dict(self._unread.kinds)
         self._log.publish(self._contents.keepers.names, self._sight)
         self._intercepts.finish()
         return self.report

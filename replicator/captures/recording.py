@@ -6,6 +6,7 @@ leaves the log as it was, or whole.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +26,15 @@ from replicator.events.lines import encode
 from replicator.events.record import Change, ChangeRecord, EventsRead
 from replicator.metastore.client import MetastoreReader
 
+LISTED = 100  # lines of a following's lists, the first ones
+
 
 @dataclass
 class Captured(Report):
     """What a capture did. `through_event` and `position`: how far the captured log is; `keeper`: those used, such as
-    "link, version"; `unknown`: events kept unread; scan_seconds, compare_seconds: what looking at directories took
-    (listing what changed in them included), and comparing tables with the metastore;
+    "link, version"; `unknown`: events kept unread, the first by name; `unknown_kinds`: all of
+    them, counted by kind; scan_seconds, compare_seconds: what looking at directories took (listing what changed in them
+    included), and comparing tables with the metastore;
     `databases`: all that the root captures, not only those of this call;
     `formats`: tables whose format loads leave out, and why;
     `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
@@ -47,6 +51,7 @@ class Captured(Report):
     keeper: str = ""
     databases: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    unknown_kinds: dict[str, int] = field(default_factory=dict)
     missing_directories: list[str] = field(default_factory=list)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     formats: dict[str, str] = field(default_factory=dict)
@@ -74,7 +79,9 @@ class CapturesFollowed(Report):
         for name in ("events", "records", "observed", "files", "bytes", "seconds"):
             total[name] = round(total[name] + before.get(name, 0), 3)
         for name in ("unknown", "warnings"):
-            total[name] = [*before.get(name, []), *(each for each in total[name] if each not in before.get(name, []))]
+            known = before.get(name, [])
+            total[name] = [*known, *(each for each in total[name] if each not in known)][:LISTED]
+        total["unknown_kinds"] = dict(Counter(before.get("unknown_kinds", {})) + Counter(total["unknown_kinds"]))
         total["keeper"] = captured.keeper or before.get("keeper", "")
         total["first_position"] = before.get("first_position", captured.first_position)
 

@@ -28,9 +28,9 @@ from replicator.drills.queries import QueryEngine, ask, questions
 from replicator.drills.shadows import Shadows
 from replicator.drills.sweep import sweep
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
+from replicator.events.reach import behind
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import Memory, iso
-from replicator.policies.run import behind
 from replicator.removal.audit import who
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION
 from replicator.replay.places.view_text import not_understood

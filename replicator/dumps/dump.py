@@ -123,7 +123,7 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
         files=writer.files,
         bytes=writer.bytes,
         observed=writer.observed,
-        unknown=work.unknown,
+        unknown=work.unknown.listed(),
         missing_directories=list(metadata.missing_directories),
         seconds=round(clocks.monotonic() - began, 3),
         not_replicated=list(metadata.not_replicated),

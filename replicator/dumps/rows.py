@@ -28,6 +28,7 @@ from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.events import record as kinds
 from replicator.events.record import Change, ChangeRecord
 from replicator.events.scope import matches_name
+from replicator.events.unread import UnreadEvents
 from replicator.text.partition_filter import PartitionFilter
 
 PARTITIONS_PER_RECORD = 1000
@@ -50,7 +51,7 @@ class Content:
         self._root, self._manifest, self._writer = root, manifest, writer
         self._selection, self._begin, self._end, self._progress = selection, begin, end, progress
         self._touched: set[tuple[str, str]] = set()
-        self.unknown: list[str] = []
+        self.unknown = UnreadEvents()
         existing = manifest.scope()
         for name in self._selection.databases:
             if name not in existing or (begin is None and manifest.database(name) is None):
@@ -162,7 +163,7 @@ class Content:
     def _incremental_record(self, record: ChangeRecord, entering: Entering) -> None:
         change = record.change
         if change.unread is not None:
-            self.unknown.append(f"event {record.event}: {change.unread}")
+            self.unknown.add(record.event, change.unread)
         if change.is_marker:
             return
         if change.lost and not change.is_repaired:
@@ -237,7 +238,7 @@ class Content:
             observed=writer.observed,
             buckets=writer.buckets,
             missing_directories=tuple(obj.label for obj in unseen),
-            unknown_events=tuple(self.unknown),
+            unknown_events=tuple(self.unknown.listed()),
             slot=slot or None,
             epochs=dict(epochs),
             not_replicated=tuple(lacking),

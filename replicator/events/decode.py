@@ -1,7 +1,8 @@
 """Decode: a notification event becomes a change in our words. Pure: no metastore, no files, no clock.
 
-Message layouts: Hive 2.3 to 4.1 (JSON text, or base64 of gzip of JSON); metadata objects inside are thrift TJSON
-strings. A type or message that cannot be read becomes an UnknownEvent that keeps it as it came.
+Message layouts: Hive 2.3 to 4.2 (JSON text, or base64 of gzip of JSON); metadata objects inside are thrift TJSON
+strings. An event that changes nothing becomes a marker, as does one of another catalog. A type or message that cannot
+be read becomes an UnknownEvent that keeps it as it came.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from replicator.core.model import (
 )
 from replicator.events import record as kinds
 from replicator.events.record import Change
+from replicator.events.unread import is_irrelevant
 from replicator.metastore.convert.constraints import KINDS, of_message
 from replicator.metastore.values import (
     database_from_text,
@@ -42,7 +44,6 @@ from replicator.metastore.values import (
     table_from_text,
 )
 
-DEFAULT_CATALOG = "hive"
 _GZIP_FORMATS = ("gzip", "gzip(json-2.0)")
 MESSAGE_BYTES = LINE_BYTES
 """The longest message that is read, unpacked. A longer one is kept as it came, and its table compared."""
@@ -69,9 +70,12 @@ class Decoded(Value, frozen=True, omit_defaults=True):
 
 
 def decode(event: NotificationEvent) -> Decoded:
-    """The change an event announces; an UnknownEvent when its type or message is not understood. Never raises."""
+    """The change an event announces: a marker when it changes nothing in this catalog, an UnknownEvent when its type or
+    message is not understood. Never raises."""
+    if is_irrelevant(event):
+        return Decoded(change=kinds.EventsRead())
     reader = _READERS.get(event.type)
-    if reader is None or (event.catalog or DEFAULT_CATALOG) != DEFAULT_CATALOG:
+    if reader is None:
         return Decoded(change=_unknown(event))
     try:
         return reader(_read_json(message_text(event)))
@@ -217,7 +221,7 @@ def _alter_partition(message: Message) -> Decoded:
 
 
 def _alter_partitions(message: Message) -> Decoded:
-    """4.1's batch: the state after, never a rename, so it reads like adding them in place."""
+    """4.1's and newer servers' batch: the state after, never a rename, so it reads like adding them in place."""
     keys = tuple(key.name for key in _table(message["tableObjJson"]).partition_keys)
     partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
     return Decoded(

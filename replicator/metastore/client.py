@@ -8,7 +8,7 @@ ObjectNotFound or ObjectExists with the server's (shortened) message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
@@ -29,8 +29,9 @@ class MetastoreReader(Protocol):
         """The id of the newest event; 0 for an empty log. Raises NotificationLogOff when the server keeps no log."""
         ...
 
-    def next_events(self, after: int, limit: int = EVENT_BATCH) -> list[NotificationEvent]:
-        """Events with id > after, in the server's order, at most `limit`. Checks nothing: the caller looks for gaps."""
+    def next_events(self, after: int, limit: int = EVENT_BATCH, skip: Collection[str] = ()) -> list[NotificationEvent]:
+        """Events with id > after, in the server's order, at most `limit`. Checks nothing: the caller looks for gaps.
+        skip: kinds that Hive 4 leaves out, and with them their ids; older servers send them."""
         ...
 
     def setting(self, key: str) -> str:

@@ -5,7 +5,7 @@ Drops spell out that data stay; writes ask the server to leave statistics as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -107,8 +107,10 @@ def set_partition_statistics(statistics: Sequence[Statistics]) -> Send:
     return methodcaller("set_aggr_stats_for", request)
 
 
-def next_events(after: int, limit: int) -> Send:
+def next_events(after: int, limit: int, skip: Collection[str] = ()) -> Send:
     request = ttypes.NotificationEventRequest(lastEvent=after, maxEvents=limit)
+    if skip:
+        request.eventTypeSkipList = sorted(skip)
     return methodcaller("get_next_notification", request)
 
 

@@ -7,7 +7,7 @@ made in `requests`.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
@@ -106,8 +106,8 @@ class ThriftMetastore:
     def setting(self, key: str) -> str:
         return self._read(f"setting {key}", call("get_config_value", key, "")) or ""
 
-    def next_events(self, after: int, limit: int = EVENT_BATCH) -> list[NotificationEvent]:
-        answer = self._read(f"events after {after}", requests.next_events(after, limit))
+    def next_events(self, after: int, limit: int = EVENT_BATCH, skip: Collection[str] = ()) -> list[NotificationEvent]:
+        answer = self._read(f"events after {after}", requests.next_events(after, limit, skip))
         return [convert.event_from_thrift(event) for event in answer.events or ()]
 
     # --- databases

@@ -18,7 +18,7 @@ from replicator.core.policy import Policy
 from replicator.core.report import Report
 from replicator.dumps.selection import Selection
 from replicator.errors import Error, MetastoreUnreachable
-from replicator.events.reach import read_reach
+from replicator.events.reach import read_reach, waiting_events
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey
@@ -28,7 +28,6 @@ from replicator.policies.verifying import reported
 from replicator.replay.places.replica import LAST_ID
 from replicator.text.quantity import duration_text
 
-READ = 10_000  # events that are not captured yet, at most; more are counted by their ids alone
 TABLES = 1000  # with the longest lag
 RUNS = 20  # of the history
 
@@ -261,9 +260,10 @@ def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, no
                     f"the source cleans event {reach.needed.id} in {duration_text(max(0.0, report.headroom_seconds))}, "
                     "and it is not captured yet"
                 )
-        counted.announced(source.next_events(report.captured_event, READ))
-        if reach.newest - report.captured_event > READ:
-            report.warnings.append(f"only the first {READ:,} events that wait were told apart by table")
+        waiting = waiting_events(source, report.captured_event, reach.newest)
+        counted.announced(waiting.events)
+        if waiting.more:
+            report.warnings.append(f"{waiting.more:,} more events that wait were not told apart by table")
 
 
 def _sum_up(report: Lag, pairs: Iterable[Pair], waiting: Sequence[TableLag]) -> None:

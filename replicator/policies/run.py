@@ -23,7 +23,7 @@ from replicator.core.report import LoadCounts
 from replicator.dumps.dump import Dumped
 from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
-from replicator.metastore.client import MetastoreReader
+from replicator.events.reach import behind
 from replicator.policies.direction import Direction, Sides, find_direction
 from replicator.policies.dump_batches import DumpBatch, RunWork
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
@@ -296,14 +296,6 @@ def _tidy(steps: Steps, kept: Remembering, report: SyncRun) -> None:
         steps.dumps.tidy(steps.direction.root, steps.policy.retention, clock=clock)
         kept.memory.prune_runs(steps.policy.retention, now=clock)
         kept.tidied = clocks.monotonic()
-
-
-def behind(source: MetastoreReader, event: int, clock: Callable[[], float]) -> float | None:
-    """For how long the first event after this one has been waiting; 0 when there is none, None where it is gone."""
-    if source.current_event_id() <= event:
-        return 0.0
-    waiting = source.next_events(event, 1)
-    return round(max(0.0, clock() - waiting[0].time), 3) if waiting else None
 
 
 # ---- memory -------------------------------------------------------------------------------------------------------

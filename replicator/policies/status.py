@@ -16,6 +16,7 @@ from replicator.captures.fold import read_records
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.core.report import Report
 from replicator.errors import UsageError
+from replicator.events.reach import waiting_events
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.text.quantity import time_text
@@ -25,7 +26,8 @@ from replicator.text.quantity import time_text
 class Status(Report):
     """`status`: current, behind, loading (a load has begun and not ended), replica (there is no source to compare
     with), or `no replica`. `time` is that of the last record applied, in seconds; lags are None where they cannot be
-    reported: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events.
+    reported: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events
+    that may change something.
     `not_replicated`: what the target says that it does not have as the source has it; what nobody could see there
     counts as behind since then."""
 
@@ -99,9 +101,13 @@ def _ask_source(report: Status, source: MetastoreReader, clock: Callable[[], flo
     if not report.lag_events:
         return
     waiting = source.next_events(report.event, 1)
+    gone = not waiting or waiting[0].id > report.event + 1
+    if not gone:
+        found = waiting_events(source, report.event, report.source_event)
+        waiting, report.lag_events = found.events, len(found.events) + found.more
     if waiting:
         report.lag_seconds = round(max(0.0, clock() - waiting[0].time), 3)
-    if not waiting or waiting[0].id > report.event + 1:
+    if gone:
         report.warnings.append("the source has cleaned away events that were not applied: the lag is at least this")
 
 

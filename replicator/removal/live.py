@@ -156,6 +156,8 @@ class LiveLocations:
         again: set[tuple[str, str]] = set()
         for event in reading.events:
             change = decode(event).change
+            if change.is_marker:
+                continue
             if not self._apply(change):
                 table = change.touched or ((event.db, event.table) if event.db and event.table else None)
                 if table is None:
@@ -163,6 +165,8 @@ class LiveLocations:
                     return
                 again.add((table[0].lower(), table[1].lower()))
         for event in reading.late:
+            if decode(event).change.is_marker:
+                continue
             if event.db and event.table:
                 again.add((event.db.lower(), event.table.lower()))
             else:

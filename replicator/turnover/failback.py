@@ -25,6 +25,7 @@ from replicator.core.roles import Role
 from replicator.dumps.layout import Point
 from replicator.dumps.points import resolve_until
 from replicator.errors import ObjectNotFound, Refused
+from replicator.events.reach import waiting_events
 from replicator.policies.direction import Direction, Pair, Sides, patterns_of
 from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.run import Remembering, run_once
@@ -51,7 +52,6 @@ from replicator.turnover.switchover_steps import SwitchoverSettings
 
 VERB = "failback"
 STEPS = ("fence", "own", "demote", "difference", "slots")
-READ = 100_000  # events that are not captured, of a dry run
 SETTLE = timedelta(seconds=60)  # how long to wait for the lease of the old side's root
 
 
@@ -249,7 +249,8 @@ class _Failback:
         found, unknown = self._counted(direction)
         log = segments(direction.target_root.place)
         if log:
-            found.announced(direction.target.next_events(resolve_until(log, None).event, READ))
+            newest = direction.target.current_event_id()
+            found.announced(waiting_events(direction.target, resolve_until(log, None).event, newest).events)
         return {**found.as_json(), "unknown": unknown, "root": direction.target_root.place, "event": None, "hold": ""}
 
     def _counted(self, direction: Direction) -> tuple[Unreplicated, list[str]]:

@@ -23,6 +23,7 @@ from replicator.dumps.layout import DumpMetadata
 from replicator.dumps.points import point_at, resolve_until
 from replicator.dumps.reader import DumpReader
 from replicator.errors import Error, MetastoreUnreachable, NotReached
+from replicator.events.reach import waiting_events
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Direction
 from replicator.policies.dumps import PolicyDumps
@@ -32,8 +33,6 @@ from replicator.replay.places.replica import LAST_ID
 from replicator.turnover.uncaptured import uncaptured_files
 
 T = TypeVar("T")
-
-READ = 100_000  # events of the lost metastore that are looked at; more are counted by their ids
 
 
 @dataclass
@@ -233,10 +232,10 @@ def _ask(report: Loss, found: Unreplicated, source: MetastoreReader) -> None:
         report.source_event = newest
         if known is None:
             return
-        rows = source.next_events(known, READ)
-        found.announced(rows)
-        if newest - known > READ:
-            report.warnings.append(f"only the first {READ:,} events that were not captured are counted")
+        waiting = waiting_events(source, known, newest)
+        found.announced(waiting.events)
+        if waiting.more:
+            report.warnings.append(f"{waiting.more:,} more events that were not captured are not counted")
     except Error as error:
         report.metastore = _reason(error)
 

@@ -16,6 +16,7 @@ from replicator.captures.capture import CaptureSettings, capture
 from replicator.core.roles import Role
 from replicator.dumps.points import resolve_until
 from replicator.errors import Error, NotReached, Refused
+from replicator.events.reach import waiting_events
 from replicator.policies.direction import Direction, Sides
 from replicator.policies.memory import RoleChange
 from replicator.policies.roles import read_role
@@ -36,7 +37,6 @@ from replicator.turnover.role_change import (
 )
 
 STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
-SEEN = 10_000  # events that are looked at for one that concerns the policy
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class SwitchoverSteps:
         """Whether no event since concerns the policy. Other databases of the metastore go on."""
         direction = self.direction()
         names = {pair.name for pair in direction.matching}
-        return not any((event.db or "").lower() in names for event in direction.source.next_events(run.to_event, SEEN))
+        newest = direction.source.current_event_id()
+        waiting = waiting_events(direction.source, run.to_event, newest).events
+        return not any((event.db or "").lower() in names for event in waiting)
 
     def verify(self) -> Details:
         """Raises Refused where the replica is not what was drained."""

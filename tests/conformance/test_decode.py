@@ -346,7 +346,7 @@ def test_a_message_of_tens_of_megabytes(objects: dict[str, Any], db: str) -> Non
 @pytest.mark.parametrize(
     "event",
     [
-        NotificationEvent(id=1, time=1, type="OPEN_TXN", db="d", message='{"txnIds": [1]}', format="json-0.2"),
+        NotificationEvent(id=1, time=1, type="NEW_KIND", db="d", message='{"ids": [1]}', format="json-0.2"),
         NotificationEvent(id=1, time=1, type="CREATE_TABLE", db="d", table="t", message='{"db": "d", '),
         NotificationEvent(id=1, time=1, type="CREATE_TABLE", db="d", table="t", message="{}"),
         NotificationEvent(id=1, time=1, type="CREATE_TABLE", db="d", table="t", message='{"tableObjJson": "[1, 2]"}'),
@@ -356,7 +356,6 @@ def test_a_message_of_tens_of_megabytes(objects: dict[str, Any], db: str) -> Non
         NotificationEvent(id=1, time=1, type="DROP_TABLE", db="d", message=None),
         NotificationEvent(id=1, time=1, type="DROP_TABLE", db="d", message="bm90IGd6aXA=", format="gzip"),
         NotificationEvent(id=1, time=1, type="DROP_TABLE", db="d", message="H4sIAAAA!", format="gzip(json-2.0)"),
-        NotificationEvent(id=1, time=1, type="DROP_TABLE", db="d", message='{"db":"d","table":"t"}', catalog="other"),
     ],
 )
 def test_what_cannot_be_read_is_kept_as_it_came(event: NotificationEvent) -> None:

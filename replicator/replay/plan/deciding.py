@@ -52,7 +52,7 @@ def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
     plan.tables.sort(key=lambda each: (bool(each.table and each.table.is_view), each.name))
     if squashed.unknown:
         plan.warnings.append(
-            f"not replayed: {count_text(len(squashed.unknown), 'event')} of unknown kinds: {squashed.unknown[:5]}"
+            f"not replayed: {count_text(len(squashed.unknown), 'event')} of unknown kinds: {squashed.unknown.listed()}"
         )
     return plan
 

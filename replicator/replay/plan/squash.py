@@ -21,6 +21,7 @@ from cmroot.store.place import join
 from replicator.core.model import Constraint, Database, Function, Partition, Statistics, Table
 from replicator.events import record as kinds
 from replicator.events.record import ChangeRecord
+from replicator.events.unread import UnreadEvents
 from replicator.replay.places.placement import relative
 
 Name = tuple[str, str]
@@ -144,7 +145,7 @@ class Squashed:
     lineages: list[Lineage] = field(default_factory=list)
     records: int = 0
     squashed: int = 0
-    unknown: list[str] = field(default_factory=list)
+    unknown: UnreadEvents = field(default_factory=UnreadEvents)
     bootstrap: bool = False
     dropped_at: dict[str, int] = field(default_factory=dict)  # database -> position of its last drop
 
@@ -224,7 +225,7 @@ class _Fold:
                 lineage = self._lineage((db, name))
                 lineage.statistics.update({each.partition: each for each in statistics})
             case kinds.UnknownEvent(type=type_):
-                self.out.unknown.append(f"event {record.event}: {type_}")
+                self.out.unknown.add(record.event, type_)
             case _:
                 pass
 
