@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import time
@@ -17,14 +18,17 @@ from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
 from kerberos import Kdc
 from metastores import MetastoreFactory
 from msgspec.structs import replace
+from pyspark.java_gateway import launch_gateway
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TApplicationException, TException
 
 from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.model import Database
 from replicator.errors import IdentityRefused, NotAuthenticated, UsageError
 from replicator.gateways.security import check_risks
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.transports.kerberos import Gssapi, Tickets
 from replicator.metastore.transports.negotiation import negotiate
 from replicator.metastore.transports.transport import Framed, Plain, Transport
@@ -53,6 +57,20 @@ def authorized(metastore_factory: MetastoreFactory) -> Running:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def jvm(kdc: Kdc) -> Iterator[Any]:
+    """Java with Hive's classes, for its own client."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spark_environment(find_java(os.environ)).items():
+            patch.setenv(name, value)
+        patch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.security.krb5.conf={kdc.conf} {os.environ['JAVA_TOOL_OPTIONS']}")
+        gateway = launch_gateway()
+    yield gateway.jvm
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
 
 
 def dial(uri: str, context: ssl.SSLContext | None = None) -> socket.socket:
@@ -316,3 +334,32 @@ def test_weaker_before_stronger_is_refused_unless_it_is_allowed(
     assert error.value.hint and f'allow = ["{risk}"]' in error.value.hint
     check_risks(replace(security, allow=(risk,)), metastore, listen)
     assert [f"allowed ({risk})" in record.getMessage() for record in caplog.records] == [True]
+
+
+# ---- another client ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protection", ["authentication", "integrity", "privacy"])
+def test_hives_own_client_is_let_in(
+    source_metastore: Running, tmp_path: Path, kdc: Kdc, jvm: Any, protection: str
+) -> None:
+    with guarded(source_metastore, tmp_path, security=kerberized(kdc)) as guard:
+        guard.database.table("t", FILES)
+        guard.direct.create_database(Database("big" + guard.db, parameters=BIG))
+        conf = jvm.org.apache.hadoop.hive.conf.HiveConf()
+        for key, value in {
+            "hive.metastore.uris": guard.uri.replace("127.0.0.1", "localhost"),
+            "hive.metastore.sasl.enabled": "true",
+            "hive.metastore.kerberos.principal": SERVICE,
+            "hadoop.security.authentication": "kerberos",
+            "hadoop.rpc.protection": protection,
+        }.items():
+            conf.set(key, value)
+        users = jvm.org.apache.hadoop.security.UserGroupInformation
+        users.setConfiguration(conf)
+        users.loginUserFromKeytab("alice@EXAMPLE.COM", str(kdc.keytab("alice")))
+        made = jvm.org.apache.hadoop.hive.metastore.HiveMetaStoreClient(conf)
+        assert dict(made.getDatabase("big" + guard.db).getParameters()) == BIG
+        made.dropTable(guard.db, "t")
+        assert guard.taken().keys() == {"t/one", "t/two"}
+        made.close()

@@ -19,6 +19,7 @@ from raw_thrift import RawClient, Said
 from cmroot.keep.content import locate
 from cmroot.log.intercepted import read_intercepted
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.gateways.server import Gateway, opened
 from replicator.gateways.service import GatewaySettings
 from replicator.metastore.embedded.running import Running
@@ -95,11 +96,18 @@ class Guarded:
 
 @contextlib.contextmanager
 def guarded(
-    running: Running, here: Path, *, upstream: str | None = None, cmroot: Path | None = None, **options: Any
+    running: Running,
+    here: Path,
+    *,
+    upstream: str | MetastoreConfig | None = None,
+    owner: MetastoreConfig | None = None,
+    cmroot: Path | None = None,
+    **options: Any,
 ) -> Iterator[Guarded]:
-    """A gateway with a `$cmroot` of its own, and an empty database behind it. `upstream`: another way to there."""
+    """A gateway with a `$cmroot` of its own, and an empty database behind it. `upstream`: another way to there;
+    `owner`: that of who makes the database."""
     root = create_or_open(str(cmroot or here / "cmroot"))
-    with connect(running.uri) as direct, connect(upstream or running.uri) as asked:
+    with connect(owner or running.uri) as direct, connect(upstream or running.uri) as asked:
         database = PlainDatabase(direct, f"guarded{next(_numbers)}", running.warehouse)
         database.create()
         with (
