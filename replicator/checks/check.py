@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from cmroot.errors import Error
 from cmroot.store.place import join
 from replicator.checks import lacking, metastores, places, policy_health, proofs, unsupported
+from replicator.checks.entrance import of_gateway
 from replicator.checks.finding import Finding, Health, worst
 from replicator.checks.places import Probed, Room, reported
+from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.policy import Policy, same_metastore
@@ -36,6 +38,7 @@ SAMPLE = 200  # tables of a database whose locations are looked at
 RUNS = 20  # of the history, newest first
 TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
 RETRIES = 1
+NO_GATEWAY = GatewayConfig()
 
 Connect = Callable[[MetastoreConfig], AbstractContextManager[MetastoreReader]]
 
@@ -78,8 +81,10 @@ def check(
     connect: Connect = impatient,
     clock: Callable[[], float] = clocks.time,
     room: Callable[[str], Room] = places.disk_room,
+    gateway: GatewayConfig = NO_GATEWAY,
 ) -> PolicyChecked:
-    """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its configuration."""
+    """Checks one policy. others: the file's policies, for overlaps; gateway: what it asks of clients.
+    connect: a metastore by its configuration."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)
     direction = None
@@ -95,6 +100,7 @@ def check(
             run.overlaps(source, others, connect)
         run.runs()
         run.places(direction, target)
+    run.findings += of_gateway(gateway, policy.source_metastore)
     status = worst(each.health for each in run.findings)
     backwards = direction is not None and direction.backwards
     seconds = round(clocks.monotonic() - began, 3)

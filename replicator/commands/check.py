@@ -29,4 +29,5 @@ def check(options: CheckOptions) -> PolicyChecked:
 
     A side that does not answer is a finding. Raises UsageError where there is no such policy, ConfigError."""
     settings = options.settings
-    return checks.check(settings.policy(options.policy), others=list(settings.policies.values()))
+    others = list(settings.policies.values())
+    return checks.check(settings.policy(options.policy), others=others, gateway=settings.gateway)

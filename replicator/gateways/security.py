@@ -71,6 +71,12 @@ def risks(config: GatewayConfig, metastore: MetastoreConfig, host: str) -> Itera
             "connections to the metastore are encrypted, and those to the gateway are not",
             'set certificate and key in [gateway], or protection = "privacy" with Kerberos',
         )
+    if metastore.auth == "kerberos" and "own-identity" in config.allow:
+        yield (
+            "own-identity",
+            "all clients have the rights of the gateway's own principal at the metastore",
+            'leave "own-identity" out of allow',
+        )
     if shares_identity(metastore):
         yield (
             "own-identity",
@@ -85,8 +91,6 @@ def check_risks(config: GatewayConfig, metastore: MetastoreConfig, host: str) ->
         if risk not in config.allow:
             raise UsageError(f"{what}: whoever reaches the gateway would get in", hint=f'{hint}; or allow = ["{risk}"]')
         log.warning("allowed (%s): %s", risk, what)
-    if "own-identity" in config.allow and metastore.auth == "kerberos":
-        log.warning("allowed (own-identity): all clients have the rights of the gateway's own principal")
 
 
 def _encrypts(metastore: MetastoreConfig) -> bool:

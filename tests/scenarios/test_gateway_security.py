@@ -22,6 +22,7 @@ from pyspark.java_gateway import launch_gateway
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TApplicationException, TException
 
+from replicator.checks.entrance import of_gateway
 from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database
@@ -319,21 +320,24 @@ CERTIFIED = GatewayConfig(certificate="c", key="k", client_ca="a")
         (CERTIFIED, MetastoreConfig(URI, tls=True, certificate="c", key="k"), "10.0.0.5", None),
         (SECURE, MetastoreConfig(URI, auth="kerberos", protection="privacy"), "10.0.0.5", "unencrypted"),
         (ENCRYPTED, MetastoreConfig(URI, auth="kerberos", protection="privacy"), "10.0.0.5", None),
+        (replace(SECURE, allow=("own-identity",)), KERBEROS, "127.0.0.1", "allowed"),
         (SECURE, MetastoreConfig(URI, auth="plain", user="u", password="env:P"), "127.0.0.1", "own-identity"),
     ],
 )
 def test_weaker_before_stronger_is_refused_unless_it_is_allowed(
     security: GatewayConfig, metastore: MetastoreConfig, listen: str, risk: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if risk is None:
-        check_risks(security, metastore, listen)
-        assert not caplog.records
-        return
-    with pytest.raises(UsageError) as error:
-        check_risks(security, metastore, listen)
-    assert error.value.hint and f'allow = ["{risk}"]' in error.value.hint
-    check_risks(replace(security, allow=(risk,)), metastore, listen)
-    assert [f"allowed ({risk})" in record.getMessage() for record in caplog.records] == [True]
+    if risk not in (None, "allowed"):
+        with pytest.raises(UsageError) as error:
+            check_risks(security, metastore, listen)
+        assert error.value.hint and f'allow = ["{risk}"]' in error.value.hint
+        assert "does not start" in next(of_gateway(replace(security, realms=("A",)), metastore)).text
+        security = replace(security, allow=(risk,))
+    check_risks(security, metastore, listen)
+    assert len(caplog.records) == (risk is not None)
+    if risk is not None:
+        warned = {each.text for each in of_gateway(security, metastore) if each.health == "warning"}
+        assert warned >= set(caplog.messages)
 
 
 # ---- another client ------------------------------------------------------------------------------------------------
