@@ -18,6 +18,7 @@ from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.work import Work
 from replicator.replay.places.replica_constraints import (
+    LACKING,
     NO_CONSTRAINT,
     Lack,
     not_replicated,
@@ -84,7 +85,9 @@ class ConstraintCommit:
                 wanted[name], self._lacking[name] = tuple(outcome[0]), list(outcome[1])
         self._add_missing(self._released | wanted)
         for name, lacking in self._lacking.items():
-            self._note(name, lacking)
+            there = steps[name].there if name in steps else None
+            if lacking or (there is not None and LACKING in there.parameters):
+                self._note(name, lacking)
         self._name({name: _source_name(step) for name, step in steps.items()})
         self._try_again()
 
