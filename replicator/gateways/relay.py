@@ -230,7 +230,7 @@ class Connection:
                 raise Garbage("an answer where a call should be")
             return header
         except Garbage as error:
-            first = self._call is None and not self._service.door.is_secured
+            first = self._call is None
             raise (refusals.strange(bytes(self._pending), error) if first else refusals.garbage(None, error)) from error
 
     # ---- one call -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from replicator.gateways.entrance.foreign import in_their_words, speaks_sasl, sp
 from replicator.metastore.transports.frames import FrameError, Layer, Status, Unlayered, message, read_message
 
 LOOKED_AT = 512  # bytes of what a client sends first
+PATIENCE = 10.0  # seconds for a handshake: who is not in yet holds a thread
 
 T = TypeVar("T")
 
@@ -48,16 +49,12 @@ class Door:
     proof: Proof | None = None
     framed: bool = False
 
-    @property
-    def is_secured(self) -> bool:
-        return self.tls is not None or self.proof is not None
-
     def admit(self, connection: socket.socket, stopping: int, seconds: float) -> Admitted:
         """A client's connection, secured. stopping: a descriptor that ends the wait. Raises NotAdmitted,
         OSError; the connection is closed then."""
         if self.tls is None and self.proof is None:
             return Admitted(Channel(connection, Unlayered() if self.framed else None))
-        wire = _Wire(connection, stopping, time.monotonic() + seconds)
+        wire = _Wire(connection, stopping, time.monotonic() + min(seconds, PATIENCE))
         try:
             return self._admit(wire)
         except BaseException:

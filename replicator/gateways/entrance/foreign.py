@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from replicator.gateways.messages import PROTOCOL_ERROR, Garbage, application_error, parse_header
+from replicator.gateways.messages import EXCEPTION, PROTOCOL_ERROR, Garbage, application_error, parse_header
 from replicator.metastore.transports.frames import Status, frame, message
 
 _BINARY = b"\x80\x01"
@@ -47,7 +47,7 @@ def in_their_words(begin: bytes, why: str) -> bytes:
     if begin[4:6] == _BINARY:
         return frame(_error(begin[4:], why))
     if begin[:1] == bytes([_COMPACT]):
-        return b""
+        return _compact_error(begin, why)
     if begin[:1].isalpha() and begin[:4].isascii():
         text = why.encode() + b"\n"
         head = "HTTP/1.1 501 Not Implemented\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
@@ -61,3 +61,22 @@ def _error(begin: bytes, why: str) -> bytes:
     except (Garbage, struct.error):
         header = None
     return application_error(header, PROTOCOL_ERROR, why)
+
+
+def _compact_error(begin: bytes, why: str) -> bytes:
+    """A TApplicationException of the compact protocol, under the number and name of the call, if they are there."""
+    text, at = why.encode(), 2
+    while at < len(begin) and begin[at] & 0x80:
+        at += 1
+    number, rest = begin[2 : at + 1], begin[at + 1 :]
+    named = number + rest[: rest[0] + 1] if rest and len(rest) > rest[0] else b"\0\0"
+    error = b"\x18" + _varint(len(text)) + text + b"\x15" + _varint(2 * PROTOCOL_ERROR) + b"\0"
+    return bytes((_COMPACT, EXCEPTION << 5 | 1)) + named + error
+
+
+def _varint(number: int) -> bytes:
+    data = b""
+    while number > 0x7F:
+        data += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return data + bytes([number])
