@@ -98,7 +98,9 @@ def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
         return "a metastore answers there, with plain binary thrift", _NO_SASL | _SOCKET | {"protocol": '"binary"'}
     if said:
         text, found = seems(said)
-        return _mechanism(dial) if found == _SASL else (text, found)
+        return _mechanism(dial) or (text, found) if found == _SASL else (text, found)
+    if wanted := _mechanism(dial):
+        return wanted
     if _speaks_tls(dial):
         return "TLS is spoken there", _TLS
     for call, found in _GUESSES:
@@ -120,15 +122,16 @@ def _speaks_tls(dial: Callable[[], socket.socket]) -> bool:
     return False
 
 
-def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
-    """Which identity a server of SASL wants."""
+def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
+    """Which identity a server of SASL wants; None: it speaks none."""
     with suppress(OSError, EOFError), dial() as connection:
         connection.settimeout(_PATIENCE)
         connection.sendall(message(Status.START, b"GSSAPI") + message(Status.OK))
         status, payload = read_message(reading(connection))
         if status is not Status.OK and b"nsupported mechanism" in payload:
             return "SASL without Kerberos is spoken there", {"auth": '"plain"'}
-    return "this metastore wants Kerberos (SASL GSSAPI)", _SASL
+        return "this metastore wants Kerberos (SASL GSSAPI)", _SASL
+    return None
 
 
 def _answer(dial: Callable[[], socket.socket], call: bytes) -> bytes:

@@ -71,12 +71,23 @@ class Tickets:
         elif config.ticket_cache:
             store = {"ccache": config.ticket_cache}
         name = self._client()
+        if config.keytab and not self._has_key(name):
+            raise IdentityRefused(
+                f"keytab {config.keytab} has no key of {config.client_principal}", hint="klist -k shows what it has"
+            )
         found = said(lambda: _acquire(name, store), self._shown)
         if not config.keytab and found[1] < RENEW_WITHIN and _renew(config.ticket_cache):
             found = said(lambda: _acquire(name, store), self._shown)
         if found[1] <= 0:
             raise NotAuthenticated(f"{self._shown}: the tickets have run out", hint=_CAUSES[2][2])
         return found[0]
+
+    def _has_key(self, name: Any) -> bool:
+        try:
+            gssapi.Credentials(name=name, usage="accept", store={"keytab": self._config.keytab})
+        except gssapi.exceptions.GSSError:
+            return False
+        return True
 
     @property
     def _shown(self) -> str:
