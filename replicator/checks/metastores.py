@@ -32,7 +32,8 @@ def answers(side: str, metastore: MetastoreReader, stopwatch: Callable[[], float
     began = stopwatch()
     names = metastore.database_names()
     seconds = stopwatch() - began
-    reported = f"{metastore.uri}: {level(default_database(metastore))}, {count_text(len(names), 'database')}"
+    shown = [level(default_database(metastore)), count_text(len(names), "database"), metastore.connection]
+    reported = f"{metastore.uri}: {', '.join(filter(None, shown))}"
     unknown = metastore.unknown_fields()
     if unknown:
         lost = ", ".join(f"{struct} {fields}" for struct, fields in unknown.items())

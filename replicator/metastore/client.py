@@ -25,6 +25,11 @@ class MetastoreReader(Protocol):
         """thrift://host:port[,thrift://host:port...] as configured."""
         ...
 
+    @property
+    def connection(self) -> str:
+        """Identity and transport, for a person; nothing for a plain connection without an identity."""
+        ...
+
     def current_event_id(self) -> int:
         """The id of the newest event; 0 for an empty log. Raises NotificationLogOff when the server keeps no log."""
         ...

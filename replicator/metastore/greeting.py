@@ -33,10 +33,11 @@ _PATIENCE = 3.0  # seconds for an answer to a guess
 Found = dict[str, str]
 """Keys of `[metastores.NAME]` with the values that the server wants, as TOML; nothing for one that was not found."""
 _TLS: Found = {"tls": "true"}
-_HTTP: Found = {"transport": '"http"'}
+_HTTP: Found = {"auth": '"none"', "transport": '"http"'}
 _FRAMED: Found = {"transport": '"framed"'}
 _SOCKET: Found = {"transport": '"socket"'}
-_SASL: Found = {"auth": '"kerberos"'}
+_SASL: Found = {"auth": '"kerberos"', "transport": '"socket"'}
+_PASSWORD: Found = {"auth": '"plain"', "transport": '"socket"'}
 _NO_SASL: Found = {"auth": '"none"'}
 _GUESSES: tuple[tuple[bytes, Found], ...] = (
     (frame(CALL), _FRAMED | {"protocol": '"binary"'}),
@@ -129,7 +130,7 @@ def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
         connection.sendall(message(Status.START, b"GSSAPI") + message(Status.OK))
         status, payload = read_message(reading(connection))
         if status is not Status.OK and b"nsupported mechanism" in payload:
-            return "SASL without Kerberos is spoken there", {"auth": '"plain"'}
+            return "SASL without Kerberos is spoken there", _PASSWORD
         return "this metastore wants Kerberos (SASL GSSAPI)", _SASL
     return None
 

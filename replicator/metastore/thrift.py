@@ -71,6 +71,10 @@ class ThriftMetastore:
     def config(self) -> MetastoreConfig:
         return self._config
 
+    @property
+    def connection(self) -> str:
+        return self._config.described()
+
     def close(self) -> None:
         self._connections.close()
 

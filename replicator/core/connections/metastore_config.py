@@ -86,12 +86,17 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return default if given is None else parse_duration(str(given)).total_seconds()
 
     def described(self) -> str:
-        """Identity and transport for a person: `Kerberos, TLS, framed, compact`; nothing for a plain connection."""
-        names = {"none": "", "kerberos": "Kerberos", "plain": f"PLAIN as {self.user}", "token": "a delegation token"}
+        """Identity and transport for a person: `Kerberos as me@REALM, TLS`; nothing for a plain connection."""
+        names = {
+            "none": "",
+            "kerberos": f"Kerberos as {self.client_principal or self.ticket_cache or 'the owner of the tickets'}",
+            "plain": f"PLAIN as {self.user}",
+            "token": "a delegation token",
+        }
         http = ("HTTPS" if self.tls else "HTTP") if self.transport == "http" else ""
         parts = [
             names[self.auth],
-            f"as {self.user}" if self.user and self.auth != "plain" else "",
+            f"for {self.user}" if self.user and self.auth != "plain" else "",
             "JWT" if self.jwt else "",
             http or ("TLS" if self.tls else ""),
             "client certificate" if self.certificate else "",

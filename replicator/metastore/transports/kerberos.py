@@ -37,7 +37,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], type[MetastoreError], str], ...] = (
     (("clock skew",), NotAuthenticated, _CLOCK),
     (("cannot contact any kdc", "cannot find kdc", "resolve network address for kdc"), NotAuthenticated,
      "check the realm's KDC in krb5.conf (KRB5_CONFIG), and that it runs"),
-    (("ticket expired", "credentials have expired", "context has expired"), NotAuthenticated,
+    (("ticket expired", "credentials have expired", "credential has expired", "context has expired"), NotAuthenticated,
      "run kinit again, or set keytab and client_principal in [metastores.NAME], whose tickets are taken again"),
     (("no kerberos credentials", "no credentials cache", "credentials cache file", "no credentials were supplied"),
      NotAuthenticated, "run kinit, or set keytab and client_principal in [metastores.NAME]"),
@@ -241,4 +241,6 @@ def _renew(cache: str | None) -> bool:
 
 def _text(error: Any) -> str:
     """What Kerberos says of it; else what GSSAPI says of the kind of error."""
-    return str(error.gen_message()).rpartition("Minor (")[2].partition("): ")[2].strip() or str(error)
+    major, _, minor = str(error.gen_message()).partition(", Minor (")
+    said = minor.partition("): ")[2].strip()
+    return said if said not in ("", "Success") else major.partition("): ")[2].strip() or str(error)

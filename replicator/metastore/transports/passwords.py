@@ -136,6 +136,8 @@ def credentials_of(token: str) -> tuple[str, str]:
         data = base64.urlsafe_b64decode(token.strip() + "=" * (-len(token.strip()) % 4))
         identifier, rest = _counted(data)
         password, _ = _counted(rest)
+        if not identifier or not password:
+            raise ValueError
     except (binascii.Error, ValueError, IndexError):
         raise ConfigError(
             "token: not a delegation token in Hadoop's URL encoding", hint="see docs/configuration.md"

@@ -1,0 +1,173 @@
+"""Kerberos: metastores that want it, with a real KDC, and delegation tokens. Dump, load and sync between two, and
+what each says when the configuration, the tickets or the KDC are not as they should be."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from kdc import REALM, Kdc, missing_programs
+from secured import LOCALHOST, NOTHING, Secured, refused, replicates, secured_metastore, told
+
+import replicator
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.model import Database
+from replicator.errors import IdentityRefused, MetastoreUnreachable, NotAMetastore, NotAuthenticated
+from replicator.metastore.thrift import ThriftMetastore, connect
+
+
+@pytest.fixture(scope="module")
+def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kdc]:
+    pytest.importorskip("gssapi", reason="the kerberos extra is not installed")
+    if missing := missing_programs():
+        pytest.skip(
+            f"no KDC can be started here: {', '.join(missing)} not found (krb5-kdc, krb5-admin-server, krb5-user)"
+        )
+    made = Kdc(tmp_path_factory.mktemp("kdc"))
+    before = {key: os.environ.get(key) for key in made.environment}
+    os.environ.update(made.environment)
+    yield made
+    made.stop()
+    for key, value in before.items():
+        os.environ.pop(key) if value is None else os.environ.update({key: value})
+
+
+def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
+    client = f"replicator@{REALM}"
+    keytabs = kdc.directory / "hive-localhost.keytab", kdc.directory / "replicator.keytab"
+    for keytab, principal in zip(keytabs, ("hive/localhost", "replicator"), strict=True):
+        if not keytab.exists():
+            kdc.keytab(principal)
+    config = MetastoreConfig(
+        LOCALHOST, auth="kerberos", principal=f"hive/_HOST@{REALM}", keytab=str(keytabs[1]), client_principal=client
+    )
+    wanted = {
+        "hadoop.security.authentication": "kerberos",
+        "hadoop.proxyuser.replicator.hosts": "*",
+        "hadoop.proxyuser.replicator.users": "alice",
+        "hive.metastore.sasl.enabled": "true",
+        "hive.metastore.kerberos.keytab.file": str(keytabs[0]),
+        "hive.metastore.kerberos.principal": f"hive/localhost@{REALM}",
+    }
+    return secured_metastore(directory, config, wanted | settings, java=kdc.java_options())
+
+
+@pytest.fixture(scope="module")
+def kerberos(kdc: Kdc, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, Secured]]:
+    """Two metastores with Kerberos; the second encrypts (QOP auth-conf)."""
+    with ExitStack() as stack:
+        places = [tmp_path_factory.mktemp(name) for name in ("kerberos", "private")]
+        yield (
+            stack.enter_context(kerberized(kdc, places[0] / "m")),  # type: ignore[arg-type, type-var]
+            stack.enter_context(kerberized(kdc, places[1] / "m", **{"hadoop.rpc.protection": "privacy"})),  # type: ignore[arg-type, type-var]
+        )
+
+
+@pytest.mark.kerberos
+def test_kerberos_replicates(kerberos: tuple[Secured, Secured], tmp_path: Path) -> None:
+    config = replicates(*kerberos, tmp_path)
+    checked = replicator.check("west", config=config)
+    found = {finding.name: finding.text for finding in checked.findings}
+    assert f"Kerberos as replicator@{REALM}" in found["source"] and "Kerberos" in found["target"]
+
+
+@pytest.mark.kerberos
+def test_kerberos_says_what_is_wrong(kdc: Kdc, kerberos: tuple[Secured, Secured]) -> None:
+    config = kerberos[0].config
+    without = refused(config, **NOTHING)
+    assert isinstance(without, NotAMetastore) and without.exit_code == 2
+    assert "wants Kerberos" in told(without) and 'auth = "kerberos"' in without.hint and "principal" in without.hint
+    for keys in ({"transport": "framed"}, {"transport": "http"}, {"protocol": "compact"}):
+        assert "wants Kerberos" in told(refused(config, **{**NOTHING, **keys})), keys
+    unknown = refused(config, principal=f"hive/nowhere@{REALM}")
+    assert isinstance(unknown, IdentityRefused) and "hive/nowhere" in told(unknown) and "principal" in unknown.hint
+    kdc.keytab("hive/other")  # a principal that is not this server's
+    other = refused(config, principal=f"hive/other@{REALM}")
+    assert isinstance(other, IdentityRefused) and "GSS initiate failed" in told(other) and "keytab" in other.hint
+    nobody = refused(config, client_principal=f"nobody@{REALM}")
+    assert isinstance(nobody, IdentityRefused) and "no key of nobody" in told(nobody)
+    weak = refused(config, protection="privacy")
+    assert isinstance(weak, IdentityRefused) and "hadoop.rpc.protection" in weak.hint
+    absent = refused(config, keytab=None, client_principal=None, ticket_cache=f"FILE:{kdc.directory}/absent")
+    assert isinstance(absent, NotAuthenticated) and absent.exit_code == 75 and "kinit" in absent.hint
+    password = refused(config, **{**NOTHING, "auth": "plain", "user": "u", "password": f"file:{__file__}"})
+    assert isinstance(password, NotAMetastore) and "auth" in password.hint
+    kdc.stop()
+    try:
+        away = refused(config)
+        assert isinstance(away, NotAuthenticated) and "KDC" in told(away)
+    finally:
+        kdc.start()
+    with connect(config) as client:
+        assert client.database_names()
+
+
+@pytest.mark.kerberos
+def test_tickets_that_run_out_are_taken_again_or_renewed(kdc: Kdc, kerberos: tuple[Secured, Secured]) -> None:
+    """A client that lives longer than its tickets: with a keytab, with a cache that can be renewed, and with one that
+    cannot, which is told."""
+    keytab, life = kdc.keytab("brief", life="4s"), 4
+    config = kerberos[1].with_keys(keytab=str(keytab), client_principal=f"brief@{REALM}")
+    cached = msgspec.structs.replace(config, keytab=None, client_principal=None)
+    renewed = msgspec.structs.replace(cached, ticket_cache=f"FILE:{kdc.tickets(keytab, 'brief', '-r', '1d')}")
+    began = time.monotonic()
+    with connect(config) as kept, connect(renewed) as cache:
+        while time.monotonic() - began < 2.5 * life:
+            assert kept.database_names() and cache.database_names()
+            time.sleep(0.5)
+    keytab = kdc.keytab("once", life="4s")
+    once = kdc.tickets(keytab, "once")
+    gone = time.monotonic() + life + 1
+    expired = msgspec.structs.replace(cached, ticket_cache=f"FILE:{once}")
+    with connect(expired) as client:
+        assert client.database_names()
+        while time.monotonic() < gone:
+            time.sleep(0.1)
+        with pytest.raises(NotAuthenticated) as raised:
+            client.database_names()
+    assert "keytab" in raised.value.hint and raised.value.transient
+
+
+@pytest.mark.kerberos
+def test_a_client_acts_for_a_user_it_may_impersonate(kerberos: tuple[Secured, Secured]) -> None:
+    """By a delegation token of the Kerberos connection, which is also taken from a file (DIGEST-MD5)."""
+    with connect(kerberos[0].with_keys(user="alice")) as alice:
+        assert alice.database_names()
+    mallory = refused(kerberos[0].with_keys(user="mallory"))
+    assert isinstance(mallory, IdentityRefused) and "mallory" in told(mallory) and "proxyuser" in mallory.hint
+
+
+@pytest.mark.kerberos
+def test_a_delegation_token_proves_an_identity_until_it_is_cancelled(
+    kerberos: tuple[Secured, Secured], tmp_path: Path
+) -> None:
+    place = tmp_path / "token"
+    with ThriftMetastore(kerberos[0].config) as owner:
+        token = owner._connections.read(
+            "a token", lambda client: client.get_delegation_token("replicator", "replicator")
+        )
+        place.write_text(f"{token}\n")
+        config = MetastoreConfig(kerberos[0].uri, auth="token", token=f"file:{place}")
+        with connect(config) as client:
+            assert client.database_names()
+        owner._connections.change("cancel", lambda client: client.cancel_delegation_token(token))
+    cancelled = refused(config)
+    assert isinstance(cancelled, IdentityRefused) and "token" in cancelled.hint and token not in told(cancelled)
+
+
+@pytest.mark.kerberos
+def test_kerberos_fails_over_to_the_next_address(kdc: Kdc, kerberos: tuple[Secured, Secured], tmp_path: Path) -> None:
+    with kerberized(kdc, tmp_path / "first") as first:  # type: ignore[attr-defined]
+        with connect(first.config) as alone:
+            alone.create_database(Database(name="only_first", location=f"file:{tmp_path}/only"))
+        with connect(first.with_keys(uri=f"{first.uri},{kerberos[1].uri}")) as client:
+            assert "only_first" in client.database_names()
+            first.kill()
+            assert "only_first" not in client.database_names()
+        gone = refused(first.with_keys(uri=f"{first.uri},thrift://localhost:1"))
+        assert isinstance(gone, MetastoreUnreachable) and gone.exit_code == 75

@@ -1,0 +1,258 @@
+"""TLS, HTTP, passwords, frames and the compact protocol, each on real servers. Dump, load and sync between two of a
+kind, and what each says when the configuration is another."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from secured import (
+    LOCALHOST,
+    NOTHING,
+    PROXYING,
+    Secured,
+    make_certificates,
+    refused,
+    replicates,
+    secured_metastore,
+    told,
+)
+
+from replicator.checks.metastores import answers
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.errors import IdentityRefused, NotAMetastore
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+
+# ---- TLS, frames, compact -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("certificates")
+    make_certificates(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def tls(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, Secured]]:
+    """Two metastores with TLS; the second also with frames and the compact protocol."""
+    secured = {
+        "hive.metastore.use.SSL": "true",
+        "hive.metastore.keystore.path": str(certificates / "server.p12"),
+        "hive.metastore.keystore.password": "changeit",
+    }
+    both = {
+        "hive.metastore.thrift.framed.transport.enabled": "true",
+        "hive.metastore.thrift.compact.protocol.enabled": "true",
+    }
+    config = MetastoreConfig(LOCALHOST, tls=True, ca=str(certificates / "ca.pem"))
+    other = msgspec.structs.replace(config, transport="framed", protocol="compact")
+    with ExitStack() as stack:
+        places = [tmp_path_factory.mktemp(name) / "m" for name in ("tls", "framed")]
+        yield (
+            stack.enter_context(secured_metastore(places[0], config, secured)),
+            stack.enter_context(secured_metastore(places[1], other, secured | both)),
+        )
+
+
+@pytest.mark.tls
+def test_tls_frames_and_the_compact_protocol_replicate(tls: tuple[Secured, Secured], tmp_path: Path) -> None:
+    replicates(*tls, tmp_path)
+    with connect(tls[1].config) as client:
+        assert "TLS, framed, compact" in answers("source", client, time.monotonic).text
+
+
+@pytest.mark.tls
+def test_tls_says_what_is_wrong(tls: tuple[Secured, Secured], certificates: Path) -> None:
+    plain, both = (server.config for server in tls)
+    without = refused(plain, **NOTHING)
+    assert (
+        isinstance(without, NotAMetastore) and "TLS is spoken there" in told(without) and "tls = true" in without.hint
+    )
+    stranger = refused(plain, ca=str(certificates / "stranger.pem"))
+    assert (
+        isinstance(stranger, IdentityRefused) and "ca in [metastores.NAME]" in stranger.hint and stranger.exit_code == 2
+    )
+    name = refused(plain, uri=plain.uri.replace("localhost", "127.0.0.1"))
+    assert isinstance(name, IdentityRefused) and "verify_host" in name.hint
+    assert connect(
+        msgspec.structs.replace(plain, uri=plain.uri.replace("localhost", "127.0.0.1"), verify_host=False)
+    ).database_names()
+    unframed = refused(both, transport="socket", protocol="binary")
+    assert (
+        isinstance(unframed, NotAMetastore)
+        and 'transport = "framed"' in unframed.hint
+        and 'protocol = "compact"' in unframed.hint
+    )
+    framed = refused(plain, transport="framed")
+    assert isinstance(framed, NotAMetastore) and 'transport = "socket"' in framed.hint
+    missing = refused(plain, ca="/nowhere.pem")
+    assert isinstance(missing, IdentityRefused) and "/nowhere.pem" in told(missing)
+
+
+@contextmanager
+def terminator(uri: str, certificates: Path) -> Iterator[MetastoreConfig]:
+    """TLS before a metastore that has none, for clients with a certificate."""
+    host, _, port = uri.removeprefix("thrift://").rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    context.load_verify_locations(certificates / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listening.accept()
+                with suppress(OSError):
+                    inside = context.wrap_socket(client, server_side=True)
+                    server = socket.create_connection((host, int(port)))
+                    for pair in ((inside, server), (server, inside)):
+                        threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield MetastoreConfig(
+            f"thrift://localhost:{listening.getsockname()[1]}", tls=True, ca=str(certificates / "ca.pem"),
+            certificate=str(certificates / "client.pem"), key=str(certificates / "client.key"),
+        )  # fmt: skip
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.tls
+def test_a_client_certificate_is_shown(source_metastore: Running, certificates: Path) -> None:
+    with terminator(source_metastore.uri, certificates) as config:
+        with connect(config) as client:
+            assert client.database_names()
+        without = refused(config, certificate=None, key=None)
+        assert isinstance(without, IdentityRefused) and "client certificate" in without.hint
+        wrong = refused(config, key=str(certificates / "other.key"))
+        assert isinstance(wrong, IdentityRefused) and "cannot be read" in told(wrong)
+
+
+@pytest.mark.tls
+def test_a_metastore_without_anything_says_so(source_metastore: Running, certificates: Path) -> None:
+    plain = MetastoreConfig(source_metastore.uri, connect_timeout="3s")
+    for keys, wanted in (
+        ({"tls": True}, "tls = false"),
+        ({"transport": "framed"}, 'transport = "socket"'),
+        ({"protocol": "compact"}, 'protocol = "binary"'),
+        ({"transport": "http"}, 'transport = "socket"'),
+        ({"auth": "plain", "user": "u", "password": f"file:{certificates}/ca.pem"}, 'auth = "none"'),
+    ):
+        found = refused(plain, **keys)
+        assert isinstance(found, NotAMetastore) and wanted in found.hint, (keys, told(found))
+
+
+# ---- HTTP and passwords: Hive 4 -----------------------------------------------------------------------------------
+
+
+def jwt(directory: Path, user: str, life: float) -> str:
+    """Signed with `jwt.key`, as `jwks.json` there says it."""
+
+    def encoded(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    key = directory / "jwt.key"
+    if not key.exists():
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        shown = subprocess.run(
+            ["openssl", "rsa", "-in", str(key), "-modulus", "-noout"], check=True, capture_output=True, text=True
+        )
+        modulus = bytes.fromhex(shown.stdout.strip().partition("=")[2])
+        known = {"kty": "RSA", "kid": "one", "use": "sig", "alg": "RS256", "n": encoded(modulus), "e": "AQAB"}
+        (directory / "jwks.json").write_text(json.dumps({"keys": [known]}))
+    head = {"alg": "RS256", "kid": "one", "typ": "JWT"}
+    claims = {"sub": user, "iss": "tests", "iat": int(time.time()) - 5, "exp": int(time.time() + life)}
+    text = ".".join(encoded(json.dumps(part).encode()) for part in (head, claims))
+    signed = subprocess.run(
+        ["openssl", "dgst", "-sha256", "-sign", str(key)], input=text.encode(), check=True, capture_output=True
+    )
+    return f"{text}.{encoded(signed.stdout)}"
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, Secured, Path]]:
+    """Two metastores over HTTP: one believes a header, the other wants a JWT, which is in the file."""
+    here = tmp_path_factory.mktemp("jwt")
+    secret = here / "token"
+    secret.write_text(jwt(here, "root", 3600))
+    mode = {"metastore.server.thrift.transport.mode": "http", "hive.metastore.server.thrift.transport.mode": "http"}
+    wanted = {"hive.metastore.authentication": "JWT", "metastore.authentication": "JWT"}
+    jwks = f"file://{here}/jwks.json"
+    wanted |= {"metastore.authentication.jwt.jwks.url": jwks, "hive.metastore.authentication.jwt.jwks.url": jwks}
+    one = MetastoreConfig(LOCALHOST, transport="http", user="root")
+    other = MetastoreConfig(LOCALHOST, transport="http", jwt=f"file:{secret}")
+    with ExitStack() as stack:
+        places = [tmp_path_factory.mktemp(name) / "m" for name in ("http", "token")]
+        yield (
+            stack.enter_context(secured_metastore(places[0], one, PROXYING | mode, hive="4.0")),
+            stack.enter_context(secured_metastore(places[1], other, PROXYING | mode | wanted, hive="4.0")),
+            secret,
+        )
+
+
+@pytest.mark.http
+def test_http_replicates(http: tuple[Secured, Secured, Path], tmp_path: Path) -> None:
+    replicates(http[0], http[1], tmp_path)
+
+
+@pytest.mark.http
+def test_http_says_what_is_wrong_and_takes_a_new_jwt(http: tuple[Secured, Secured, Path]) -> None:
+    header, token, secret = http
+    without = refused(header.config, **NOTHING)
+    assert isinstance(without, NotAMetastore) and 'transport = "http"' in without.hint
+    nobody = refused(header.config, user=None)
+    assert isinstance(nobody, IdentityRefused) and "401" in told(nobody) and "jwt" in nobody.hint
+    path = refused(header.config, path="elsewhere")
+    assert isinstance(path, NotAMetastore) and "path" in path.hint
+    good = secret.read_text()
+    with connect(token.config) as client:
+        assert client.database_names()
+        secret.write_text(jwt(secret.parent, "root", 3600))  # while the connection is open
+        assert client.database_names()
+        secret.write_text(jwt(secret.parent, "root", -3600))
+        expired = refused(token.config)
+    assert isinstance(expired, IdentityRefused) and good not in told(expired)
+    secret.write_text(good)
+
+
+@pytest.mark.plain
+def test_a_password_opens_a_metastore_and_is_never_shown(tmp_path: Path) -> None:
+    """Hive 4.0 with the authentication CONFIG, the SASL PLAIN of LDAP."""
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\n")
+    wanted = {
+        "hive.metastore.authentication": "CONFIG",
+        "metastore.authentication.config.username": "fred",
+        "metastore.authentication.config.password": "s3cret",
+        "hive.metastore.execute.setugi": "false",
+    }
+    config = MetastoreConfig(LOCALHOST, auth="plain", user="fred", password=f"file:{secret}")
+    with secured_metastore(tmp_path / "m", config, PROXYING | wanted, hive="4.0") as server:
+        with connect(server.config) as client:
+            assert client.database_names()
+            assert "PLAIN as fred" in answers("source", client, time.monotonic).text
+        without = refused(server.config, **NOTHING)
+        assert isinstance(without, NotAMetastore) and 'auth = "plain"' in without.hint
+        secret.write_text("wr0ng")
+        wrong = refused(server.config)
+        assert isinstance(wrong, IdentityRefused) and "fred" in told(wrong) and "wr0ng" not in told(wrong)
+        assert wrong.exit_code == 2
