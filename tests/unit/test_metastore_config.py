@@ -105,7 +105,7 @@ def test_what_is_shown_of_a_connection() -> None:
     assert MetastoreConfig(URI, transport="http", tls=True, jwt="env:X").described() == "JWT, HTTPS"
 
 
-@pytest.mark.parametrize("size", [0, 5, 127, 128, 255, 256, 70_000])
+@pytest.mark.parametrize("size", [1, 5, 127, 128, 255, 256, 70_000])
 def test_a_delegation_token_is_read_as_hadoop_writes_it(size: int) -> None:
     identifier = bytes(size % 251 for _ in range(size))
     length = bytes([size]) if size < 128 else size.to_bytes((size.bit_length() + 7) // 8, "big")
