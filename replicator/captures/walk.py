@@ -1,21 +1,53 @@
 """Walking a database: everything the metastore holds of it, as changes. The first capture of a database is a walk, and
 so is the repair after lost events. Reads the metastore only; what is already known decides what counts as a change.
+
+Tables are read side by side, in threads that see the metastore alone; the known side is looked at, and changes are
+given, in one thread and in the order of the server's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+from replicator.captures.constraining import TABLE_BATCH as CONSTRAINTS_TABLES
 from replicator.captures.constraining import walk_constraints
 from replicator.captures.manifest import Manifest
 from replicator.core.batches import batched
-from replicator.core.model import Table
+from replicator.core.model import Partition, Statistics, Table
 from replicator.errors import ObjectNotFound
 from replicator.events import compare
 from replicator.events.record import Change, DropTable, partition_names
-from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 
-TABLE_BATCH = 500
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be read of a table, and the changes of the table itself. constraints: whether they are compared."""
+
+    table: Table
+    changes: Sequence[Change]
+    is_recreated: bool
+    partitions: bool
+    statistics: bool
+    constraints: bool
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What the metastore holds of a table beside itself. partitions: those of the first call, with their statistics;
+    None: there are too many for one, and their names are to be compared first; rest: further ones, to be read;
+    is_gone: the table is there no more."""
+
+    plan: _Plan
+    statistics: Statistics | None = None
+    partitions: Sequence[Partition] | None = ()
+    partition_statistics: Sequence[Statistics] = ()
+    rest: Iterable[list[Partition]] = ()
+    is_gone: bool = False
 
 
 def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bool) -> Iterator[Change]:
@@ -27,73 +59,163 @@ def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bo
     yield from compare.function_changes(known.functions(db), source.functions(db))
     names = source.table_names(db)
     yield from compare.dropped_tables(db, known.table_names(db), names)
-    for some in batched(names, TABLE_BATCH):
-        looked_at = []
-        for table in source.tables(db, some):
-            if not table.is_view and (deep or known.table(db, table.name) is None):
-                looked_at.append(table.name)
-            yield from walk_table(source, known, table, deep=deep)
-        yield from walk_constraints(source, known, db, looked_at)
-
-
-def walk_table(source: MetastoreReader, known: Manifest, table: Table, *, deep: bool) -> Iterator[Change]:
-    """Differences of one table: itself, its partitions, its column statistics. One that goes away meanwhile is left to
-    the event that says so; if it was new, what was reported of it is taken back, so that a rename finds it unknown."""
-    changes = list(compare.table_change(known.table(table.db, table.name), table))
-    is_recreated = any(change.creates for change in changes)
-    yield from changes
-    try:
-        yield from _walk_contents(source, known, table, is_recreated=is_recreated, deep=deep)
-    except ObjectNotFound:
-        if is_recreated:
-            yield DropTable(db=table.db, name=table.name)
-
-
-def _walk_contents(
-    source: MetastoreReader, known: Manifest, table: Table, *, is_recreated: bool, deep: bool
-) -> Iterator[Change]:
-    if table.is_partitioned and not table.is_view and (deep or is_recreated):
-        yield from _walk_partitions(source, known, table, is_recreated)
-    columns = table.storage.columns if table.storage else ()
-    if compare.has_column_statistics(table.parameters) and columns and not table.is_partitioned:
-        known_statistics = [] if is_recreated else known.statistics(table.db, table.name)
-        now = source.table_statistics(table.db, table.name, [column.name for column in columns])
-        yield from compare.statistics_change(table.db, table.name, known_statistics, [now] if now else [], [None])
-
-
-def _walk_partitions(source: MetastoreReader, known: Manifest, table: Table, is_recreated: bool) -> Iterator[Change]:
-    names = source.partition_names(table.db, table.name)
-    if not is_recreated:
-        gone = set(known.partition_names(table.db, table.name)) - set(names)
-        yield from compare.dropped_partitions(table, sorted(gone))
-    known_statistics = [] if is_recreated else known.statistics(table.db, table.name)
-    for batch in source.partitions(table.db, table.name, names):
-        before = {}
-        batch_names = list(partition_names([key.name for key in table.partition_keys], batch))
-        if not is_recreated:
-            before = known.partitions_by_name(table.db, table.name, batch_names)
-        yield from compare.partition_changes(table, before, batch)
-        marked = [
-            name
-            for name, partition in zip(batch_names, batch, strict=True)
-            if compare.has_column_statistics(partition.parameters)
-        ]
-        if marked and table.storage:
-            columns = [column.name for column in table.storage.columns]
-            now = source.partition_statistics(table.db, table.name, columns, marked)
-            yield from compare.statistics_change(table.db, table.name, known_statistics, now, marked)
+    batches = batched(names, TABLE_BATCH)
+    pages = side_by_side(
+        source.traffic, partial(source.tables, db), batches, weigh=lambda page: 0 if deep else len(page)
+    )
+    yield from _walk_tables(source, known, itertools.chain.from_iterable(pages), deep=deep)
 
 
 def refresh_tables(source: MetastoreReader, known: Manifest, tables: Sequence[tuple[str, str]]) -> Iterator[Change]:
     """Differences of some tables, deeply: after changes that an event does not tell whole (a cascade, a rename)."""
-    for db, name in tables:
+    found = side_by_side(source.traffic, partial(_table_or_none, source), tables)
+    yield from _walk_tables(source, known, itertools.chain.from_iterable(found), deep=True)
+
+
+def _table_or_none(source: MetastoreReader, name: tuple[str, str]) -> list[Table]:
+    """None: dropped since; its event follows."""
+    try:
+        return [source.table(*name)]
+    except ObjectNotFound:
+        return []
+
+
+def _walk_tables(source: MetastoreReader, known: Manifest, tables: Iterable[Table], *, deep: bool) -> Iterator[Change]:
+    """Differences of tables: themselves, their partitions, their column statistics. One that goes away meanwhile is
+    left to the event that says so; if it was new, what was reported of it is taken back, so that a rename finds it
+    unknown."""
+    plans = (_plan(known, table, deep=deep) for table in tables)
+    looked_at = _LookedAt(source, known)
+    read = partial(_read, source)
+    for contents in side_by_side(source.traffic, read, plans, weigh=_weight, known=_nothing_to_read):
+        plan, table = contents.plan, contents.plan.table
+        yield from plan.changes
         try:
-            table = source.table(db, name)
+            yield from _content_changes(source, known, contents)
         except ObjectNotFound:
-            continue  # dropped since; its event follows
-        yield from walk_table(source, known, table, deep=True)
-        if not table.is_view:
-            yield from walk_constraints(source, known, db, [name])
+            if plan.is_recreated:
+                yield DropTable(db=table.db, name=table.name)
+            continue
+        if plan.constraints:
+            yield from looked_at.add(table)
+    yield from looked_at.finish()
 
 
-__all__ = ["PARTITION_BATCH", "refresh_tables", "walk_database", "walk_table"]
+class _LookedAt:
+    """Tables whose constraints are compared, many at once: foreign keys are asked for by the database."""
+
+    def __init__(self, source: MetastoreReader, known: Manifest) -> None:
+        self._source, self._known = source, known
+        self._db, self._names = "", list[str]()
+
+    def add(self, table: Table) -> Iterator[Change]:
+        if table.db != self._db or len(self._names) == CONSTRAINTS_TABLES:
+            yield from self.finish()
+            self._db, self._names = table.db, []
+        self._names.append(table.name)
+
+    def finish(self) -> Iterator[Change]:
+        yield from walk_constraints(self._source, self._known, self._db, self._names)
+
+
+def _plan(known: Manifest, table: Table, *, deep: bool) -> _Plan:
+    before = known.table(table.db, table.name)
+    changes = list(compare.table_change(before, table))
+    is_recreated = any(change.creates for change in changes)
+    has_columns = bool(table.storage and table.storage.columns)
+    return _Plan(
+        table,
+        changes,
+        is_recreated,
+        partitions=table.is_partitioned and not table.is_view and (deep or is_recreated),
+        statistics=compare.has_column_statistics(table.parameters) and has_columns and not table.is_partitioned,
+        constraints=not table.is_view and (deep or before is None),
+    )
+
+
+def _nothing_to_read(plan: _Plan) -> _Contents | None:
+    return None if plan.partitions or plan.statistics else _Contents(plan)
+
+
+def _weight(contents: _Contents) -> float:
+    return TABLE_WEIGHT + len(contents.partitions or ())
+
+
+def _read(source: MetastoreReader, plan: _Plan) -> _Contents:
+    """Reads the metastore only: it runs in a thread."""
+    table, columns = plan.table, _columns(plan.table)
+    try:
+        if not plan.partitions:
+            return _Contents(plan, statistics=source.table_statistics(table.db, table.name, columns))
+        if not plan.is_recreated:
+            few = source.few_partitions(table.db, table.name)
+            return _Contents(plan, partitions=few, partition_statistics=_statistics(source, table, few or ()))
+        rest = source.all_partitions(table.db, table.name)
+        first = next(rest, [])
+        return _Contents(
+            plan, partitions=first, partition_statistics=_statistics(source, table, first or ()), rest=rest
+        )
+    except ObjectNotFound:
+        return _Contents(plan, is_gone=True)
+
+
+def _content_changes(source: MetastoreReader, known: Manifest, contents: _Contents) -> Iterator[Change]:
+    """Raises ObjectNotFound for a table that is gone."""
+    plan, table = contents.plan, contents.plan.table
+    if contents.is_gone:
+        raise ObjectNotFound(f"table {table.db}.{table.name} does not exist")
+    known_statistics = [] if plan.is_recreated else known.statistics(table.db, table.name)
+    if plan.statistics:
+        now = [contents.statistics] if contents.statistics else []
+        yield from compare.statistics_change(table.db, table.name, known_statistics, now, [None])
+    if not plan.partitions:
+        return
+    first, rest = contents.partitions or (), contents.rest
+    if not plan.is_recreated:
+        is_whole = contents.partitions is not None
+        names = _names(table, first) if is_whole else source.partition_names(table.db, table.name)
+        yield from compare.dropped_partitions(
+            table, sorted(set(known.partition_names(table.db, table.name)).difference(names))
+        )
+        rest = rest if is_whole else source.partitions(table.db, table.name, names)
+    yield from _batch_changes(known, plan, first, contents.partition_statistics, known_statistics)
+    for batch in rest:
+        yield from _batch_changes(known, plan, batch, _statistics(source, table, batch), known_statistics)
+
+
+def _batch_changes(
+    known: Manifest,
+    plan: _Plan,
+    batch: Sequence[Partition],
+    statistics: Sequence[Statistics],
+    known_statistics: Sequence[Statistics],
+) -> Iterator[Change]:
+    table = plan.table
+    before = {} if plan.is_recreated else known.partitions_by_name(table.db, table.name, _names(table, batch))
+    yield from compare.partition_changes(table, before, batch)
+    if marked := _marked(table, batch):
+        yield from compare.statistics_change(table.db, table.name, known_statistics, statistics, marked)
+
+
+def _statistics(source: MetastoreReader, table: Table, batch: Sequence[Partition]) -> list[Statistics]:
+    marked = _marked(table, batch)
+    return source.partition_statistics(table.db, table.name, _columns(table), marked) if marked else []
+
+
+def _marked(table: Table, batch: Sequence[Partition]) -> list[str]:
+    """Names of those that say that they have column statistics."""
+    if table.storage is None or not any(compare.has_column_statistics(each.parameters) for each in batch):
+        return []
+    return [
+        name
+        for name, partition in zip(_names(table, batch), batch, strict=True)
+        if compare.has_column_statistics(partition.parameters)
+    ]
+
+
+def _names(table: Table, batch: Sequence[Partition]) -> list[str]:
+    return list(partition_names([key.name for key in table.partition_keys], batch))
+
+
+def _columns(table: Table) -> list[str]:
+    return [column.name for column in table.storage.columns] if table.storage else []

@@ -36,8 +36,8 @@ from replicator.dumps.signing import Keys, read_keys
 from replicator.errors import UsageError
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.parallel.traffic import Limit
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.metastore.traffic import Limit
 from replicator.replay.apply.brake import BRAKE, Brake, brake_of
 from replicator.replay.places.placement import parse_pairs, parse_renames
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from cmroot.store.place import normal
+from replicator.compare.both_sides import PartitionPages, TablePair, read_tables
 from replicator.compare.compare_constraints import compare_constraints
 from replicator.compare.compare_files import FilePair, names_whole_paths
 from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Differences, Homes, compare, difference
-from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.table_format import AS_THEY_ARE, DELTA, OUTSIDE, SUPPORTED, table_format, why_not_replicated
 from replicator.errors import ObjectNotFound
-from replicator.events.compare import comparable, has_column_statistics
-from replicator.events.scope import matches_name
+from replicator.events.compare import comparable
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.placement import Placement, is_published, relative
@@ -39,7 +39,7 @@ from replicator.replay.places.replica import (
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.published import at_place
 
-TABLE_BATCH = 200
+CONSTRAINTS_BATCH = 500  # tables
 NO_STATISTICS = "DO_NOT_UPDATE_STATS"  # an instruction to the server, which takes it out when it creates a table
 NOWHERE = "/dev/null/external"  # where placement would put what lies outside its database; never compared
 
@@ -98,31 +98,31 @@ class MetadataComparison:
             return None
 
     def tables(self, sides: DatabasePair, names: Sequence[str]) -> Iterator[FilePair]:
-        """Compares some tables of a database; a name that neither side has is none."""
-        db = sides.source.name
-        for batch in batched(names, TABLE_BATCH):
-            here = {table.name: table for table in self._source.tables(db, batch)}
-            there = {table.name: table for table in self._target.tables(sides.target.name, batch)}
-            for name in batch:
-                wanted, found = here.get(name), there.get(name)
-                self._count(wanted is not None or found is not None)
-                if wanted and (reason := self._left_out(sides, wanted, found)):
-                    self.not_replicated.append(NotReplicated(f"{db}.{name}", reason))
-                    if found and not reason.startswith(NO_VIEW):
-                        self._differs(
-                            f"{db}.{name}", "format", reason, f"{sides.target.name}.{name}, a copy of its files"
-                        )
-                elif wanted and found:
-                    yield from self._table(sides, wanted, found)
-                elif wanted:
-                    self._differs(f"{db}.{name}", "table missing", f"{db}.{name}", None)
-                elif found:
-                    self._differs(f"{db}.{name}", "table extra", None, f"{sides.target.name}.{name}")
-            self._compare_constraints(db, [(here[name], there[name]) for name in here if name in there])
+        """Compares some tables of a database; a name that neither side has is none. Both sides are read side by side,
+        in threads; compared is in this one, in the order of the names."""
+        databases, pairs = (sides.source.name, sides.target.name), list[tuple[Table, Table]]()
+        for each in read_tables(self._comparison, databases, names, partial(self._left_out, sides)):
+            name, wanted, found = f"{sides.source.name}.{each.name}", each.source, each.target
+            self._count(wanted is not None or found is not None)
+            if each.left_out:
+                self.not_replicated.append(NotReplicated(name, each.left_out))
+                if found and not each.left_out.startswith(NO_VIEW):
+                    self._differs(
+                        name, "format", each.left_out, f"{sides.target.name}.{each.name}, a copy of its files"
+                    )
+            elif wanted and found:
+                yield from self._table(sides, wanted, found, each)
+                pairs.append((wanted, found))
+                if len(pairs) == CONSTRAINTS_BATCH:
+                    self._compare_constraints(sides.source.name, pairs)
+                    pairs.clear()
+            elif wanted:
+                self._differs(name, "table missing", name, None)
+            elif found:
+                self._differs(name, "table extra", None, f"{sides.target.name}.{each.name}")
+        self._compare_constraints(sides.source.name, pairs)
 
     def _compare_constraints(self, db: str, pairs: Sequence[tuple[Table, Table]]) -> None:
-        left_out = {each.object for each in self.not_replicated}
-        pairs = [pair for pair in pairs if f"{db}.{pair[0].name}" not in left_out]
         for each in compare_constraints(self._comparison, db, pairs):
             if isinstance(each, NotReplicated):
                 self.not_replicated.append(each)
@@ -167,7 +167,7 @@ class MetadataComparison:
                 self._compare(obj, _plain(wanted[name]), _plain(found[name]), homes)
                 self._look_for(obj, named_paths(here[name], wanted[name]))
 
-    def _table(self, sides: DatabasePair, source: Table, target: Table) -> Iterator[FilePair]:
+    def _table(self, sides: DatabasePair, source: Table, target: Table, read: TablePair) -> Iterator[FilePair]:
         """Compares one table; yields its files' places, or its partitions'."""
         name = f"{source.db}.{source.name}"
         shared = source.is_external and has_sources_data(target)  # then its places are right as they are
@@ -178,17 +178,12 @@ class MetadataComparison:
         self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
         if not source.is_view:
             self._look_for(name, named_paths(source, replica))
-        columns = [column.name for column in source.storage.columns] if source.storage else []
-        if _has_statistics(source) or _has_statistics(target):
-            self._compare_statistics(
-                name,
-                self._source.table_statistics(source.db, source.name, columns),
-                self._target.table_statistics(target.db, target.name, columns),
-            )
+        if read.statistics is not None:
+            self._compare_statistics(name, *read.statistics)
         if source.is_view:
             return
         if source.is_partitioned and target.is_partitioned:
-            for pair in self._partitions(source, target, placement, homes):
+            for pair in self._partitions(source, target, read, placement, homes):
                 if not shared:
                     yield pair
         elif source.location and target.location and not shared:
@@ -197,40 +192,24 @@ class MetadataComparison:
 
     # ---- partitions ------------------------------------------------------------------------------------------------
 
-    def _partitions(self, source: Table, target: Table, placement: Placement, homes: Homes) -> Iterator[FilePair]:
+    def _partitions(
+        self, source: Table, target: Table, read: TablePair, placement: Placement, homes: Homes
+    ) -> Iterator[FilePair]:
         table = f"{source.db}.{source.name}"
-        held = self._patterns.filter_for(source)  # names are the source's, on both sides
-        wanted, found = (
-            {name for name in names if held is None or matches_name(held, name)}
-            for names in (
-                self._source.partition_names(source.db, source.name),
-                self._target.partition_names(target.db, target.name),
-            )
-        )
-        for name in sorted(wanted - found):
+        names = read.names
+        for name in sorted(names.missing):
             self._differs(f"{table}/{name}", "partition missing", name, None)
-        for name in sorted(found - wanted):
+        for name in sorted(names.extra):
             self._differs(f"{table}/{name}", "partition extra", None, name)
-        self._count(len(wanted ^ found))
-        common = sorted(wanted & found)
-        del wanted, found
-        here = self._source.partitions(source.db, source.name, common)
-        there = self._target.partitions(target.db, target.name, common)
-        for some, others in zip(here, there, strict=True):
-            yield from self._partition_batch(source, target, some, others, placement, homes)
+        self._count(len(names.missing) + len(names.extra))
+        for pages in read.pages:
+            yield from self._partition_batch(source, target, pages, placement, homes)
 
     def _partition_batch(
-        self,
-        source: Table,
-        target: Table,
-        here: Sequence[Partition],
-        there: Sequence[Partition],
-        placement: Placement,
-        homes: Homes,
+        self, source: Table, target: Table, pages: PartitionPages, placement: Placement, homes: Homes
     ) -> Iterator[FilePair]:
-        others = {partition.values: partition for partition in there}
-        marked = []
-        for partition in here:
+        others = {partition.values: partition for partition in pages.target}
+        for partition in pages.source:
             other = others.get(partition.values)
             key = partition_name(source.partition_keys, partition.values)
             name = f"{source.db}.{source.name}/{key}"
@@ -239,12 +218,11 @@ class MetadataComparison:
                 self._differs(name, "partition missing", key, None)
                 continue
             self._compare_partition(name, source, target, partition, other, placement, homes)
-            if _has_statistics(partition) or _has_statistics(other):
-                marked.append(key)
             if partition.location and other.location:
                 yield FilePair(name, partition.location, other.location, _size(partition.parameters))
-        if marked:
-            self._compare_partition_statistics(source, target, marked)
+        here, there = ({each.partition: each for each in side} for side in pages.statistics)
+        for name in pages.marked:
+            self._compare_statistics(f"{source.db}.{source.name}/{name}", here.get(name), there.get(name))
 
     def _compare_partition(
         self,
@@ -267,14 +245,6 @@ class MetadataComparison:
         wanted = _at(wanted, target.location, anywhere=not below)
         if wanted != found or not below:  # else nothing names the source: what lies in the table was rewritten
             self._compare(name, wanted, found, homes)
-
-    def _compare_partition_statistics(self, source: Table, target: Table, names: Sequence[str]) -> None:
-        columns = [column.name for column in source.storage.columns] if source.storage else []
-        here = self._source.partition_statistics(source.db, source.name, columns, names)
-        there = self._target.partition_statistics(target.db, target.name, columns, names)
-        wanted, found = ({each.partition: each for each in side} for side in (here, there))
-        for name in names:
-            self._compare_statistics(f"{source.db}.{source.name}/{name}", wanted.get(name), found.get(name))
 
     # ---- each ------------------------------------------------------------------------------------------------------
 
@@ -341,10 +311,6 @@ def _at(obj: V, location: str | None, *, anywhere: bool = False) -> V:
     if not anywhere and normal(storage.location) != normal(location):
         return obj
     return msgspec.structs.replace(obj, storage=msgspec.structs.replace(storage, location=location))
-
-
-def _has_statistics(obj: Table | Partition) -> bool:
-    return has_column_statistics(obj.parameters)
 
 
 def _size(parameters: Mapping[str, str]) -> int:

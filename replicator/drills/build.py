@@ -82,12 +82,13 @@ def _show(metastore: Metastore, shadows: Shadows, table: Table, built: Built) ->
 
 
 def _show_partitions(metastore: Metastore, shadows: Shadows, table: Table) -> int:
-    shadow, number = shadows.names[table.db], 0
-    names = metastore.partition_names(table.db, table.name)
-    for batch in metastore.partitions(table.db, table.name, names):
-        metastore.add_partitions(shadow, table.name, [shadows.partition(each) for each in batch])
-        number += len(batch)
-    gone = sorted(set(names) - set(metastore.partition_names(table.db, table.name)))
+    shadow, names = shadows.names[table.db], set[str]()
+    for page in metastore.all_partitions(table.db, table.name):
+        for batch in batched(page, PARTITION_BATCH):
+            metastore.add_partitions(shadow, table.name, [shadows.partition(each) for each in batch])
+        names.update(partition_name(table.partition_keys, each.values) for each in page)
+    number = len(names)
+    gone = sorted(names - set(metastore.partition_names(table.db, table.name)))
     for batch in metastore.partitions(shadow, table.name, gone):
         metastore.drop_partitions(
             shadow, table.name, [partition_name(table.partition_keys, each.values) for each in batch]

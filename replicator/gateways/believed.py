@@ -69,10 +69,6 @@ def _of_table(table: Table, upstream: Upstream) -> Iterator[str]:
     if table.storage and table.storage.location:
         yield table.storage.location
     if table.is_partitioned:
-        names = upstream.partition_names(table.db, table.name)
         yield from (
-            each.location
-            for batch in upstream.partitions(table.db, table.name, names)
-            for each in batch
-            if each.location
+            each.location for batch in upstream.all_partitions(table.db, table.name) for each in batch if each.location
         )

@@ -168,8 +168,7 @@ def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
 
 
 def _all_partitions(upstream: Upstream, table: Table) -> list[Partition]:
-    names = upstream.partition_names(table.db, table.name)
-    return [each for batch in upstream.partitions(table.db, table.name, names) for each in batch]
+    return [each for batch in upstream.all_partitions(table.db, table.name) for each in batch]
 
 
 def _located(table: Table, partitions: Iterable[Partition]) -> list[tuple[str, str]]:

@@ -93,7 +93,7 @@ def _depth(metastore: MetastoreReader, table: Table) -> int:
         raise UsageError(f"{table.db}.{table.name} has no partitions", hint="only partitioned tables are vacuumed")
     home = normal(table.location) + "/"
     depths: set[int] = set()
-    for batch in metastore.partitions(table.db, table.name, metastore.partition_names(table.db, table.name)):
+    for batch in metastore.all_partitions(table.db, table.name):
         places = [normal(each.location) for each in batch if each.location]
         depths |= {place[len(home) :].count("/") + 1 for place in places if place.startswith(home)}
     if len(depths) > 1:

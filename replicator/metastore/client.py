@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.metastore.parallel.traffic import Traffic
 
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
 EVENT_BATCH = 10_000  # 2.3 reads its whole log on every call and cuts afterwards: small pages are quadratic
@@ -28,6 +29,11 @@ class MetastoreReader(Protocol):
     @property
     def connection(self) -> str:
         """Identity and transport, for a person; nothing for a plain connection without an identity."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """What all clients of this metastore in this process share; `side_by_side` reads with it."""
         ...
 
     def current_event_id(self) -> int:
@@ -66,8 +72,18 @@ class MetastoreReader(Protocol):
         ...
 
     def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
-        """Partitions by name in batches of PARTITION_BATCH, read ahead on two connections, in the order of `names` per
+        """Partitions by name in batches of PARTITION_BATCH, read ahead side by side, in the order of `names` per
         batch as the server answers; names that are gone are left out."""
+        ...
+
+    def all_partitions(self, db: str, table: str) -> Iterator[list[Partition]]:
+        """Every partition of a table, in batches of about PARTITION_BATCH; one call for those that fit one batch.
+        Raises ObjectNotFound when the table does not exist, also when it goes away meanwhile."""
+        ...
+
+    def few_partitions(self, db: str, table: str) -> list[Partition] | None:
+        """Every partition of a table, in one call; None when there are more than PARTITION_BATCH, or the server does
+        not answer for all at once. Raises ObjectNotFound when the table does not exist."""
         ...
 
     def function_names(self, db: str) -> list[str]: ...

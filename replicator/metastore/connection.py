@@ -30,7 +30,7 @@ from replicator.errors import (
     UsageError,
 )
 from replicator.metastore.connecting import Connection, Make, Opener, away_hint, shortened
-from replicator.metastore.traffic import Limit, limit_traffic, traffic_with
+from replicator.metastore.parallel.traffic import Limit, limit_traffic, traffic_with
 
 T = TypeVar("T")
 
@@ -167,6 +167,7 @@ class Connections:
                 raise _WentAway(shortened(error)) from error
             raise _translated(what, error) from error
         except (TTransportException, TProtocolException, OSError, EOFError, UnicodeDecodeError) as error:
+            self.traffic.failed()
             if isinstance(error, TTransportException) and error.type == TTransportException.TIMED_OUT:
                 raise _WentAway(f"no answer within {self._timeout:g} s", again=False) from error
             raise _WentAway(shortened(error), again=not connection.ended) from error

@@ -6,9 +6,8 @@ made in `requests`.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from operator import methodcaller as call
@@ -26,6 +25,7 @@ from replicator.core.model import (
     Partition,
     Statistics,
     Table,
+    partition_name,
 )
 from replicator.errors import MetastoreError, NotificationLogOff, ObjectNotFound
 from replicator.metastore import constraint_calls, requests
@@ -34,12 +34,13 @@ from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH
 from replicator.metastore.connection import Connections
 from replicator.metastore.convert.constraints import KINDS, ordered
 from replicator.metastore.drift import DriftGuard
+from replicator.metastore.parallel.side_by_side import side_by_side
+from replicator.metastore.parallel.traffic import Traffic
 from replicator.metastore.requests import Send
 from replicator.text.quantity import count_text
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
 RETRIES = 4  # repeats of a read: 1.5 s of waiting in all
-READ_AHEAD = 2  # connections; two give 1.6 times the rate of one, four give no more
 LISTENERS = ("hive.metastore.transactional.event.listeners", "hive.metastore.event.listeners")
 
 T = TypeVar("T")
@@ -62,6 +63,11 @@ class ThriftMetastore:
         self._connections = Connections(self._config, timeout=limit, retries=retries)
         self._drift = DriftGuard(self._connections)
         self._logs_events = False
+        self._answers_whole = True
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._connections.traffic
 
     @property
     def uri(self) -> str:
@@ -176,22 +182,50 @@ class ThriftMetastore:
             self.table(db, table)
         return found
 
+    def few_partitions(self, db: str, table: str) -> list[Partition] | None:
+        found = self._first_partitions(db, table)
+        return found if found is not None and len(found) <= PARTITION_BATCH else None
+
+    def all_partitions(self, db: str, table: str) -> Iterator[list[Partition]]:
+        first = self._first_partitions(db, table)
+        if first is not None:
+            yield first
+            if len(first) <= PARTITION_BATCH:
+                return
+        names, seen = self.partition_names(db, table), {partition.values for partition in first or ()}
+        if seen:
+            keys = self.table(db, table).partition_keys
+            known = {partition_name(keys, values) for values in seen}
+            names = [name for name in names if name not in known]
+        for batch in self.partitions(db, table, names):
+            yield [partition for partition in batch if partition.values not in seen]
+
+    def _first_partitions(self, db: str, table: str) -> list[Partition] | None:
+        """All partitions, or one more than a batch; None where the server does not answer for a whole table: it may
+        limit how many partitions a call asks for (hive.metastore.limit.partition.request)."""
+        if not self._answers_whole:
+            return None
+        try:
+            found = self._of_table(db, table, "partitions", call("get_partitions", db, table, PARTITION_BATCH + 1))
+        except MetastoreError as error:
+            if error.transient or isinstance(error, ObjectNotFound):
+                raise
+            self.partition_names(db, table)  # else it is another trouble, and told as such
+            self._answers_whole = False
+            return None
+        if found:
+            self._drift.saw("partition", call("get_partitions", db, table, 1))
+        else:
+            self.table(db, table)
+        return [convert.partition_from_thrift(partition) for partition in found]
+
     def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
         batches = batched(names, PARTITION_BATCH)
         if len(names) <= PARTITION_BATCH:
             yield from (self._partition_batch(db, table, batch) for batch in batches)
             return
-        ahead: deque[Future[list[Partition]]] = deque()
-        pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="partitions")
-        try:
-            for batch in batches:
-                ahead.append(pool.submit(self._partition_batch, db, table, batch))
-                if len(ahead) > READ_AHEAD:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        read = partial(self._partition_batch, db, table)
+        yield from side_by_side(self.traffic, read, batches, weigh=len)
 
     def _partition_batch(self, db: str, table: str, names: list[str]) -> list[Partition]:
         found = self._of_table(db, table, "partitions", call("get_partitions_by_names", db, table, names))
@@ -324,8 +358,7 @@ class ThriftMetastore:
             kinds = sorted(self.constraint_kinds() - {FOREIGN_KEY})
             sends = [constraint_calls.of_table(kind, db, table) for table in tables for kind in kinds]
             sends.append(constraint_calls.of_table(FOREIGN_KEY, db, tables[0] if len(tables) == 1 else None))
-        with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="constraints") as pool:
-            answers = list(pool.map(partial(self._read, f"constraints of {db}"), sends))
+        answers = list(side_by_side(self.traffic, partial(self._read, f"constraints of {db}"), sends))
         wanted = set(tables)
         found = constraint_calls.merged(answers)
         return {table: ordered(some) for (_, table), some in found.items() if table in wanted}

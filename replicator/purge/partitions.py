@@ -72,9 +72,12 @@ def parts_of(metastore: MetastoreReader, table: Table, names: Sequence[str] | No
     if not table.is_partitioned:
         yield Part("", table)
         return
-    if names is None:
-        names = metastore.partition_names(table.db, table.name)
-    for batch in metastore.partitions(table.db, table.name, names):
+    found = (
+        metastore.all_partitions(table.db, table.name)
+        if names is None
+        else metastore.partitions(table.db, table.name, names)
+    )
+    for batch in found:
         for partition in batch:
             yield Part(partition_name(table.partition_keys, partition.values), partition)
 

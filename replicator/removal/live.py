@@ -27,12 +27,12 @@ from replicator.events.decode import decode
 from replicator.events.reader import read_events
 from replicator.events.record import Change
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.parallel.side_by_side import tables_with_partitions
 
 DATABASE, HOME, DATA = "database", "home", "data"
 """Kinds of reference: a database's directory, a partitioned table's own (its partitions lie anywhere), and one whose
 whole content is a table's or partition's data."""
 
-_TABLES = 500  # fetched at once
 _ABOVE = 64  # names of a path that are looked up at once
 
 _SCHEMA = """
@@ -189,12 +189,12 @@ class LiveLocations:
                 try:
                     self._put_database(self._metastore.database(db))
                     names = self._metastore.table_names(db)
-                    for some in batched(names, _TABLES):
-                        for table in self._metastore.tables(db, some):
-                            self._put_table(table)
-                            self._put_partitions_of(table)
                 except ObjectNotFound:
                     continue  # dropped meanwhile: the events say so
+                for table, pages in tables_with_partitions(self._metastore, db, names):
+                    self._put_table(table)
+                    for batch in pages:
+                        self._put_partitions(table, batch)
         self._walked, self._cursor = True, newest
 
     def _look_again(self, db: str, name: str) -> None:
@@ -258,8 +258,7 @@ class LiveLocations:
     def _put_partitions_of(self, table: Table) -> None:
         if not table.is_partitioned:
             return
-        names = self._metastore.partition_names(table.db, table.name)
-        for batch in self._metastore.partitions(table.db, table.name, names):
+        for batch in self._metastore.all_partitions(table.db, table.name):
             self._put_partitions(table, batch)
 
     def _put_partitions(self, table: Table, batch: Sequence[Partition]) -> None:

@@ -134,8 +134,7 @@ def partition_finder(pair: Pair) -> PartitionFinder:
 
 def _by_modification(metastore: MetastoreReader, table: Table) -> Listed:
     listed = Listed(TIME)
-    names = metastore.partition_names(table.db, table.name)
-    for batch in metastore.partitions(table.db, table.name, names):
+    for batch in metastore.all_partitions(table.db, table.name):
         for partition in batch:
             name = partition_name(table.partition_keys, partition.values)
             found = located(partition.location).child() if partition.location else None

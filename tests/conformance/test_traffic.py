@@ -13,8 +13,8 @@ import replicator
 from replicator.errors import ConfigError, MetastoreUnreachable
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.parallel.traffic import Limit
 from replicator.metastore.thrift import connect
-from replicator.metastore.traffic import Limit
 
 
 def _all_at_once(uri: str, clients: int = 4, threads: int = 4, calls: int = 40) -> None:

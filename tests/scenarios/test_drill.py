@@ -299,7 +299,7 @@ class Racing:
 
         def read(*arguments: Any) -> Any:
             found = method(*arguments)
-            found = list(found) if name == "partitions" else found
+            found = list(found) if name == "all_partitions" else found
             self.changed += 1
             if self.changed == 1:
                 self._change()
@@ -308,7 +308,7 @@ class Racing:
         return read
 
 
-@pytest.mark.parametrize("after", ["tables", "partitions"])
+@pytest.mark.parametrize("after", ["tables", "all_partitions"])
 def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_way(
     pair: Replication, after: str
 ) -> None:

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
 
@@ -16,7 +16,8 @@ ANSWERS = (b"\x80\x01\x00\x02", b"\x80\x01\x00\x03")
 
 class CountingProxy:
     """`uri`: its own. `calls`: (seconds, name) of each; `most`: connections at a time, `busiest`: calls at a time.
-    `delay`: seconds of a network before each answer; `stalled`: answers wait until it is cleared."""
+    `delay`: seconds of a network before each answer; `stalled`: answers wait until it is cleared.
+    `before`: does something before a call is passed on."""
 
     def __init__(self, uri: str, delay: float = 0.0) -> None:
         host, _, port = uri.removeprefix("thrift://").rpartition(":")
@@ -25,6 +26,7 @@ class CountingProxy:
         self.uri = f"thrift://127.0.0.1:{self._listener.getsockname()[1]}"
         self.delay, self.stalled = delay, False
         self.calls: list[tuple[float, str]] = []
+        self.before: Callable[[str], None] = lambda name: None
         self.open = self.most = self.busy = self.busiest = 0
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -40,6 +42,7 @@ class CountingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept that is under way, too
         self._listener.close()
         for each in self._sockets:
             with suppress(OSError):
@@ -65,8 +68,10 @@ class CountingProxy:
             while data := client.recv(1 << 20):
                 if data.startswith(CALL):
                     length = int.from_bytes(data[4:8])
+                    name = data[8 : 8 + length].decode()
+                    self.before(name)
                     with self._lock:
-                        self.calls.append((time.monotonic(), data[8 : 8 + length].decode()))
+                        self.calls.append((time.monotonic(), name))
                         self.busy += 1
                         self.busiest = max(self.busiest, self.busy)
                 server.sendall(data)

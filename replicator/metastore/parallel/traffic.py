@@ -14,7 +14,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from replicator.core.connections.metastore_config import Address
-from replicator.metastore.width import Width
+from replicator.metastore.parallel.width import Width
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,40 @@ class Pool(Protocol):
 
 
 class Traffic:
-    """With one metastore. `width`: how many calls at once bring something."""
+    """With one metastore."""
 
     def __init__(self) -> None:
         self.limit = Limit()
-        self.width = Width()
+        self._width = Width()
+        self._measuring = threading.Lock()
         self._changed = threading.Condition()
         self._open: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # a client that nobody closed takes its own away
         self._turn = threading.Lock()
         self._next = 0.0
+
+    # ---- how many calls at once bring something
+
+    @property
+    def at_once(self) -> int:
+        return min(self._width.now, self.limit.connections or self._width.now)
+
+    def begin(self) -> None:
+        """A walk begins."""
+        with self._measuring:
+            self._width.begin(time.monotonic())
+
+    def answered(self, weight: float) -> None:
+        """So much was read; 0: by a call that is not to be compared with the others."""
+        if weight:
+            with self._measuring:
+                self._width.answered(time.monotonic(), weight)
+
+    def failed(self) -> None:
+        """A connection died, or the server was away."""
+        with self._measuring:
+            self._width.failed(time.monotonic())
+
+    # ---- limits
 
     def wait_turn(self) -> None:
         """Before a call: waits until it may be sent."""
