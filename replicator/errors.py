@@ -26,6 +26,7 @@ __all__ = [
     "NotReached",
     "NotWritable",
     "NotificationLogOff",
+    "NotificationRefused",
     "ObjectExists",
     "ObjectNotFound",
     "Refused",
@@ -95,6 +96,12 @@ class ObjectExists(MetastoreError):
 
 class NotificationLogOff(MetastoreError):
     """The metastore writes no notification log: DbNotificationListener is not configured."""
+
+
+class NotificationRefused(NotificationLogOff):
+    """The metastore does not let this user read its notification log."""
+
+    exit_code = 2
 
 
 class JavaError(Error):

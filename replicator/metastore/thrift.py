@@ -27,13 +27,14 @@ from replicator.core.model import (
     Table,
     partition_name,
 )
-from replicator.errors import MetastoreError, NotificationLogOff, ObjectNotFound
+from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore import constraint_calls, requests
 from replicator.metastore import values as convert
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH
 from replicator.metastore.connection import Connections
 from replicator.metastore.convert.constraints import KINDS, ordered
 from replicator.metastore.drift import DriftGuard
+from replicator.metastore.notifications import LISTENERS, is_refusal, log_off, refused
 from replicator.metastore.parallel.side_by_side import side_by_side
 from replicator.metastore.parallel.traffic import Traffic
 from replicator.metastore.requests import Send
@@ -41,7 +42,6 @@ from replicator.text.quantity import count_text
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
 RETRIES = 4  # repeats of a read: 1.5 s of waiting in all
-LISTENERS = ("hive.metastore.transactional.event.listeners", "hive.metastore.event.listeners")
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class ThriftMetastore:
     # --- the notification log
 
     def current_event_id(self) -> int:
-        newest: int = self._read("current event id", call("get_current_notificationEventId")).eventId
+        newest: int = self._read_log("current event id", call("get_current_notificationEventId")).eventId
         if not self._logs_events:
             self._check_log(newest)
             self._logs_events = True
@@ -101,23 +101,24 @@ class ThriftMetastore:
 
     def _check_log(self, newest: int) -> None:
         """A server without a listener answers 0, or the last id of the days when it had one: ask its settings too."""
-        classes = [self.setting(key) for key in LISTENERS]
-        named = ",".join(classes)
-        if "Notification" in named or (newest > 0 and named):
-            return
-        raise NotificationLogOff(
-            f"the metastore at {self.uri} keeps no notification log: no DbNotificationListener is configured",
-            hint="in hive-site.xml set hive.metastore.transactional.event.listeners to "
-            "org.apache.hive.hcatalog.listener.DbNotificationListener (or hive.metastore.event.listeners, where events "
-            "are written after the change), and hive.metastore.event.db.listener.timetolive to the days you need; "
-            "then restart the metastore",
-        )
+        named = ",".join(map(self.setting, LISTENERS))
+        if not ("Notification" in named or (newest > 0 and named)):
+            raise log_off(self.uri)
+
+    def _read_log(self, what: str, send: Send) -> Any:
+        """A call about events. Raises NotificationRefused where the server lets only proxy users make it."""
+        try:
+            return self._read(what, send)
+        except MetastoreError as error:
+            if error.transient or not is_refusal(error, self.setting):
+                raise
+            raise refused(self._config, error) from error
 
     def setting(self, key: str) -> str:
         return self._read(f"setting {key}", call("get_config_value", key, "")) or ""
 
     def next_events(self, after: int, limit: int = EVENT_BATCH, skip: Collection[str] = ()) -> list[NotificationEvent]:
-        answer = self._read(f"events after {after}", requests.next_events(after, limit, skip))
+        answer = self._read_log(f"events after {after}", requests.next_events(after, limit, skip))
         return [convert.event_from_thrift(event) for event in answer.events or ()]
 
     # --- databases

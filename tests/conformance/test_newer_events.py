@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,17 +11,20 @@ from typing import Any
 import pytest
 from engines import local_runtime
 from hive_metastore import ttypes
+from metastores import MetastoreFactory
 from newer_calls import newer_client, partition, table
 from policies import Replication
 
 from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.core.model import NotificationEvent
+from replicator.checks.metastores import log_is_on
+from replicator.core.model import Database, NotificationEvent
+from replicator.errors import NotificationRefused
 from replicator.events import record as kinds
 from replicator.events.decode import decode
 from replicator.events.reach import waiting_events
 from replicator.events.unread import IRRELEVANT, KINDS, NAMED, UnreadEvents
-from replicator.metastore.embedded.running import Running
+from replicator.metastore.embedded.running import Running, stop
 from replicator.metastore.thrift import connect
 from replicator.policies.lag import lag
 from replicator.policies.status import status
@@ -199,6 +203,25 @@ def test_an_idle_cluster_with_queries_is_not_behind(hives: Hives, source_metasto
         pair.db("a").table("u", {"second": "2"})
         behind = status(pair.target, f"{pair.name}_a", source=pair.source)
         assert behind.status == "behind" and 0 < (behind.lag_events or 0) < 5
+
+
+def test_a_refused_log_says_what_to_grant(metastore_factory: MetastoreFactory) -> None:
+    asking = {"hive.metastore.event.db.notification.api.auth": "true"}
+    refusing = metastore_factory("refusing", hive="4.2", settings=asking)
+    with connect(refusing.uri) as metastore:
+        for ask in (metastore.current_event_id, lambda: metastore.next_events(0)):
+            with pytest.raises(NotificationRefused, match="does not let this user") as refused:
+                ask()
+            assert "core-site.xml" in refused.value.hint and "event.db.notification.api.auth" in refused.value.hint
+        found = log_is_on(metastore, ["default"])
+        assert found.health == "critical" and "hadoop.proxyuser.<user>.hosts" in found.hint
+        metastore.create_database(Database(name="granted"))
+    user = getpass.getuser()
+    granted = {f"hadoop.proxyuser.{user}.hosts": "*", f"hadoop.proxyuser.{user}.groups": "*"}
+    stop(refusing.directory)
+    granting = metastore_factory(directory=refusing.directory, settings=asking | granted)
+    with connect(granting.uri) as metastore:
+        assert log_is_on(metastore, ["default"]).health == "ok" and metastore.next_events(0)
 
 
 def test_unread_events_are_counted_by_kind_and_the_first_are_named() -> None:
