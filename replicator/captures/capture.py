@@ -33,6 +33,7 @@ from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import left_out
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
+from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
 from replicator.captures.walk import refresh_tables, walk_database
 from replicator.core.model import Database, NotificationEvent
@@ -133,6 +134,7 @@ class _Run:
         self._intercepts = Intercepts(root.place)
         self._sight = Sight()
         self._unread = UnreadEvents()
+        self._refusals = Refusals(self._log.before)
         self.holed = False
         self.report = self._log.report
 
@@ -251,6 +253,7 @@ class _Run:
             case kinds.DropTable(db=db, name=name):
                 self._contents.give_up_on(db, name, None)
                 self._dirty.pop((db, name), None)
+                self._refusals.dropped(db, name)
             case kinds.DropPartitions(db=db, table=name, names=names):
                 self._contents.give_up_on(db, name, set(names))
 
@@ -260,7 +263,8 @@ class _Run:
         """The first walk of databases: all that they hold becomes records."""
         for db in databases:
             with self._progress.task(f"walk {db}") as advance:
-                for change in walk_database(self._source, self._manifest, db, deep=True):
+                refused = self._refusals.asked(db)
+                for change in walk_database(self._source, self._manifest, db, refused, deep=True):
                     self._log.observe(change)
                     advance(change.size)
 
@@ -271,7 +275,7 @@ class _Run:
         existing = set(self._source.database_names())
         fresh = {db for db in self._manifest.scope() if db in existing}
         for db in sorted(fresh):
-            changes = walk_database(self._source, self._manifest, db, deep=deep)
+            changes = walk_database(self._source, self._manifest, db, self._refusals.asked(db), deep=deep)
             if deep:
                 for change in changes:
                     self._log.observe(change)
@@ -311,12 +315,17 @@ class _Run:
         else:
             self._refresh()
             missing = self._contents.list_changed()
-        self._sight = self._contents.found_missing(missing, empty)
+        self._sight = self._contents.found_missing(missing, empty, self._refusals.found())
 
     def _refresh(self) -> None:
-        dirty, self._dirty = list(self._dirty), {}
-        for change in refresh_tables(self._source, self._manifest, dirty):
-            self._log.observe(change)
+        dirty: dict[str, list[str]] = {}
+        for db, name in self._dirty:
+            dirty.setdefault(db, []).append(name)
+        self._dirty = {}
+        for db, names in dirty.items():
+            refused = self._refusals.asked_again(db, names)
+            for change in refresh_tables(self._source, self._manifest, db, names, refused):
+                self._log.observe(change)
         constrained, self._constrained = sorted(self._constrained), {}
         for db, some in groupby(constrained, key=itemgetter(0)):
             self._observe_constraints(db, [name for _, name in some if self._manifest.table(db, name)])

@@ -97,10 +97,13 @@ class Contents:
             taken |= under_way(self._root)
         return [(obj, why) for obj, why in missing if (obj.db, obj.table) not in taken]
 
-    def found_missing(self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key] = ()) -> Sight:
+    def found_missing(
+        self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key], refused: Sequence[Uncaptured]
+    ) -> Sight:
         """Objects whose directories cannot be seen are reported, and keep the files that the log knows; those that are
-        declared `empty` have none any more. Raises UsageError for a declaration of what is not captured."""
-        unseen, declared, gone = [], [], list[DataObject]()
+        declared `empty` have none any more; so are `refused` tables. Raises UsageError for a declaration of what is not
+        captured."""
+        unseen, declared, gone = [*refused], [], list[DataObject]()
         used: set[Key] = set()
         for obj, why in missing:
             named = [each for each in empty if each[:2] == (obj.db, obj.table) and each[2] in ("", obj.partition)]

@@ -21,6 +21,7 @@ from replicator.core.not_replicated import NotReplicated
 from replicator.errors import UsageError
 
 UNSEEN, EMPTY = "unseen", "declared_empty"  # keys of a marker's `about`
+REFUSED = "the metastore does not give it"  # begin of the reason of such a table
 NAMED = 20  # partitions of one table that are named; of more the table is, so that a marker stays small
 
 Key = tuple[str, str, str]

@@ -17,10 +17,10 @@ from replicator.captures.constraining import walk_constraints
 from replicator.captures.manifest import Manifest
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Statistics, Table
-from replicator.errors import ObjectNotFound
+from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.events import compare
 from replicator.events.record import Change, DropTable, partition_names
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import MetastoreReader, answer_about_one
 from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 
 
@@ -40,19 +40,22 @@ class _Plan:
 class _Contents:
     """What the metastore holds of a table beside itself. partitions: those of the first call, with their statistics;
     None: there are too many for one, and their names are to be compared first; rest: further ones, to be read;
-    is_gone: the table is there no more."""
+    error: instead of all that, such as that the table is there no more."""
 
     plan: _Plan
     statistics: Statistics | None = None
     partitions: Sequence[Partition] | None = ()
     partition_statistics: Sequence[Statistics] = ()
     rest: Iterable[list[Partition]] = ()
-    is_gone: bool = False
+    error: MetastoreError | None = None
 
 
-def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bool) -> Iterator[Change]:
+def walk_database(
+    source: MetastoreReader, known: Manifest, db: str, refused: dict[str, str], *, deep: bool
+) -> Iterator[Change]:
     """Differences between the metastore's database and the known one. `deep` compares partitions and constraints too;
-    without it only those of tables that are new. Raises ObjectNotFound when the database does not exist.
+    without it only those of tables that are new. `refused`: gets tables that the metastore does not give, with its
+    answer. Raises ObjectNotFound when the database does not exist.
 
     Changes must be folded into `known` as they come: later ones depend on it."""
     yield from compare.database_change(known.database(db), source.database(db))
@@ -61,26 +64,27 @@ def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bo
     yield from compare.dropped_tables(db, known.table_names(db), names)
     batches = batched(names, TABLE_BATCH)
     pages = side_by_side(
-        source.traffic, partial(source.tables, db), batches, weigh=lambda page: 0 if deep else len(page)
+        source.traffic,
+        partial(source.tables, db, refused=refused),
+        batches,
+        weigh=lambda page: 0 if deep else len(page),
     )
-    yield from _walk_tables(source, known, itertools.chain.from_iterable(pages), deep=deep)
+    yield from _walk_tables(source, known, itertools.chain.from_iterable(pages), refused, deep=deep)
 
 
-def refresh_tables(source: MetastoreReader, known: Manifest, tables: Sequence[tuple[str, str]]) -> Iterator[Change]:
-    """Differences of some tables, deeply: after changes that an event does not tell whole (a cascade, a rename)."""
-    found = side_by_side(source.traffic, partial(_table_or_none, source), tables)
-    yield from _walk_tables(source, known, itertools.chain.from_iterable(found), deep=True)
+def refresh_tables(
+    source: MetastoreReader, known: Manifest, db: str, names: Sequence[str], refused: dict[str, str]
+) -> Iterator[Change]:
+    """Differences of some tables of a database, deeply: after changes that an event does not tell whole (a cascade, a
+    rename). Those that were dropped since are left to their events."""
+    read = partial(source.tables, db, refused=refused)
+    found = side_by_side(source.traffic, read, batched(names, TABLE_BATCH), weigh=lambda _: 0)
+    yield from _walk_tables(source, known, itertools.chain.from_iterable(found), refused, deep=True)
 
 
-def _table_or_none(source: MetastoreReader, name: tuple[str, str]) -> list[Table]:
-    """None: dropped since; its event follows."""
-    try:
-        return [source.table(*name)]
-    except ObjectNotFound:
-        return []
-
-
-def _walk_tables(source: MetastoreReader, known: Manifest, tables: Iterable[Table], *, deep: bool) -> Iterator[Change]:
+def _walk_tables(
+    source: MetastoreReader, known: Manifest, tables: Iterable[Table], refused: dict[str, str], *, deep: bool
+) -> Iterator[Change]:
     """Differences of tables: themselves, their partitions, their column statistics. One that goes away meanwhile is
     left to the event that says so; if it was new, what was reported of it is taken back, so that a rename finds it
     unknown."""
@@ -92,7 +96,9 @@ def _walk_tables(source: MetastoreReader, known: Manifest, tables: Iterable[Tabl
         yield from plan.changes
         try:
             yield from _content_changes(source, known, contents)
-        except ObjectNotFound:
+        except MetastoreError as error:
+            if not isinstance(error, ObjectNotFound):
+                refused[table.name] = answer_about_one(error, refused)
             if plan.is_recreated:
                 yield DropTable(db=table.db, name=table.name)
             continue
@@ -155,15 +161,15 @@ def _read(source: MetastoreReader, plan: _Plan) -> _Contents:
         return _Contents(
             plan, partitions=first, partition_statistics=_statistics(source, table, first or ()), rest=rest
         )
-    except ObjectNotFound:
-        return _Contents(plan, is_gone=True)
+    except MetastoreError as error:
+        return _Contents(plan, error=error)
 
 
 def _content_changes(source: MetastoreReader, known: Manifest, contents: _Contents) -> Iterator[Change]:
-    """Raises ObjectNotFound for a table that is gone."""
+    """Raises ObjectNotFound for a table that is gone, MetastoreError for one of which it does not give all."""
     plan, table = contents.plan, contents.plan.table
-    if contents.is_gone:
-        raise ObjectNotFound(f"table {table.db}.{table.name} does not exist")
+    if contents.error:
+        raise contents.error
     known_statistics = [] if plan.is_recreated else known.statistics(table.db, table.name)
     if plan.statistics:
         now = [contents.statistics] if contents.statistics else []

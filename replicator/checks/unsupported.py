@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from replicator.captures.unlistable import REFUSED
 from replicator.checks.finding import Figure, Finding
 from replicator.core.batches import batched
 from replicator.core.not_replicated import NotReplicated
@@ -30,9 +31,11 @@ def find_left_out(policy: Policy, pairs: Iterable[Pair], source: MetastoreReader
         here = names[: LOOKED_AT - looked]
         looked, names_left = looked + len(here), names_left + len(names) - len(here)
         for some in batched(here, BATCH):
-            for table in source.tables(pair.name, some):
+            refused: dict[str, str] = {}
+            for table in source.tables(pair.name, some, refused):
                 if reason := why_not_replicated(table):
                     found.append(NotReplicated(f"{table.db}.{table.name}", reason))
+            found += [NotReplicated(f"{pair.name}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]
     return found, names_left
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from replicator.captures.unlistable import REFUSED
 from replicator.compare.comparison import Comparison
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Statistics, Table, partition_name
@@ -39,9 +40,9 @@ class PartitionPages:
 
 @dataclass(frozen=True)
 class TablePair:
-    """A table by its name at the source, as far as the sides have it. left_out: why loads leave it out, if they do:
-    then no more of it is read. statistics: those of the table on both sides, None where neither says that it has any.
-    pages: further ones are read as they are drawn."""
+    """A table by its name at the source, as far as the sides have it. left_out: why loads leave it out, if they do, or
+    that a side does not give it: then no more of it is read. statistics: those of the table on both sides, None where
+    neither says that it has any. pages: further ones are read as they are drawn."""
 
     name: str
     source: Table | None
@@ -72,9 +73,15 @@ def read_tables(
 
 
 def _both(comparison: Comparison, db: str, replica: str, names: Sequence[str]) -> list[TablePair]:
-    here = {table.name: table for table in comparison.source.tables(db, names)}
-    there = {table.name: table for table in comparison.target.tables(replica, names)}
-    return [TablePair(name, here.get(name), there.get(name)) for name in names]
+    refused: dict[str, str] = {}
+    here = {table.name: table for table in comparison.source.tables(db, names, refused)}
+    there = {table.name: table for table in comparison.target.tables(replica, names, refused)}
+    return [
+        TablePair(name, None, None, f"{REFUSED}: {refused[name]}")
+        if name in refused
+        else TablePair(name, here.get(name), there.get(name))
+        for name in names
+    ]
 
 
 def _weight(pair: TablePair) -> float:

@@ -12,10 +12,20 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.errors import MetastoreError
 from replicator.metastore.parallel.traffic import Traffic
 
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
 EVENT_BATCH = 10_000  # 2.3 reads its whole log on every call and cuts afterwards: small pages are quadratic
+MAY_REFUSE = 100  # tables that a server may refuse to give before it is taken to refuse everything
+
+
+def answer_about_one(error: MetastoreError, refused: Collection[str]) -> str:
+    """What a server answered that refuses one table. Raises the error itself where the server is away, or has refused
+    too many already."""
+    if error.transient or len(refused) >= MAY_REFUSE:
+        raise error
+    return error.message
 
 
 class MetastoreReader(Protocol):
@@ -63,8 +73,9 @@ class MetastoreReader(Protocol):
         """Raises ObjectNotFound."""
         ...
 
-    def tables(self, db: str, names: Sequence[str]) -> list[Table]:
-        """Tables by name, fetched in batches; names that are gone are left out."""
+    def tables(self, db: str, names: Sequence[str], refused: dict[str, str] | None = None) -> list[Table]:
+        """Tables by name, fetched in batches; names that are gone are left out. refused: gets those that the server
+        does not give, with its answer; without it the first of them raises MetastoreError."""
         ...
 
     def partition_names(self, db: str, table: str) -> list[str]:

@@ -17,6 +17,7 @@ from replicator.core.model import EXTERNAL, Partition, Statistics, Table
 from replicator.metastore import values
 
 Send = Callable[[Any], Any]  # what to do with a client
+INSERT_ONLY = 2  # ClientCapability.INSERT_ONLY_TABLES, since 3.0: without it one such table fails a whole batch
 
 
 def table_by_name(db: str, name: str) -> Send:
@@ -30,7 +31,7 @@ def tables_by_name(db: str, names: Sequence[str]) -> Send:
 def _get_table(db: str, name: str, client: Any) -> Any:
     """Hive 4.0.1 dropped `get_table`, and servers before 2.3 lack `get_table_req`."""
     try:
-        return client.get_table_req(ttypes.GetTableRequest(dbName=db, tblName=name)).table
+        return client.get_table_req(ttypes.GetTableRequest(db, name, _capabilities())).table
     except TApplicationException as error:
         if error.type != TApplicationException.UNKNOWN_METHOD:
             raise
@@ -39,11 +40,17 @@ def _get_table(db: str, name: str, client: Any) -> Any:
 
 def _get_tables(db: str, names: list[str], client: Any) -> Any:
     try:
-        return client.get_table_objects_by_name_req(ttypes.GetTablesRequest(dbName=db, tblNames=names)).tables or []
+        return client.get_table_objects_by_name_req(ttypes.GetTablesRequest(db, names, _capabilities())).tables or []
     except TApplicationException as error:
         if error.type != TApplicationException.UNKNOWN_METHOD:
             raise
         return client.get_table_objects_by_name(db, names) or []
+
+
+def _capabilities() -> Any:
+    """Of a client that shows tables, and does not read their rows. Hive 4's `processorCapabilities` are not sent: with
+    them its server answers with what this client may do to a table, without them with the table as it is stored."""
+    return ttypes.ClientCapabilities([INSERT_ONLY])
 
 
 def create_table(table: Table) -> Send:

@@ -30,7 +30,7 @@ from replicator.core.model import (
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore import constraint_calls, requests
 from replicator.metastore import values as convert
-from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH
+from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
 from replicator.metastore.connection import Connections
 from replicator.metastore.convert.constraints import KINDS, ordered
 from replicator.metastore.drift import DriftGuard
@@ -157,14 +157,29 @@ class ThriftMetastore:
     def table(self, db: str, name: str) -> Table:
         return convert.table_from_thrift(self._seen("table", f"{db}.{name}", requests.table_by_name(db, name)))
 
-    def tables(self, db: str, names: Sequence[str]) -> list[Table]:
+    def tables(self, db: str, names: Sequence[str], refused: dict[str, str] | None = None) -> list[Table]:
         found: list[Table] = []
         for batch in batched(names, PARTITION_BATCH):
-            answer = self._read(f"tables of {db}", requests.tables_by_name(db, batch))
-            found.extend(map(convert.table_from_thrift, answer))
+            found.extend(map(convert.table_from_thrift, self._some_tables(db, batch, refused)))
         if found:
             self._drift.saw("table", requests.table_by_name(db, found[0].name))
         return found
+
+    def _some_tables(self, db: str, names: list[str], refused: dict[str, str] | None) -> list[Any]:
+        """A server answers for all of a batch or for none: what it refuses is found in halves."""
+        what = f"tables of {db}" if len(names) > 1 else f"table {db}.{names[0]}"
+        try:
+            return list(self._read(what, requests.tables_by_name(db, names)))
+        except MetastoreError as error:
+            if error.transient or isinstance(error, ObjectNotFound):
+                raise
+            if len(names) > 1:
+                half = len(names) // 2
+                return self._some_tables(db, names[:half], refused) + self._some_tables(db, names[half:], refused)
+            if refused is None:
+                raise
+            refused[names[0]] = answer_about_one(error, refused)
+            return []
 
     def create_table(self, table: Table) -> None:
         self._change(f"create table {table.db}.{table.name}", requests.create_table(table))

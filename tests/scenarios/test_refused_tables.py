@@ -1,0 +1,85 @@
+"""Tables that the metastore does not give, as their metadata is damaged: named, and the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from metastores import MetastoreFactory
+from policies import Replication
+from replication_fixture import command
+
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.distributions import pyspark_jars
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.java import find_java
+from replicator.policies.run import SyncRun
+
+
+def without_serde(source: Running, name: str, serde: str) -> None:
+    """Sets the id of a table's serde in the database of a metastore that is stopped meanwhile. It has the ids of its
+    serdes from the start: the n-th table's is n."""
+    embedded.stop(source.directory)
+    script = source.directory / "damage.sql"
+    where = f"SD_ID = (select SD_ID from APP.TBLS where TBL_NAME = '{name}')"
+    script.write_text(
+        f"connect 'jdbc:derby:{source.directory / 'metastore_db'}';\n"
+        f"update APP.SDS set SERDE_ID = {serde} where {where};\ndisconnect;\n"
+    )
+    java = [find_java(os.environ).executable, "-cp", f"{pyspark_jars()}/*", "org.apache.derby.tools.ij", script]
+    done = subprocess.run(java, cwd=source.directory, capture_output=True, text=True, timeout=120)
+    assert "1 row inserted/updated/deleted" in done.stdout, done.stdout
+    embedded.start(source.directory, env=os.environ)
+
+
+@pytest.fixture
+def damaged(
+    metastore_factory: MetastoreFactory, target_metastore: Running, tmp_path: Path
+) -> Iterator[tuple[Replication, Running]]:
+    source = metastore_factory("damaged")
+    pair = Replication(source, target_metastore, tmp_path)
+    for name in ("one", "bad", "two", "three"):
+        pair.db("a").table(name, {"first": "1"})
+    yield pair, source
+    embedded.stop(source.directory)
+
+
+def named(run: SyncRun) -> list[str]:
+    return [each.name.split(".")[1] for each in run.not_replicated]
+
+
+def test_a_refused_table_is_named_and_the_others_are_replicated(damaged: tuple[Replication, Running]) -> None:
+    pair, source = damaged
+    without_serde(source, "bad", "null")
+    first = pair.sync()
+    assert (first.status, named(first)) == ("incomplete", ["bad"])
+    assert "does not give it: table" in first.not_replicated[0].reason
+    assert sorted(pair.target.table_names(pair.replica("a").name)) == ["one", "three", "two"]
+
+    pair.db("a").write("two", {"second": "2"})
+    assert named(pair.sync(compare=False)) == ["bad"]  # nobody has asked again
+    for words in (["verify", pair.name], ["check", pair.name]):
+        answer = command("--config", str(pair.config()), *words)
+        assert (answer.code, [each["object"] for each in answer.output["not_replicated"]]) == (
+            3,
+            [f"{pair.name}_a.bad"],
+        )
+    pair.keys["exclude"] = ["bad"]
+    assert pair.sync().not_replicated == []
+    del pair.keys["exclude"]
+
+    without_serde(source, "bad", "(select min(SERDE_ID) from APP.SDS)")
+    assert pair.sync().not_replicated == []
+    pair.is_same("a")
+
+
+def test_a_table_that_is_refused_later_keeps_its_replica(damaged: tuple[Replication, Running]) -> None:
+    pair, source = damaged
+    assert pair.sync().not_replicated == []
+    without_serde(source, "bad", "null")
+    pair.db("a").table("four", {"first": "4"})
+    assert named(pair.sync()) == ["bad"]
+    assert sorted(pair.target.table_names(pair.replica("a").name)) == ["bad", "four", "one", "three", "two"]

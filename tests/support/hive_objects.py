@@ -1,0 +1,101 @@
+"""Objects that only clients of Hive 3 and 4 make, by bindings that are none of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hive_metastore import ThriftHiveMetastore, ttypes
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TBufferedTransport
+
+from replicator.metastore.embedded.running import Running
+
+INSERT_ONLY = {"transactional": "true", "transactional_properties": "insert_only"}
+FULL_ACID = {"transactional": "true"}
+HIVE = [  # what HiveServer2 says that it can
+    *("HIVEFULLACIDREAD", "HIVEFULLACIDWRITE", "HIVEMANAGEDINSERTREAD", "HIVEMANAGEDINSERTWRITE", "HIVESQL"),
+    *("HIVECACHEINVALIDATE", "HIVEMANAGESTATS", "CONNECTORREAD", "CONNECTORWRITE", "EXTREAD", "EXTWRITE"),
+    *("HIVEMQT", "HIVEONLYMQTWRITE", "HIVEBUCKET2"),
+]
+_ORC = "org.apache.hadoop.hive.ql.io.orc.Orc"
+
+
+class HiveClient:
+    """A client as HiveServer2 is one."""
+
+    def __init__(self, client: Any, hive: str) -> None:
+        self.thrift, self._old = client, hive in ("2.3", "3.1")
+
+    def table(
+        self,
+        db: str,
+        name: str,
+        parameters: dict[str, str] | None = None,
+        *,
+        columns: Sequence[tuple[str, str]] = (("id", "int"), ("v", "string")),
+        keys: Sequence[str] = (),
+        location: str | None = None,
+        kind: str = "MANAGED_TABLE",
+        **more: Any,
+    ) -> None:
+        """A table in ORC. `more`: other fields of the struct."""
+        storage = ttypes.StorageDescriptor(
+            cols=[ttypes.FieldSchema(column, type_, "") for column, type_ in columns],
+            location=location,
+            inputFormat=f"{_ORC}InputFormat",
+            outputFormat=f"{_ORC}OutputFormat",
+            serdeInfo=ttypes.SerDeInfo(name=name, serializationLib=f"{_ORC}Serde", parameters={}),
+            bucketCols=[],
+            sortCols=[],
+            parameters={},
+            compressed=False,
+            numBuckets=-1,
+            storedAsSubDirectories=False,
+        )
+        made = ttypes.Table(
+            tableName=name,
+            dbName=db,
+            owner="hive",
+            createTime=0,
+            lastAccessTime=0,
+            retention=0,
+            sd=storage,
+            partitionKeys=[ttypes.FieldSchema(key, "string", "") for key in keys],
+            parameters=parameters or {},
+            tableType=kind,
+            **more,
+        )
+        if self._old:
+            self.thrift.create_table(made)
+        else:
+            request = ttypes.CreateTableRequest(table=made, processorCapabilities=HIVE, processorIdentifier="hs2@test")
+            self.thrift.create_table_req(request)
+
+    def get(self, db: str, name: str) -> Any:
+        request = ttypes.GetTableRequest(dbName=db, tblName=name)
+        request.capabilities = ttypes.ClientCapabilities([ttypes.ClientCapability.INSERT_ONLY_TABLES])
+        return self.thrift.get_table_req(request).table
+
+    def alter(self, db: str, name: str, table: Any) -> None:
+        if self._old:
+            self.thrift.alter_table(db, name, table)
+        else:
+            request = ttypes.AlterTableRequest(dbName=db, tableName=name, table=table, processorCapabilities=HIVE)
+            request.processorIdentifier = "hs2@test"
+            self.thrift.alter_table_req(request)
+
+    def drop(self, db: str, name: str) -> None:
+        self.thrift.drop_table(db, name, True)
+
+
+@contextmanager
+def hive_client(running: Running) -> Iterator[HiveClient]:
+    transport = TBufferedTransport(TSocket("127.0.0.1", int(running.uri.rpartition(":")[2])))
+    transport.open()
+    try:
+        yield HiveClient(ThriftHiveMetastore.Client(TBinaryProtocol(transport)), running.hive)
+    finally:
+        transport.close()
