@@ -1,4 +1,4 @@
-"""The pace of a metastore: over how many connections calls go at once, found by measuring while they do. Pure.
+"""The pace of writing: over how many connections changes go at once, found by measuring while they do. Pure.
 
 A server with a database across a network wants sixteen; one whose writers collide and sleep wants one. Two widths
 contend, the wider about twice the other, in four windows of calls: narrow, wide, wide, narrow, so that a server that

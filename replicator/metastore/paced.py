@@ -62,19 +62,18 @@ class Gate:
 
 
 class Paced:
-    """See `paced`; its gate is made for the first change."""
+    """See `paced`."""
 
     def __init__(self, metastore: Metastore, most: int) -> None:
         self._metastore, self._most = metastore, most
-        self._made, self._lock = None, Lock()
+        self._gate, self._asked, self._lock = Gate(Pace(1)), False, Lock()
 
-    def gate(self) -> Gate:
+    def width(self) -> int:
         with self._lock:
-            if self._made is None:
-                self._made = Gate(Pace(self._most if self._most > 1 and may_write_at_once(self._metastore) else 1))
-            return self._made
-
-    _made: Gate | None
+            if not self._asked and self._most > 1 and may_write_at_once(self._metastore):
+                self._gate = Gate(Pace(self._most))
+            self._asked = True
+            return self._gate.width
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._metastore, name)
@@ -83,27 +82,32 @@ class Paced:
 
         def changed(*arguments: Any, **named: Any) -> Any:
             items = sum(len(each) for each in arguments if isinstance(each, Sized) and not isinstance(each, str))
-            with self.gate().passing(1 + _ITEM * items):
+            with self._gate.passing(1 + _ITEM * items):
                 return found(*arguments, **named)
 
         return changed
 
 
 def paced(metastore: Metastore, most: int) -> tuple[Metastore, Callable[[], int]]:
-    """The same metastore, whose changes wait for each other; and how many of them, at most `most`, pass at once now."""
+    """The same metastore, whose changes wait for each other; and how many of them, at most `most`, pass at once now:
+    one, until somebody asks."""
     found = Paced(metastore, most)
-    return cast(Metastore, found), lambda: found.gate().width
+    return cast(Metastore, found), found.width
 
 
 def may_write_at_once(metastore: MetastoreReader) -> bool:
-    """Whether two connections may be faster than one. Up to Hive 2.3 two writers read the same next event id; the one
-    that comes too late sleeps, or both get it. Later servers lock the row. A server of our own sleeps shortly, and its
-    database refuses an id that is there."""
+    """Whether two connections may be faster than one. Where writers race for an event id, the one that comes too late
+    sleeps; a server of our own does so shortly."""
+    return locks_event_ids(metastore) or _seconds(metastore.setting(RETRY_INTERVAL)) <= SHORT
+
+
+def locks_event_ids(metastore: MetastoreReader) -> bool:
+    """Whether writers get their event ids in turn (`SELECT FOR UPDATE`), as since Hive 3. Before, two at once read the
+    same next id: one fails where the database keeps ids unique, and both have it where not."""
     try:
-        locks = bool(metastore.database("default").extra.keys() & _SINCE_3)
+        return bool(metastore.database("default").extra.keys() & _SINCE_3)
     except ObjectNotFound:
-        locks = False
-    return locks or _seconds(metastore.setting(RETRY_INTERVAL)) <= SHORT
+        return False
 
 
 _SINCE_3 = ids("Database", "catalogName")

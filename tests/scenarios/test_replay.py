@@ -17,7 +17,8 @@ from replicator.core.model import Partition
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.paced import RETRY_INTERVAL, may_write_at_once
+from replicator.metastore.paced import RETRY_INTERVAL, locks_event_ids, may_write_at_once
+from replicator.metastore.thrift import connect
 from replicator.policies.run import Remembering, sync_once
 from replicator.replay.plan.batching import Named, gathered
 from replicator.replay.plan.squash import Called, Lineage
@@ -139,6 +140,12 @@ def test_writers_wait_for_each_other_where_a_server_would_have_one_of_them_sleep
     assert "Retrying HMSHandler" not in racing.log.read_text()
     assert not may_write_at_once(pair.target)
     assert may_write_at_once(pair.source)  # which sleeps for milliseconds
+
+
+@pytest.mark.parametrize("version", ["2.3", "3.1", "4.0", "4.2"])
+def test_servers_that_allot_event_ids_in_turn_are_known(version: str, hives: Callable[..., Running]) -> None:
+    with connect(hives(version).uri) as metastore:
+        assert locks_event_ids(metastore) == (version != "2.3")
 
 
 def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(

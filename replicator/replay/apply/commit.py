@@ -103,11 +103,11 @@ class Commit:
         for views in (False, True):
             steps = [step for step in self._work.plan.tables if step.table and step.table.is_view == views]
             unlike: list[TablePlan] = []
-            with self._work.side_by_side() as executor:
+            with self._work.side_by_side(len(steps)) as executor:
                 for step in steps:
                     executor.submit(step.name, self._table, step, unlike)
                     advance(1)
-            with self._work.side_by_side() as executor:
+            with self._work.side_by_side(len(unlike)) as executor:
                 for step, there in self._found(unlike):
                     executor.submit(step.name, self._alter, step, there)
 
@@ -183,7 +183,7 @@ class Commit:
     ) -> None:
         """Adds and alters partitions as they stream by: in order within a table, tables side by side."""
         steps = {id(step.lineage): step for step in self._work.plan.tables}
-        with self._work.side_by_side() as executor:
+        with self._work.side_by_side(len(steps)) as executor:
             for lineage, some in named:
                 step = steps.get(id(lineage))
                 if step is None or step.table is None:
@@ -255,16 +255,16 @@ class Commit:
         except ObjectNotFound:
             return
         if there.parameters.get(POSITION) == old.parameters.get(POSITION):
-            self._work.drop_table(old)
+            self._work.drop_tables([old])
 
     def statistics(self) -> None:
         """Sets column statistics, tables side by side. It makes the server rewrite a table's COLUMN_STATS_ACCURATE; the
         source's word stands."""
         steps = [step for step in self._work.plan.tables if step.table and step.lineage.statistics]
-        with self._work.side_by_side() as executor:
+        with self._work.side_by_side(len(steps)) as executor:
             for step in steps:
                 executor.submit(step.name, self._statistics, step)
-        with self._work.side_by_side() as executor:
+        with self._work.side_by_side(len(steps)) as executor:
             for step, there in self._found(step for step in steps if None in step.lineage.statistics):
                 if step.table and comparable_table(there) != comparable_table(step.table):
                     executor.submit(step.name, self._work.target.alter_table, *step.name, noted_like(step.table, there))

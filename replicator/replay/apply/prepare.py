@@ -53,8 +53,7 @@ class Preparation:
         holds nothing that has no business there."""
         self.sweep_marks()
         self._begin_databases()
-        for table in self._work.plan.drops:
-            self._work.drop_table(table)
+        self._work.drop_tables(self._work.plan.drops)
         self._rename_tables()
         for step in self._work.plan.tables:
             self._settle(step)
@@ -230,15 +229,8 @@ class Preparation:
                 for key, partition in there.items()
                 if applied_position(partition) < begun[key]  # else another was renamed to this name since
             }
-            self._work.let_go(
-                step.table,
-                [
-                    place
-                    for key, partition in by_name.items()
-                    if (place := partition.location) and going.takes(step, key)
-                ],
-                leaving_partitions(step.table, by_name),
-            )
+            places = [place for key, each in by_name.items() if (place := each.location) and going.takes(step, key)]
+            self._work.let_go(dict.fromkeys(places, step.name), leaving_partitions(step.table, by_name))
             flipped = refilled if self._work.plan.snapshot else set()
             dropped = [key for key in batch if key in wanted - flipped and key in by_name]
             if dropped:
@@ -317,7 +309,7 @@ class Preparation:
         """Recycles what lies where a table is to be copied whole; once per load, so that copies survive a restart."""
         if self._work.plan.snapshot:
             return  # nothing is in a place of the load's own
-        marks = []
+        marks, places = [], dict[str, tuple[str, str]]()
         for step in self._work.plan.tables:
             location = step.table.location if step.table else None
             if not step.clear or location is None:
@@ -330,8 +322,9 @@ class Preparation:
             ):
                 self._work.plan.warnings.append(f"a database lies in {location}: old files in it were left")
             elif exists(location):
-                self._work.recycle({location: step.name}, Leaving({step.name}))
+                places[location] = step.name
             marks.append(mark)
+        self._work.recycle(places, Leaving(set(places.values())))
         for mark in marks:
             mark.write_bytes(b"")
 

@@ -45,6 +45,8 @@ from replicator.text.quantity import count_text
 
 T = TypeVar("T")
 
+DROPPED = 100  # tables that are empty, and not yet dropped, when a load is killed
+
 
 @dataclass
 class Changed:
@@ -115,9 +117,9 @@ class Work:
         self._lock, self._roles, self._elsewhere = Lock(), dict[str, RoleMark](), set[tuple[str, str]]()
         self.claims = claims
 
-    def side_by_side(self) -> KeyedExecutor:
-        """For steps of many tables: while calls wait for the server, the next ones are prepared."""
-        return KeyedExecutor(lambda: 2 * self._at_once())
+    def side_by_side(self, tables: int) -> KeyedExecutor:
+        """For steps of so many tables: while calls wait for the server, the next ones are prepared."""
+        return KeyedExecutor((lambda: 2 * self._at_once()) if tables > 1 else (lambda: 1))
 
     def with_role(self, database: str, parameters: dict[str, str]) -> dict[str, str]:
         """A target database's properties with the role that this load gives it, from its first write on. Raises Refused
@@ -202,22 +204,34 @@ class Work:
 
     # ---- what goes ------------------------------------------------------------------------------------------------
 
-    def drop_table(self, table: Table) -> None:
-        """Its data goes where it owns it, or had left it at the source before it was dropped."""
+    def drop_tables(self, tables: Sequence[Table]) -> None:
+        """Drops tables, with those of the plan in mind, many at a time: first their data goes."""
+        going = {(each.db, each.name) for each in (*self.plan.drops, *tables)}
+        for some in batched(tables, DROPPED):
+            directories: dict[str, Name] = {}
+            with self.side_by_side(len(some)) as executor:
+                for table in some:
+                    executor.submit((table.db, table.name), self._add_directories, table, directories)
+            self.let_go(directories, Leaving(going))
+            with self.side_by_side(len(some)) as executor:
+                for table in some:
+                    executor.submit((table.db, table.name), self._drop, table)
+            self.neighbours.look_again(*((table.db, table.name) for table in some))
+
+    def _add_directories(self, table: Table, found: dict[str, Name]) -> None:
+        """Where data lies that goes with a table which owns it, or had left it at the source before it was dropped."""
         directories: list[str] = []
         if table.owns_data and table.location and not has_sources_data(table):
             names = self.target.partition_names(table.db, table.name) if table.is_partitioned else []
             directories = places_of(self.target, table, names)
         elif table.location and not has_sources_data(table):
-            left = self.plan.left.get((table.db, table.name), [])
-            directories = self._places(table, left)
-        if directories:
-            going = {(each.db, each.name) for each in self.plan.drops}
-            self.let_go(table, directories, Leaving(going | {(table.db, table.name)}))
+            directories = self._places(table, self.plan.left.get((table.db, table.name), []))
+        found.update(dict.fromkeys(directories, (table.db, table.name)))
+
+    def _drop(self, table: Table) -> None:
         with contextlib.suppress(ObjectNotFound):
             self.target.drop_table(table.db, table.name)
             self.changed.count()
-        self.neighbours.look_again((table.db, table.name))
 
     def _places(self, table: Table, names: Sequence[str]) -> list[str]:
         """Of some partitions, "" for the table itself."""
@@ -232,19 +246,20 @@ class Work:
         for batch in batched(names, PARTITION_BATCH):
             there = [each for page in self.target.partitions(table.db, table.name, batch) for each in page]
             found = [partition_name(table.partition_keys, each.values) for each in there]
-            self.let_go(table, own_places(table, there), leaving_partitions(table, found))
+            places = dict.fromkeys(own_places(table, there), (table.db, table.name))
+            self.let_go(places, leaving_partitions(table, found))
             if found:
                 self.target.drop_partitions(table.db, table.name, found)
                 self.neighbours.replaced(table, found)
                 self.changed.count(len(found))
 
-    def let_go(self, table: Table, directories: Sequence[str], leaving: Leaving) -> None:
-        """Data of what is dropped: to `$cmroot` before that, or, where others may be reading it, noted for later.
-        leaving: what goes with it; all that others have there stays."""
+    def let_go(self, directories: Mapping[str, Name], leaving: Leaving) -> None:
+        """Data of what is dropped, by the table that it was of: to `$cmroot` before that, or, where others may be
+        reading it, noted for later. leaving: what goes with it; all that others have there stays."""
         if self.plan.snapshot:
-            self.supersede([Retired(place, table.db, table.name) for place in directories])
+            self.supersede([Retired(place, *name) for place, name in directories.items()])
         else:
-            self.recycle(dict.fromkeys(directories, (table.db, table.name)), leaving)
+            self.recycle(directories, leaving)
 
     def supersede(self, directories: Sequence[Retired]) -> None:
         note_retired(self.root, self.plan.metadata.id, directories)
