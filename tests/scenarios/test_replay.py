@@ -16,9 +16,11 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Partition
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
+from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.paced import RETRY_INTERVAL, locks_event_ids, may_write_at_once
 from replicator.metastore.thrift import connect
+from replicator.metastore.traffic import Limit
 from replicator.policies.run import Remembering, sync_once
 from replicator.replay.plan.batching import Named, gathered
 from replicator.replay.plan.squash import Called, Lineage
@@ -96,10 +98,16 @@ def test_a_range_reads_of_the_target_only_what_it_names(
     db.rename("u", "w")
     pair.sync()
     assert sorted(set(fetched)) == ["t", "t__replicator_swap", "u", "u__replicator_swap", "w", "w__replicator_swap"]
+    names = pair.target.table_names
+    pair.target.table_names = lambda db: fetched.append(db) or names(db)  # type: ignore[method-assign]
     fetched.clear()
     db.function("g")
     pair.sync()
     assert fetched == ["functions"]
+    fetched.clear()
+    db.alter("t", note="2")
+    pair.sync()
+    assert set(fetched) <= {"t", "t__replicator_swap"}
     pair.is_same("a")
 
 
@@ -112,11 +120,12 @@ def test_many_tables_are_made_in_one_call_each_and_read_back_together(
         db.table(f"t{number}", {"f": str(number)})
     calls: Counter[str] = Counter()
     for name in ("table", "tables", "create_table", "alter_table"):
-        counted = partial(
-            lambda name, call, *given: calls.update([name]) or call(*given), name, getattr(pair.target, name)
-        )
-        setattr(pair.target, name, counted)
-    pair.sync()
+        setattr(pair.target, name, partial(_counted, calls, name, getattr(pair.target, name)))
+    limit_metastores([(pair.target_uri, Limit(connections=1))])  # reads and writes wait for each other
+    try:
+        pair.sync()
+    finally:
+        limit_metastores([(pair.target_uri, Limit())])
     assert calls["create_table"] == 30
     assert calls["tables"] + calls["table"] < 8, calls
     pair.is_same("a")
