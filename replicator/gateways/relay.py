@@ -17,6 +17,7 @@ from typing import NoReturn
 from replicator.errors import MetastoreError, MetastoreUnreachable
 from replicator.gateways import identity, refusals
 from replicator.gateways.drops import UpstreamLost, refusal
+from replicator.gateways.entrance.acceptor import GSSAPI
 from replicator.gateways.entrance.channel import Channel, prepare
 from replicator.gateways.entrance.door import NotAdmitted
 from replicator.gateways.extent import Bytes, Extent, MethodNames
@@ -62,6 +63,7 @@ class Connection:
         self._client, self._name, self._service = Channel(client), name, service
         self._connection = client  # not admitted yet
         self._user: str | None = None  # who has proved, or said, to be it
+        self._mechanism = ""  # of the proof
         self._upstream: ServerEnd | None = None
         self._pending = bytearray()  # of the client, not yet looked at
         self._passing: Extent | None = None  # a call of which a part has been sent on
@@ -113,7 +115,7 @@ class Connection:
         except NotAdmitted as reason:
             self._service.counts.add(refused=bool(str(reason)))
             raise
-        self._client, self._user = admitted.channel, admitted.user
+        self._client, self._user, self._mechanism = admitted.channel, admitted.user, admitted.mechanism
         self._client.settimeout(self._patience)
         self._since = time.monotonic()
 
@@ -269,9 +271,12 @@ class Connection:
         arguments = self._read_call(header)
         self._place.leave()
         self._since = None
-        user = self._user if self._user is not None or header.name in identity.TOKENS else identity.claimed(arguments)
-        self._user = user or None
-        self._answer(identity.answer(header, arguments, user or ""))
+        if header.name in identity.TOKENS:
+            tokens = self._service.tokens if self._mechanism == GSSAPI else None
+            self._answer(identity.answer_token(header, arguments, self._user or "", tokens))
+        else:
+            self._user = self._user or identity.claimed(arguments) or None
+            self._answer(identity.answer(header, arguments, self._user or ""))
 
     def _intercept(self, header: MessageHeader, upstream: ServerEnd) -> None:
         try:

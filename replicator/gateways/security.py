@@ -11,20 +11,38 @@ from collections.abc import Iterator
 from replicator.core.connections.gateway_config import GatewayConfig, Risk
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.connections.secret import read_secret
-from replicator.errors import UsageError
+from replicator.errors import ConfigError, UsageError
 from replicator.gateways.asked import Asked
-from replicator.gateways.entrance.acceptor import KerberosProof
-from replicator.gateways.entrance.door import Door
+from replicator.gateways.entrance.acceptor import GSSAPI, KerberosProof
+from replicator.gateways.entrance.door import Door, Proof
+from replicator.gateways.entrance.tokens import MECHANISM, DigestProof, Tokens
+from replicator.metastore.transports.frames import Quality
+from replicator.metastore.transports.kerberos import LEAST_QUALITY
+
+SHORTEST_KEY = 32  # characters
 
 log = logging.getLogger(__name__)
 
 
-def make_door(config: GatewayConfig) -> Door:
+def make_tokens(config: GatewayConfig) -> Tokens | None:
+    """None: no delegation tokens are given. Raises ConfigError for a key that cannot be read or is short."""
+    if config.token_key is None:
+        return None
+    key = read_secret(config.token_key, "gateway.token_key")
+    if len(key) < SHORTEST_KEY:
+        raise ConfigError("gateway.token_key is too short", hint=f"at least {SHORTEST_KEY} random characters")
+    return Tokens(key, config.proxy_users)
+
+
+def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
     """Raises UsageError for certificates and keytabs that cannot be read, ConfigError for a secret."""
-    proof = None
+    proofs: dict[str, Proof] = {}
     if config.principal and config.keytab:
-        proof = KerberosProof(config.principal, config.keytab, config.realms, config.protection)
-    return Door(_context(config) if config.certificate else None, proof, config.transport == "framed")
+        proofs[GSSAPI] = KerberosProof(config.principal, config.keytab, config.realms, config.protection)
+    if tokens is not None:
+        least = Quality.AUTHENTICATION if config.certificate else LEAST_QUALITY[config.protection]
+        proofs[MECHANISM] = DigestProof(tokens, least)
+    return Door(_context(config) if config.certificate else None, proofs, config.transport == "framed")
 
 
 def make_asked(config: GatewayConfig, metastore: MetastoreConfig, timeout: float) -> Asked:

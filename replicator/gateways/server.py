@@ -23,7 +23,7 @@ from replicator.core.report import Report
 from replicator.errors import UsageError
 from replicator.gateways.drops import Counts, Drops
 from replicator.gateways.relay import LARGE_AT_ONCE, Connection
-from replicator.gateways.security import check_risks, make_asked, make_door
+from replicator.gateways.security import check_risks, make_asked, make_door, make_tokens
 from replicator.gateways.service import GatewaySettings, Service
 from replicator.gateways.targets import Upstream
 
@@ -106,9 +106,11 @@ class Gateway:
         host, port = self._listener.getsockname()[:2]
         self.uri = f"thrift://{f'[{host}]' if ':' in host else host}:{port}"
         self._stopping, self._tell = os.pipe()
+        tokens = make_tokens(security)
         self._service = Service(
-            make_door(security),
+            make_door(security, tokens),
             make_asked(security, upstream.config, timeouts.answer.total_seconds()),
+            tokens,
             self._drops,
             self._counts,
             self._stopping,

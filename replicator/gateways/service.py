@@ -10,6 +10,7 @@ from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.gateways.asked import Asked
 from replicator.gateways.drops import GRACE, Counts, Drops
 from replicator.gateways.entrance.door import Door
+from replicator.gateways.entrance.tokens import Tokens
 
 PLAIN = GatewayConfig()
 
@@ -44,6 +45,7 @@ class Service:
 
     door: Door
     metastore: Asked
+    tokens: Tokens | None
     drops: Drops
     counts: Counts
     stopping: int

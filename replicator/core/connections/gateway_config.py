@@ -16,11 +16,15 @@ from replicator.errors import ConfigError
 Risk = Literal["unauthenticated", "unencrypted", "own-identity"]
 
 
+REFERENCES = 'write "file:/path", "env:NAME" or "command:program argument"'
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The side of the clients. certificate, key: of TLS, PEM files; key_password: a reference to a secret; client_ca:
     who signs certificates that clients must have. principal, keytab: of Kerberos; realms: of clients, else that of the
-    principal; protection: the least that a client may choose. transport: "framed" for clients that are set so. allow:
-    risks that are taken, see docs/gateway.md."""
+    principal; protection: the least that a client may choose. token_key: a reference to the secret that signs
+    delegation tokens; proxy_users: who gets them for other users. transport: "framed" for clients that are set so.
+    allow: risks that are taken, see docs/gateway.md."""
 
     certificate: str | None = None
     key: str | None = None
@@ -30,6 +34,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keytab: str | None = None
     realms: tuple[str, ...] = ()
     protection: Protection = "authentication"
+    token_key: str | None = None
+    proxy_users: tuple[str, ...] = ()
     transport: Literal["socket", "framed"] = "socket"
     allow: tuple[Risk, ...] = ()
 
@@ -60,11 +66,17 @@ def check_gateway(config: GatewayConfig) -> GatewayConfig:
         (bool(config.principal) != bool(config.keytab), "principal", "principal and keytab are given together"),
         (bool(config.realms) and not config.principal, "realms", "only with principal and keytab"),
         (config.protection != "authentication" and not config.principal, "protection", "only with principal"),
-        (bool(config.principal) and config.transport == "framed", "transport", "SASL has frames of its own"),
+        (bool(config.token_key) and not config.principal, "token_key", "only with principal and keytab"),
+        (bool(config.proxy_users) and not config.token_key, "proxy_users", "only with token_key"),
         (
-            config.key_password is not None and not is_reference(config.key_password),
-            "key_password",
-            'a secret is not written here: key_password = "file:/path", "env:NAME" or "command:program argument"',
+            bool(config.token_key) and config.protection == "privacy" and not config.certificate,
+            "token_key",
+            "DIGEST-MD5 does not encrypt: for privacy, set certificate and key",
+        ),
+        (bool(config.principal) and config.transport == "framed", "transport", "SASL has frames of its own"),
+        *(
+            (value is not None and not is_reference(value), name, f"a secret is not written here: {REFERENCES}")
+            for name, value in (("key_password", config.key_password), ("token_key", config.token_key))
         ),
     ):
         if wrong:

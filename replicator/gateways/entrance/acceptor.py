@@ -16,7 +16,7 @@ from replicator.gateways.entrance.door import NotAdmitted
 from replicator.metastore.transports.frames import Layer, Quality
 from replicator.metastore.transports.kerberos import LARGEST, LEAST_QUALITY, layer, said
 
-MECHANISM = "GSSAPI"
+GSSAPI = "GSSAPI"
 _USER = re.compile(r"[\w.$-]+")
 
 
@@ -41,10 +41,8 @@ class KerberosProof:
         except MetastoreError as error:
             raise UsageError(error.message, hint=f"klist -k {keytab} shows what the keytab has") from error
 
-    def accept(self, mechanism: str, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
-        """The user's short name, and the layer that the client has chosen. See `door.Proof`."""
-        if mechanism != MECHANISM:
-            raise NotAdmitted(f"the gateway takes Kerberos tickets (GSSAPI), not {mechanism[:40]!r}")
+    def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
+        """See `door.Proof`."""
         try:
             return said(lambda: self._accept(exchange, first), "a client's ticket")
         except MetastoreError as error:

@@ -6,16 +6,17 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from replicator.gateways.entrance.channel import Channel
+from replicator.gateways.entrance.channel import Channel, shut
 from replicator.gateways.entrance.foreign import in_their_words, speaks_sasl, speaks_tls
 from replicator.metastore.transports.frames import FrameError, Layer, Status, Unlayered, message, read_message
 
 LOOKED_AT = 512  # bytes of what a client sends first
+LINGER, LINGER_READS = 1.0, 16  # seconds and pieces of what a refused client still sends
 PATIENCE = 10.0  # seconds for a handshake: who is not in yet holds a thread
 
 T = TypeVar("T")
@@ -27,32 +28,35 @@ class NotAdmitted(Exception):
 
 @dataclass(frozen=True)
 class Admitted:
-    """user: who has proved to be it; None: nobody has."""
+    """user: who has proved to be it, by which mechanism; None: nobody has."""
 
     channel: Channel
     user: str | None = None
+    mechanism: str = ""
 
 
 class Proof(Protocol):
     """Finds out who a client is, over SASL. Raises NotAdmitted with what to tell the client."""
 
-    def accept(self, mechanism: str, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
-        """`exchange` sends a challenge and gives the answer."""
+    def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
+        """The user's short name, and the layer that the client has chosen. `exchange` sends a challenge and gives the
+        answer."""
         ...
 
 
 @dataclass(frozen=True)
 class Door:
-    """What is asked of clients. tls: a server's context; proof: of their identity; framed: the framed transport."""
+    """What is asked of clients. tls: a server's context; proofs: of their identity, by mechanism; framed: the framed
+    transport."""
 
     tls: ssl.SSLContext | None = None
-    proof: Proof | None = None
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
     framed: bool = False
 
     def admit(self, connection: socket.socket, stopping: int, seconds: float) -> Admitted:
         """A client's connection, secured. stopping: a descriptor that ends the wait. Raises NotAdmitted,
         OSError; the connection is closed then."""
-        if self.tls is None and self.proof is None:
+        if self.tls is None and not self.proofs:
             return Admitted(Channel(connection, Unlayered() if self.framed else None))
         wire = _Wire(connection, stopping, time.monotonic() + min(seconds, PATIENCE))
         try:
@@ -65,27 +69,29 @@ class Door:
         if self.tls is not None:
             wire.expect(speaks_tls, "TLS is required here")
             wire.secure(self.tls)
-        if self.proof is None:
+        if not self.proofs:
             return Admitted(Channel(wire.connection, Unlayered() if self.framed else None))
         wire.expect(speaks_sasl, "Kerberos (SASL GSSAPI) is required here")
-        user, layer = _negotiate(wire, self.proof)
-        return Admitted(Channel(wire.connection, layer), user)
+        return _negotiate(wire, self.proofs)
 
 
-def _negotiate(wire: _Wire, proof: Proof) -> tuple[str, Layer]:
+def _negotiate(wire: _Wire, proofs: Mapping[str, Proof]) -> Admitted:
     try:
         status, mechanism = read_message(wire.read)
         if status is not Status.START:
             raise NotAdmitted(f"the SASL negotiation begins with {status.name}")
-        user, layer = proof.accept(mechanism.decode(errors="replace"), wire.exchange, wire.answer())
+        name, first = mechanism.decode(errors="replace"), wire.answer()
+        if name not in proofs:
+            raise NotAdmitted(f"the gateway takes {' and '.join(proofs)}, not {name[:40]!r}")
+        user, layer = proofs[name].accept(wire.exchange, first)
         wire.send(message(Status.COMPLETE))
     except FrameError as error:
         raise NotAdmitted(str(error)) from error
     except NotAdmitted as error:
         if str(error):
-            wire.send(message(Status.BAD, str(error).encode()))
+            wire.farewell(message(Status.BAD, str(error).encode()))
         raise
-    return user, layer
+    return Admitted(Channel(wire.connection, layer), user, name)
 
 
 class _Wire:
@@ -108,8 +114,7 @@ class _Wire:
             begin = more
         if not speaks(begin):
             with_words = in_their_words(begin, f"{wanted}, and the client spoke something else")
-            if with_words:
-                self.send(with_words)
+            self.farewell(with_words)
             raise NotAdmitted(f"{wanted}; it speaks something else")
 
     def secure(self, context: ssl.SSLContext) -> None:
@@ -144,6 +149,20 @@ class _Wire:
     def send(self, data: bytes) -> None:
         while data:
             data = data[self._patiently(partial(self.connection.send, data)) :]
+
+    def farewell(self, words: bytes) -> None:
+        """The last words, and then what the client still sends: closed before it is read, the connection would be
+        reset, and the words lost."""
+        try:
+            if words:
+                self.send(words)
+            shut(self.connection, socket.SHUT_WR)
+            self._deadline = min(self._deadline, time.monotonic() + LINGER)
+            for _ in range(LINGER_READS):
+                if not self._patiently(partial(self.connection.recv, 1 << 12)):
+                    return
+        except (OSError, NotAdmitted):
+            return
 
     def _patiently(self, work: Callable[[], T]) -> T:
         while True:

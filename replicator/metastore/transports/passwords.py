@@ -65,7 +65,7 @@ class Digest:
         return b""
 
     def answer(self, challenge: bytes) -> bytes:
-        said = _parsed(challenge)
+        said = parsed(challenge)
         if self._expected:
             if not hmac.compare_digest(said.get("rspauth", ""), self._expected):
                 raise IdentityRefused("the server does not know the delegation token", hint=self.refused)
@@ -134,8 +134,8 @@ def credentials_of(token: str) -> tuple[str, str]:
     """User and password of a delegation token in Hadoop's URL encoding. Raises ConfigError, which does not show it."""
     try:
         data = base64.urlsafe_b64decode(token.strip() + "=" * (-len(token.strip()) % 4))
-        identifier, rest = _counted(data)
-        password, _ = _counted(rest)
+        identifier, rest = counted(data)
+        password, _ = counted(rest)
         if not identifier or not password:
             raise ValueError
     except (binascii.Error, ValueError, IndexError):
@@ -145,7 +145,7 @@ def credentials_of(token: str) -> tuple[str, str]:
     return base64.b64encode(identifier).decode(), base64.b64encode(password).decode()
 
 
-def _counted(data: bytes) -> tuple[bytes, bytes]:
+def counted(data: bytes) -> tuple[bytes, bytes]:
     """Bytes behind their number, and the rest. Hadoop writes a number up to 127 as a byte, others behind their size."""
     first = data[0]
     if first < 128:
@@ -160,7 +160,7 @@ def _counted(data: bytes) -> tuple[bytes, bytes]:
     return data[begin : begin + size], data[begin + size :]
 
 
-def _parsed(challenge: bytes) -> dict[str, str]:
+def parsed(challenge: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for match in _PAIR.finditer(challenge.decode("utf-8", "replace")):
         value = re.sub(r"\\(.)", r"\1", match[2]) if match[2] is not None else match[3]
