@@ -106,10 +106,9 @@ class _Reader:
         assert source is not None and target is not None
         statistics = None
         if _any_statistics(source, target):
-            columns = _columns(source)
             statistics = (
-                self._source.table_statistics(source.db, source.name, columns),
-                self._target.table_statistics(target.db, target.name, columns),
+                self._source.table_statistics(source.db, source.name, _columns(source)),
+                self._target.table_statistics(target.db, target.name, _columns(target)),
             )
         if not _are_partitioned(source, target):
             return replace(pair, statistics=statistics)
@@ -162,10 +161,9 @@ class _Reader:
         ]
         if not marked:
             return PartitionPages(here, there, [], ([], []))
-        columns = _columns(source)
         statistics = (
-            self._source.partition_statistics(source.db, source.name, columns, marked),
-            self._target.partition_statistics(target.db, target.name, columns, marked),
+            self._source.partition_statistics(source.db, source.name, _columns(source), marked),
+            self._target.partition_statistics(target.db, target.name, _columns(target), marked),
         )
         return PartitionPages(here, there, marked, statistics)
 
@@ -193,4 +191,5 @@ def _any_statistics(source: Table, target: Table) -> bool:
 
 
 def _columns(table: Table) -> list[str]:
+    """A side's own: a server without direct SQL refuses to tell statistics of columns that it does not have."""
     return [column.name for column in table.storage.columns] if table.storage else []

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from engines import local_runtime
+from metastores import MetastoreFactory
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import local_path
@@ -186,23 +187,34 @@ def replicate(
     source_metastore: Running, sides: tuple[ThriftMetastore, ThriftMetastore], tmp_path_factory: pytest.TempPathFactory
 ) -> Replicate:
     """Makes a database at the source and replicates it."""
-    source, target = sides
 
     def make(rename: bool = False, mapped: bool = False) -> Replica:
-        db, place = next(_names), tmp_path_factory.mktemp("replica")
-        build(source, source_metastore.warehouse, db)
-        renames = [(db, f"{db}_copy")] if rename else []
-        elsewhere = source_metastore.warehouse.parent / f"elsewhere-{db}"
-        mappings = [(f"file:{elsewhere}", f"file:{place}/mapped")] if mapped else []
-        root = create_or_open(str(place / "cmroot"))
-        capture(source, root, CaptureSettings([db]), RUNTIME)
-        dump = str(place / "dump")
-        write_dump(root, dump, DumpSettings(source.uri, [db]), RUNTIME)
-        options = LoadSettings(cmroot=str(place / "target-cmroot"), rename=renames, map_locations=mappings)
-        load(dump, target, options, RUNTIME)
-        return Replica(source, target, db, f"{db}_copy" if rename else db, root, {"rename": renames})
+        place = tmp_path_factory.mktemp("replica")
+        return replicated(sides, source_metastore.warehouse, place, rename=rename, mapped=mapped)
 
     return make
+
+
+def replicated(
+    sides: tuple[ThriftMetastore, ThriftMetastore],
+    warehouse: Path,
+    place: Path,
+    *,
+    rename: bool = False,
+    mapped: bool = False,
+) -> Replica:
+    (source, target), db = sides, next(_names)
+    build(source, warehouse, db)
+    renames = [(db, f"{db}_copy")] if rename else []
+    elsewhere = warehouse.parent / f"elsewhere-{db}"
+    mappings = [(f"file:{elsewhere}", f"file:{place}/mapped")] if mapped else []
+    root = create_or_open(str(place / "cmroot"))
+    capture(source, root, CaptureSettings([db]), RUNTIME)
+    dump = str(place / "dump")
+    write_dump(root, dump, DumpSettings(source.uri, [db]), RUNTIME)
+    options = LoadSettings(cmroot=str(place / "target-cmroot"), rename=renames, map_locations=mappings)
+    load(dump, target, options, RUNTIME)
+    return Replica(source, target, db, f"{db}_copy" if rename else db, root, {"rename": renames})
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +354,21 @@ def test_a_missing_column_is_found(replica: Replica) -> None:
     replica.alter(table, storage=with_columns(table, COLUMNS[0]))
     found = replica.only(level="metadata")
     assert (found.kind, found.source, found.target) == ("columns", "a, b", "a")
+
+
+def test_a_server_without_direct_sql_tells_a_column_with_statistics_that_is_missing(
+    metastore_factory: MetastoreFactory, tmp_path: Path
+) -> None:
+    server = metastore_factory("plain", settings={"hive.metastore.try.direct.sql": "false"})
+    with connect(server.uri) as client:
+        replica = replicated((client, client), server.warehouse, tmp_path, rename=True)
+        assert replica.verify().status == "same"
+        for name in ("plain", "days"):
+            table = replica.table(name)
+            replica.alter(table, storage=with_columns(table, COLUMNS[1]))
+        found = {(each.object, each.kind): (each.source, each.target) for each in replica.verify().differences}
+    for name in ("plain", "days"):
+        assert found[f"{replica.db}.{name}", "columns"] == ("a, b", "b")
 
 
 def test_a_property_is_found(replica: Replica) -> None:
