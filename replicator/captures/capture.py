@@ -20,9 +20,11 @@ from cmroot.log.intercepted import undecided_since
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import changed_directories
 from replicator.captures.constraining import (
+    children_now,
     completed,
     consequences,
     is_known,
+    loses_or_gets_key,
     note_known,
     unannounced,
     walk_constraints,
@@ -131,6 +133,7 @@ class _Run:
         self._contents = Contents(self._log, root.place, keeper, runtime)
         self._dirty: dict[tuple[str, str], None] = {}
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
+        self._rekeyed: dict[tuple[str, str], None] = {}  # those whose children's are
         self._intercepts = Intercepts(root.place)
         self._sight = Sight()
         self._unread = UnreadEvents()
@@ -233,10 +236,14 @@ class _Run:
     def _watch(self, change: Change) -> None:
         """Marks tables that an event does not tell whole, and saves what the message knew of files that go unseen."""
         known = self._manifest
-        if change.rename and (old := (change.rename[0][0], change.rename[0][1])) in self._constrained:
-            self._constrained[change.tables[0]] = self._constrained.pop(old)
+        if change.rename:
+            for marked in (self._constrained, self._rekeyed):
+                if (old := (change.rename[0][0], change.rename[0][1])) in marked:
+                    marked[change.tables[0]] = marked.pop(old)
         if unread := unannounced(self._source, known, change):
             self._constrained[unread] = None
+        if parent := loses_or_gets_key(known, change):
+            self._rekeyed[parent] = None
         match change:
             case kinds.AlterTable(table=table):
                 before = known.table(change.db, change.name)
@@ -310,7 +317,7 @@ class _Run:
         for _ in range(ROUNDS):
             self._refresh()
             missing = self._contents.list_changed()
-            if self.read() == 0 and not self._dirty and not self._constrained:
+            if self.read() == 0 and not self._dirty and not self._constrained and not self._rekeyed:
                 break
         else:
             self._refresh()
@@ -326,7 +333,9 @@ class _Run:
             refused = self._refusals.asked_again(db, names)
             for change in refresh_tables(self._source, self._manifest, db, names, refused):
                 self._log.observe(change)
-        constrained, self._constrained = sorted(self._constrained), {}
+        rekeyed, self._rekeyed = list(self._rekeyed), {}
+        constrained = sorted({*self._constrained, *children_now(self._source, self._manifest, rekeyed)})
+        self._constrained = {}
         for db, some in groupby(constrained, key=itemgetter(0)):
             self._observe_constraints(db, [name for _, name in some if self._manifest.table(db, name)])
 

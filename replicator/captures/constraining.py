@@ -11,7 +11,7 @@ import msgspec
 
 from replicator.captures.manifest import Manifest
 from replicator.core.batches import batched
-from replicator.core.model import Table
+from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
 from replicator.events import record as kinds
 from replicator.events.record import Change
 from replicator.metastore.client import MetastoreReader
@@ -104,6 +104,29 @@ def unannounced(source: MetastoreReader, known: Manifest, change: Change) -> Nam
     if isinstance(change, kinds.AlterTable) and known.constraints(change.db, change.name):
         return change.touched
     return None
+
+
+def loses_or_gets_key(known: Manifest, change: Change) -> Name | None:
+    """The table whose keys a change, before it is folded, takes or adds: servers show the foreign keys to it only while
+    it has one."""
+    if not isinstance(change, kinds.SetConstraints):
+        return None
+    before, after = known.constraints(change.db, change.table), change.constraints
+    return change.touched if _keys(before) != _keys(after) else None
+
+
+def _keys(constraints: Sequence[Constraint]) -> set[Constraint]:
+    return {each for each in constraints if each.kind in (PRIMARY_KEY, UNIQUE)}
+
+
+def children_now(source: MetastoreReader, known: Manifest, parents: Sequence[Name]) -> Iterator[Name]:
+    """Tables that had, or now have, foreign keys to some tables; of other databases only those that had."""
+    for parent in parents:
+        yield from known.children(*parent)
+    for db in {db for db, _ in parents}:
+        for table, constraints in source.foreign_keys(db).items():
+            if any(each.parent in parents for each in constraints):
+                yield db, table
 
 
 def _may_have(table: Table) -> bool:

@@ -72,9 +72,9 @@ def drill(session: Session, /, as_json: bool, **given: Any) -> int:
     """Rehearse a failover: create shadow databases over a policy's replica, run queries on them, measure the time to
     the first good answer, and drop them.
 
-    No data is copied: a shadow's tables are external, over the replica's own files. Replication continues. The next
-    drill removes the remains of a killed one. Exit code 3 if a query failed or its answer differs from exact
-    statistics.
+    No data is copied: a shadow's tables are external, over the replica's own files, and have no constraints.
+    Replication continues. The next drill removes the remains of a killed one. Exit code 3 if a query failed or its
+    answer differs from exact statistics.
 
     \b
     Example:

@@ -14,6 +14,7 @@ from constraints import Constraints
 from plain_tables import PlainDatabase
 from policies import Replication
 from replication_fixture import Answer, ReplicationFixture, command
+from restore_fixture import restore
 
 from replicator.core.model import EXTERNAL, Column, Database
 from replicator.metastore.embedded.running import Running
@@ -149,6 +150,12 @@ def test_every_kind_is_replicated_between_newer_servers(source: str, target: str
     assert not constraints_in(keys.verify("--level", "metadata"))
     keys.target.drop(keys.name("late"), f"uq_{keys.db}_late")
     assert constraints_in(keys.verify("--level", "metadata")) == ["constraint missing"]
+    keys.source.drop(keys.name("another"), f"pk_{keys.db}_other")  # without it, nobody sees the foreign key
+    assert keys.catch_up().code == 0
+    assert [len(each) for each in keys.are_same("child", "another").values()] == [3, 0]
+    keys.primary("another", "a")
+    assert keys.catch_up().code == 0
+    assert [len(each) for each in keys.are_same("child", "another").values()] == [4, 1]
     fixture.source.metastore.drop_table(keys.db, "another")
     assert keys.catch_up().code == 0
     assert len(keys.are_same("child")["child"]) == 3
@@ -159,8 +166,10 @@ def test_what_a_target_cannot_have_is_named_and_tried_again(hives: Hives, tmp_pa
     keys = Keys(fixture)
     every_kind(keys)
     assert fixture.dump().code == 0
+    shown = fixture.load(fixture.last, "--dry-run")
     loaded = fixture.load()
     assert (loaded.code, loaded.output["status"]) == (3, "incomplete")
+    assert (shown.code, shown.output["not_replicated"]) == (3, loaded.output["not_replicated"])
     named = {each["object"]: each["reason"] for each in loaded.output["not_replicated"]}
     assert set(named) == {keys.name("child"), keys.name("parent")}
     for kind in ("NOT NULL", "DEFAULT", "CHECK"):
@@ -226,6 +235,30 @@ def test_repair_mends_constraints_and_a_parent_that_is_made_again_keeps_its_chil
     keys.target.foreign(keys.name("child"), f"fk_{keys.db}_child_parent", "a", keys.name("parent"), "a")
     assert keys.repair().code == 0
     assert keys.are_same("child", "parent") == {"child": ["SQLForeignKey"], "parent": ["SQLPrimaryKey"]}
+
+
+def test_a_restore_brings_constraints_back_or_names_those_whose_name_is_taken(fixture: ReplicationFixture) -> None:
+    keys = Keys(fixture)
+    for name in ("child", "parent"):
+        fixture.source.table(name)
+    keys.primary("parent", "a")
+    keys.foreign("child", "a", "parent", "a")
+    assert fixture.capture().code == 0
+    event = fixture.source.metastore.current_event_id()
+    keys.source.drop(keys.name("child"), f"fk_{keys.db}_child_parent")
+    fixture.source.drop("parent")
+    assert fixture.capture("--deep").code == 0
+    into = f"{keys.db}_then"
+    restored = restore(fixture, event, "--into", into, target=fixture.target_uri)
+    assert (restored.code, restored.output.get("not_replicated", [])) == (0, []), restored
+    names = [f"{into}.child", f"{into}.parent"]
+    assert [[each[0] for each in some] for some in keys.target.shown(*names).values()] == [
+        ["SQLForeignKey"],
+        ["SQLPrimaryKey"],
+    ]
+    beside = restore(fixture, event, "--into", f"{into}_again", target=fixture.target_uri)
+    assert beside.code == 3
+    assert {each["object"] for each in beside.output["not_replicated"]} == {keys.name("child"), keys.name("parent")}
 
 
 def test_the_first_capture_of_this_release_reads_what_earlier_ones_did_not(fixture: ReplicationFixture) -> None:
