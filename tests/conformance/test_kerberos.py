@@ -18,7 +18,7 @@ import replicator
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database
 from replicator.errors import IdentityRefused, MetastoreUnreachable, NotAMetastore, NotAuthenticated
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import connect
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,11 @@ def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
 
 @pytest.fixture(scope="module")
 def kerberos(kdc: Kdc, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, Secured]]:
-    """Two metastores with Kerberos; the second encrypts (QOP auth-conf)."""
+    """Two metastores with Kerberos; the first signs (QOP auth-int), the second encrypts (auth-conf)."""
     with ExitStack() as stack:
         places = [tmp_path_factory.mktemp(name) for name in ("kerberos", "private")]
         yield (
-            stack.enter_context(kerberized(kdc, places[0] / "m")),  # type: ignore[arg-type, type-var]
+            stack.enter_context(kerberized(kdc, places[0] / "m", **{"hadoop.rpc.protection": "integrity"})),  # type: ignore[arg-type, type-var]
             stack.enter_context(kerberized(kdc, places[1] / "m", **{"hadoop.rpc.protection": "privacy"})),  # type: ignore[arg-type, type-var]
         )
 
@@ -135,9 +135,11 @@ def test_tickets_that_run_out_are_taken_again_or_renewed(kdc: Kdc, kerberos: tup
 
 @pytest.mark.kerberos
 def test_a_client_acts_for_a_user_it_may_impersonate(kerberos: tuple[Secured, Secured]) -> None:
-    """By a delegation token of the Kerberos connection, which is also taken from a file (DIGEST-MD5)."""
-    with connect(kerberos[0].with_keys(user="alice")) as alice:
-        assert alice.database_names()
+    """By a delegation token of the Kerberos connection (DIGEST-MD5): signed, encrypted."""
+    for server in kerberos:
+        with connect(server.with_keys(user="alice")) as alice:
+            names = alice.database_names()
+            assert names and alice.database_names() == names
     mallory = refused(kerberos[0].with_keys(user="mallory"))
     assert isinstance(mallory, IdentityRefused) and "mallory" in told(mallory) and "proxyuser" in mallory.hint
 
@@ -147,7 +149,7 @@ def test_a_delegation_token_proves_an_identity_until_it_is_cancelled(
     kerberos: tuple[Secured, Secured], tmp_path: Path
 ) -> None:
     place = tmp_path / "token"
-    with ThriftMetastore(kerberos[0].config) as owner:
+    with connect(kerberos[0].config) as owner:
         token = owner._connections.read(
             "a token", lambda client: client.get_delegation_token("replicator", "replicator")
         )
@@ -165,6 +167,8 @@ def test_kerberos_fails_over_to_the_next_address(kdc: Kdc, kerberos: tuple[Secur
     with kerberized(kdc, tmp_path / "first") as first:  # type: ignore[attr-defined]
         with connect(first.config) as alone:
             alone.create_database(Database(name="only_first", location=f"file:{tmp_path}/only"))
+        with connect(first.with_keys(user="alice")) as alice:
+            assert "only_first" in alice.database_names()
         with connect(first.with_keys(uri=f"{first.uri},{kerberos[1].uri}")) as client:
             assert "only_first" in client.database_names()
             first.kill()

@@ -28,9 +28,11 @@ from secured import (
     told,
 )
 
+import replicator
 from replicator.checks.metastores import answers
+from replicator.core.config import read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.errors import IdentityRefused, NotAMetastore
+from replicator.errors import IdentityRefused, MetastoreError, NotAMetastore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -68,7 +70,12 @@ def tls(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.tls
 def test_tls_frames_and_the_compact_protocol_replicate(tls: tuple[Secured, Secured], tmp_path: Path) -> None:
-    replicates(*tls, tmp_path)
+    config = replicates(*tls, tmp_path)
+    replicator.init(
+        source="prod", target="standby", databases=["sales"], file=tmp_path / "new.toml", check=False, config=config
+    )
+    written = read_config(tmp_path / "new.toml").metastores
+    assert written == {"source": tls[0].config, "target": tls[1].config}
     with connect(tls[1].config) as client:
         assert "TLS, framed, compact" in answers("source", client, time.monotonic).text
 
@@ -232,6 +239,19 @@ def test_http_says_what_is_wrong_and_takes_a_new_jwt(http: tuple[Secured, Secure
         expired = refused(token.config)
     assert isinstance(expired, IdentityRefused) and good not in told(expired)
     secret.write_text(good)
+
+
+@pytest.mark.http
+def test_the_server_acts_for_a_user(http: tuple[Secured, Secured, Path], tmp_path: Path) -> None:
+    """Hive 4 lets the events be read by those who may impersonate: not by alice. Over HTTP and by set_ugi."""
+    with secured_metastore(tmp_path / "m", MetastoreConfig(LOCALHOST), PROXYING, hive="4.0") as plain:
+        for server in (http[0], plain):
+            with connect(server.config) as client:
+                assert client.current_event_id() >= 0
+            with connect(server.with_keys(user="alice")) as alice:
+                assert alice.database_names()
+                with pytest.raises(MetastoreError):
+                    alice.current_event_id()
 
 
 @pytest.mark.plain

@@ -117,7 +117,11 @@ def _openssl(directory: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
 
 
-PROXYING = {"hadoop.proxyuser.root.hosts": "*", "hadoop.proxyuser.root.groups": "*"}  # for notifications of Hive 4
+PROXYING = {
+    "hadoop.proxyuser.root.hosts": "*",
+    "hadoop.proxyuser.root.groups": "*",
+    "hive.metastore.event.db.notification.api.auth": "true",  # as a server has it
+}
 LOCALHOST = "thrift://localhost:{port}"
 
 

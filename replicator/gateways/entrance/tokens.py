@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from replicator.gateways.entrance.door import NotAdmitted
 from replicator.metastore.transports.frames import Layer, Quality, Unlayered
-from replicator.metastore.transports.passwords import DIGEST_URI, REALM, Signed, counted, parsed
+from replicator.metastore.transports.passwords import DIGEST_URI, REALM, DigestLayer, counted, parsed
 
 MECHANISM = "DIGEST-MD5"
 KIND = b"HIVE_DELEGATION_TOKEN"
@@ -146,7 +146,7 @@ class DigestProof:
         if not hmac.compare_digest(said.get("response", "").encode(), digest("AUTHENTICATE").encode()):
             raise NotAdmitted(f"the client does not know the password of the delegation token of {owner}")
         exchange(f"rspauth={digest('')}".encode())
-        return owner, Signed(key, server=True) if quality == "auth-int" else Unlayered()
+        return owner, DigestLayer(key, server=True) if quality == "auth-int" else Unlayered()
 
 
 def _read(identifier: bytes) -> Token:

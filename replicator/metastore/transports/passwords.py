@@ -18,7 +18,8 @@ from replicator.metastore.transports.kerberos import LEAST_QUALITY, strongest
 
 REALM = "default"  # of Hadoop's DIGEST-MD5, which has no protocol name either
 DIGEST_URI = f"null/{REALM}"
-_QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY}
+_QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
+_CIPHER = "rc4"  # the one that every implementation has; encryption proper is TLS below it
 _PAIR = re.compile(r'\s*([\w-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^,\s]*))\s*(?:,|$)')
 
 
@@ -73,12 +74,9 @@ class Digest:
             return b""
         offered = [each.strip() for each in said.get("qop", "auth").split(",")]
         known = sum(_QUALITIES[each] for each in offered if each in _QUALITIES)
-        if not known:
-            raise IdentityRefused(
-                "the server wants a token's connection to be encrypted by DIGEST-MD5, which is broken",
-                hint="use TLS with a weaker protection at the server, or Kerberos",
-            )
         quality = strongest(known, self._least)
+        if quality is Quality.PRIVACY and _CIPHER not in said.get("cipher", ""):
+            raise IdentityRefused(f"the server does not know the cipher {_CIPHER} of DIGEST-MD5")
         return self._response(said, quality).encode()
 
     def _response(self, said: dict[str, str], quality: Quality) -> str:
@@ -89,45 +87,84 @@ class Digest:
         key = _md5(start)
 
         def digest(verb: str) -> str:
-            uri = f"{verb}:{DIGEST_URI}" + (f":{'0' * 32}" if quality is Quality.INTEGRITY else "")
+            uri = f"{verb}:{DIGEST_URI}" + (f":{'0' * 32}" if quality is not Quality.AUTHENTICATION else "")
             return _hex(f"{key.hex()}:{nonce}:{count}:{cnonce}:{qop}:{_hex(uri)}")
 
         self._expected = digest("")
-        self._layer = Signed(key) if quality is Quality.INTEGRITY else Unlayered()
+        self._layer = Unlayered() if quality is Quality.AUTHENTICATION else DigestLayer(key, quality is Quality.PRIVACY)
+        cipher = f",cipher={_CIPHER}" if quality is Quality.PRIVACY else ""
         return (
             f'charset=utf-8,username="{self._user}",realm="{realm}",nonce="{nonce}",nc={count},cnonce="{cnonce}",'
-            f'digest-uri="{DIGEST_URI}",maxbuf=65536,response={digest("AUTHENTICATE")},qop={qop}'
+            f'digest-uri="{DIGEST_URI}",maxbuf=65536,response={digest("AUTHENTICATE")},qop={qop}{cipher}'
         )
 
 
-class Signed:
-    """DIGEST-MD5's integrity layer, of either side: each message is signed and numbered."""
+class DigestLayer:
+    """DIGEST-MD5's layer, of either side: each message is signed and numbered, with `private` also encrypted."""
 
     lasts = True
-    _CLIENT = b"Digest session key to client-to-server signing key magic constant"
-    _SERVER = b"Digest session key to server-to-client signing key magic constant"
-    _TAIL = struct.Struct(">10sHI")
+    _SIGNING = (
+        b"Digest session key to client-to-server signing key magic constant",
+        b"Digest session key to server-to-client signing key magic constant",
+    )
+    _SEALING = (
+        b"Digest H(A1) to client-to-server sealing key magic constant",
+        b"Digest H(A1) to server-to-client sealing key magic constant",
+    )
+    _SIGNATURE = 10  # bytes
+    _TAIL = struct.Struct(">HI")
 
-    def __init__(self, session: bytes, *, server: bool = False) -> None:
-        keys = _md5(session + self._CLIENT), _md5(session + self._SERVER)
-        self._own, self._peers = reversed(keys) if server else keys
+    def __init__(self, session: bytes, private: bool = False, *, server: bool = False) -> None:
+        mine, peers = (1, 0) if server else (0, 1)
+        self._own, self._peers = _md5(session + self._SIGNING[mine]), _md5(session + self._SIGNING[peers])
+        seals = [Rc4(_md5(session + each)) if private else None for each in self._SEALING]
+        self._seal, self._unseal = seals[mine], seals[peers]
         self._sent = self._received = 0
 
     def wrap(self, data: bytes) -> bytes:
-        signature = self._signature(self._own, self._sent, data)
-        tail = self._TAIL.pack(signature, 1, self._sent)
+        body = data + self._signature(self._own, self._sent, data)
+        tail = self._TAIL.pack(1, self._sent)
         self._sent += 1
-        return data + tail
+        return (self._seal.apply(body) if self._seal else body) + tail
 
     def unwrap(self, data: bytes) -> bytes:
-        content, tail = data[: -self._TAIL.size], data[-self._TAIL.size :]
-        if tail != self._TAIL.pack(self._signature(self._peers, self._received, content), 1, self._received):
+        body, tail = data[: -self._TAIL.size], data[-self._TAIL.size :]
+        if self._unseal:
+            body = self._unseal.apply(body)
+        content, signature = body[: -self._SIGNATURE], body[-self._SIGNATURE :]
+        expected = self._signature(self._peers, self._received, content)
+        if not hmac.compare_digest(signature, expected) or tail != self._TAIL.pack(1, self._received):
             raise FrameError("a frame's signature is wrong")
         self._received += 1
         return content
 
     def _signature(self, key: bytes, number: int, data: bytes) -> bytes:
-        return hmac.digest(key, number.to_bytes(4, "big") + data, "md5")[:10]
+        return hmac.digest(key, number.to_bytes(4, "big") + data, "md5")[: self._SIGNATURE]
+
+
+class Rc4:
+    """The stream cipher; its state goes on from message to message."""
+
+    def __init__(self, key: bytes) -> None:
+        self._state, self._i, self._j = list(range(256)), 0, 0
+        other = 0
+        for index in range(256):
+            other = (other + self._state[index] + key[index % len(key)]) & 255
+            self._state[index], self._state[other] = self._state[other], self._state[index]
+
+    def apply(self, data: bytes) -> bytes:
+        state, i, j = self._state, self._i, self._j
+        stream = bytearray(len(data))
+        for index in range(len(data)):
+            i = (i + 1) & 255
+            one = state[i]
+            j = (j + one) & 255
+            state[i] = other = state[j]
+            state[j] = one
+            stream[index] = state[(one + other) & 255]
+        self._i, self._j = i, j
+        both = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")
+        return both.to_bytes(len(data), "big")
 
 
 def credentials_of(token: str) -> tuple[str, str]:
