@@ -79,6 +79,7 @@ class Database(Value, frozen=True, omit_defaults=True):
 
 MANAGED = "MANAGED_TABLE"
 EXTERNAL = "EXTERNAL_TABLE"
+TRANSLATED = "TRANSLATED_TO_EXTERNAL"  # of a table that was created as a managed one
 VIEW = "VIRTUAL_VIEW"
 
 
@@ -121,6 +122,12 @@ class Table(Value, frozen=True, omit_defaults=True):
         return not self.is_view and (
             not self.is_external or self.parameters.get("external.table.purge", "").lower() == "true"
         )
+
+    @property
+    def moves_with_name(self) -> bool:
+        """Whether a rename moves its directory: a managed table's, and that of one that Hive 4 has made external by
+        itself, also if it lies elsewhere than its name says."""
+        return not self.is_external or self.parameters.get(TRANSLATED, "").upper() == "TRUE"
 
     @property
     def location(self) -> str | None:

@@ -175,7 +175,7 @@ def _drop_table(message: Message) -> Decoded:
 def _alter_table(message: Message) -> Decoded:
     before, after = _table(message["tableObjBeforeJson"]), _table(message["tableObjAfterJson"])
     renamed = (before.db, before.name) != (after.db, after.name)
-    moved = renamed and not before.is_external and before.location != after.location
+    moved = renamed and before.moves_with_name and before.location != after.location
     change = kinds.AlterTable(db=before.db, name=before.name, table=after, moved=moved, location_before=before.location)
     return Decoded(change=change)
 
@@ -207,7 +207,7 @@ def _alter_partition(message: Message) -> Decoded:
     after = partition_from_text(message["partitionObjAfterJson"])
     old = partition_name(table.partition_keys, before)
     new = partition_name(table.partition_keys, after.values)
-    moved = old != new and not table.is_external and location_before != after.location
+    moved = old != new and table.moves_with_name and location_before != after.location
     change = kinds.AlterPartition(
         db=message["db"],
         table=message["table"],

@@ -784,6 +784,7 @@ class OneSegment:
     history: History
     first: int = 1
     place: str = "log"
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
     def last(self) -> int:

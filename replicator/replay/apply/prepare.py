@@ -46,7 +46,7 @@ class Preparation:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._kinds: dict[tuple[str, str], bool] = {}  # whether a table is external now
+        self._kinds: dict[tuple[str, str], bool | None] = {}  # whether a table is external now
 
     def prepare(self) -> None:
         """Databases, drops, renames, clears: afterwards every directory that is copied into is where it will stay, and
@@ -136,7 +136,8 @@ class Preparation:
                 renamed = self._moved_aside(there, renamed)
             elif old in unmoved and is_moved_by_renaming(there) and there.location:
                 renamed = table_at_place(renamed, there.location, unmoved[old])
-            elif old in staying and is_moved_by_renaming(there):
+            stays = (old in unmoved and there.is_external) or (old in staying and not self._work.plan.snapshot)
+            if stays and is_moved_by_renaming(there):
                 self._work.target.alter_table(*old, of_kind(there, external=True))
                 renamed = of_kind(renamed, external=True)  # until it is committed
             plain = without_path(renamed)
@@ -254,7 +255,7 @@ class Preparation:
                 renames[passing] = fate.now
             elif before in there and applied_position(there[before]) < fate.names[1][0]:
                 renames[before] = fate.now
-        if step.table is not None and step.table.is_external:  # their places keep the old names
+        if step.table is not None and not step.table.moves_with_name:  # their places keep the old names
             self._work.note_elsewhere(step)
         for old, new in rename_order(renames, there, _passing_partition):
             partition, end = there.pop(old), ends.get(new)
@@ -277,10 +278,11 @@ class Preparation:
     def _be_of_kind(self, step: TablePlan, *, external: bool) -> None:
         """A table is of the kind that it had when a partition was renamed, whose directory a server moves or leaves by
         that; what it is in the end comes with the commit."""
-        kind = self._kinds.get(step.name)
-        if kind is None:
-            kind = self._kinds[step.name] = self._work.target.table(*step.name).is_external
-        if kind != external:
+        if step.name not in self._kinds:
+            there = self._work.target.table(*step.name)
+            translated = there.is_external and there.moves_with_name  # by a server that knows such tables, that is
+            self._kinds[step.name] = None if translated else there.is_external
+        if self._kinds[step.name] != external:
             there = self._work.target.table(*step.name)
             self._work.target.alter_table(*step.name, of_kind(not_noted(there), external=external))
             self._kinds[step.name] = external

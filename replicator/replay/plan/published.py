@@ -17,7 +17,7 @@ import msgspec
 
 from cmroot.errors import UnknownPlace
 from cmroot.store.place import join, normal, parent
-from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table
+from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Partition, Storage, Table
 from replicator.replay.places.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
 from replicator.replay.plan.squash import Squashed
 
@@ -39,7 +39,7 @@ def is_moved_by_renaming(there: Table) -> bool:
 
 def of_kind(table: Table, *, external: bool) -> Table:
     """A table as a managed or an external one, as a server tells them apart."""
-    parameters = {key: value for key, value in table.parameters.items() if key != "EXTERNAL"}
+    parameters = {key: value for key, value in table.parameters.items() if key not in ("EXTERNAL", TRANSLATED)}
     parameters |= {"EXTERNAL": "TRUE"} if external else {}
     return msgspec.structs.replace(table, kind=EXTERNAL if external else MANAGED, parameters=parameters)
 

@@ -112,9 +112,10 @@ class Lineage:
 
     @property
     def only_located(self) -> bool:
-        """Whether it got another location, and no rename moved its directory: what was in that stays there."""
+        """Whether it got another location, and no rename moved its first directory: what was in that stays there."""
         elsewhere = any(not b.moved and a.location and a.location != b.location for a, b in pairwise(self.names))
-        return elsewhere and not self.moves
+        first = self.names[0]
+        return elsewhere and self.location_now(first.location, first.begin) == first.location
 
     @property
     def left(self) -> list[str]:
