@@ -36,6 +36,7 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_table,
 )
+from replicator.replay.places.server_rules import as_served
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.published import at_place
 
@@ -271,7 +272,7 @@ class MetadataComparison:
                 self.differences.add(difference(name, "statistics", wanted_data, found_data, column))
 
     def _compare(self, name: str, wanted: Value, found: Value, homes: Homes) -> None:
-        for each in compare(name, wanted, found, homes):
+        for each in compare(name, as_served(wanted, found), found, homes):
             self.differences.add(each)
 
     def _look_for(self, name: str, paths: Iterable[NamedPath]) -> None:

@@ -66,6 +66,13 @@ def _external(home: Home) -> None:
     home.create_table("purged", kind=EXTERNAL, parameters={"external.table.purge": "true"}, files={"f": "1,x\n"})
 
 
+def _renamed(home: Home) -> None:
+    table = home.table("t")
+    table.tableName = "other"
+    home.client.alter_table(home.db, "t", table)
+    home.create_table("t", kind=EXTERNAL, files={"g": "2,y\n"})
+
+
 def _types(home: Home) -> None:
     home.create()
     home.create_table("t", columns=[(f"c{at}", each, f"von {each}: ü") for at, each in enumerate(TYPES)])
@@ -246,6 +253,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("database", "database: comment, properties, owner", _database, _database_shown, _altered_database),
     Feature("managed", "managed table", _managed, _tables_shown),
     Feature("external", "external table, purged and not", _external, _tables_shown),
+    Feature("renamed", "table renamed, and another one in its place", _managed, _tables_shown, _renamed),
     Feature("types", "column types", _types, _tables_shown),
     Feature("zoned", "timestamp with local time zone", _timestamp_with_zone, _tables_shown),
     Feature("partitioned", "partitioned table", _partitioned, _tables_shown, _more_partitions),

@@ -1,0 +1,128 @@
+"""What servers add, change or cannot store by themselves, as data: one table of rules, each with its servers and its reason.
+
+A replica on another version of Hive is never equal field by field. `as_served` makes of what the target should have
+what its server makes of that; the rest is a difference. `lacking` names what a user can set and a server cannot store.
+Pure. docs/compatibility.md has the table, and a test per rule sees a server do it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from replicator.core.model import EXTERNAL, MANAGED, Database, Partition, Table, Value
+
+V = TypeVar("V", bound=Value)
+TRANSLATED = "TRANSLATED_TO_EXTERNAL"
+ACCURATE = "COLUMN_STATS_ACCURATE"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`servers`, each by its version, do something to objects of a class in `of`: `what`, because of `reason`.
+    served: (what the target should have, what it has) -> the former as its server tells of it."""
+
+    what: str
+    servers: tuple[str, ...]
+    reason: str
+    of: tuple[type[Value], ...]
+    served: Callable[[Any, Any], Any]
+
+
+def _owner_of_database(wanted: Database, found: Database) -> Database:
+    if wanted.owner or not found.owner:
+        return wanted
+    return msgspec.structs.replace(wanted, owner=found.owner)
+
+
+def _owner_type(wanted: Any, found: Any) -> Any:
+    types = {wanted.owner_type, found.owner_type}
+    return msgspec.structs.replace(wanted, owner_type=found.owner_type) if types == {None, "USER"} else wanted
+
+
+def _translated(wanted: Table, found: Table) -> Table:
+    if wanted.kind != MANAGED or found.kind != EXTERNAL or found.parameters.get(TRANSLATED) != "TRUE":
+        return wanted
+    added = {key: found.parameters[key] for key in (TRANSLATED, "EXTERNAL") if key in found.parameters}
+    purge = {"external.table.purge": "TRUE"}
+    return msgspec.structs.replace(wanted, kind=EXTERNAL, parameters=purge | wanted.parameters | added)
+
+
+def _default(key: str, value: str) -> Callable[[Any, Any], Any]:
+    """One side has the property with this value, the other has none."""
+
+    def served(wanted: Any, found: Any) -> Any:
+        here, there = wanted.parameters.get(key), found.parameters.get(key)
+        if {here, there} != {None, value}:
+            return wanted
+        rest = {name: each for name, each in wanted.parameters.items() if name != key}
+        return msgspec.structs.replace(wanted, parameters=rest | ({key: there} if there is not None else {}))
+
+    return served
+
+
+def _basic_statistics(wanted: Any, found: Any) -> Any:
+    here, there = wanted.parameters.get(ACCURATE), found.parameters.get(ACCURATE)
+    if here == there or _columns_accurate(here) != _columns_accurate(there):
+        return wanted
+    rest = {name: each for name, each in wanted.parameters.items() if name != ACCURATE}
+    return msgspec.structs.replace(wanted, parameters=rest | ({ACCURATE: there} if there is not None else {}))
+
+
+def _columns_accurate(text: str | None) -> Any:
+    """What the property says of columns; the property's own text where it cannot be read."""
+    try:
+        return (json.loads(text or "{}")).get("COLUMN_STATS") or {}
+    except (ValueError, AttributeError):
+        return text
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "owner of a database without one: the server's user",
+        ("4.0", "4.2"),
+        "a database of Hive 4 always has an owner",
+        (Database,),
+        _owner_of_database,
+    ),
+    Rule(
+        "owner type: none, or USER",
+        ("2.3", "3.1", "4.0", "4.2"),
+        "Hive 2.3 stores no owner type of tables; newer ones say USER where none was given",
+        (Database, Table),
+        _owner_type,
+    ),
+    Rule(
+        f"a managed table becomes external, with `{TRANSLATED}` and `external.table.purge`",
+        ("4.0", "4.2"),
+        "managed tables of Hive 4 are transactional; its server translates the others, and a drop still removes their data",
+        (Table,),
+        _translated,
+    ),
+    Rule(
+        "`numFilesErasureCoded=0`",
+        ("3.1", "4.0", "4.2"),
+        "counted by the server beside the number of files",
+        (Table, Partition),
+        _default("numFilesErasureCoded", "0"),
+    ),
+    Rule(
+        f"`BASIC_STATS` in `{ACCURATE}`",
+        ("2.3", "3.1", "4.0", "4.2"),
+        "written by the server when statistics are set, by rules that differ between versions",
+        (Table, Partition),
+        _basic_statistics,
+    ),
+)
+
+
+def as_served(wanted: V, found: V) -> V:
+    """What the target should have, as its server tells of it."""
+    for rule in RULES:
+        if isinstance(wanted, rule.of):
+            wanted = rule.served(wanted, found)
+    return wanted
