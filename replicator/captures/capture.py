@@ -34,6 +34,7 @@ from replicator.captures.fold import open_manifest
 from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import left_out
 from replicator.captures.manifest import Manifest
+from replicator.captures.measuring import Measured
 from replicator.captures.recording import Captured, Recording
 from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
@@ -132,6 +133,7 @@ class _Run:
         self._log = Recording(source, root, manifest, runtime.clock, lease)
         self._contents = Contents(self._log, root.place, keeper, runtime)
         self._dirty: dict[tuple[str, str], None] = {}
+        self._measured = Measured()
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
         self._rekeyed: dict[tuple[str, str], None] = {}  # those whose children's are
         self._intercepts = Intercepts(root.place)
@@ -197,6 +199,9 @@ class _Run:
             if change.altered_database and self._only_role(change.altered_database):
                 continue
             concerned = True
+            if isinstance(change, kinds.SetStatistics):
+                self._measured.note(change)
+                continue
             if change.unread is not None:
                 self._unread.add(event.id, change.unread)
             if isinstance(change, kinds.CreateDatabase):
@@ -240,6 +245,8 @@ class _Run:
             for marked in (self._constrained, self._rekeyed):
                 if (old := (change.rename[0][0], change.rename[0][1])) in marked:
                     marked[change.tables[0]] = marked.pop(old)
+        if renamed := self._measured.renamed(change):
+            self._dirty[renamed] = None
         if unread := unannounced(self._source, known, change):
             self._constrained[unread] = None
         if parent := loses_or_gets_key(known, change):
@@ -317,7 +324,7 @@ class _Run:
         for _ in range(ROUNDS):
             self._refresh()
             missing = self._contents.list_changed()
-            if self.read() == 0 and not self._dirty and not self._constrained and not self._rekeyed:
+            if self.read() == 0 and not any((self._dirty, self._measured, self._constrained, self._rekeyed)):
                 break
         else:
             self._refresh()
@@ -333,6 +340,8 @@ class _Run:
             refused = self._refusals.asked_again(db, names)
             for change in refresh_tables(self._source, self._manifest, db, names, refused):
                 self._log.observe(change)
+        for change in self._measured.read(self._source, self._manifest):
+            self._log.observe(change)
         rekeyed, self._rekeyed = list(self._rekeyed), {}
         constrained = sorted({*self._constrained, *children_now(self._source, self._manifest, rekeyed)})
         self._constrained = {}

@@ -28,6 +28,7 @@ from replicator.core.model import (
     Column,
     Database,
     NotificationEvent,
+    Statistics,
     Table,
     Value,
     partition_name,
@@ -75,10 +76,11 @@ def decode(event: NotificationEvent) -> Decoded:
     if is_irrelevant(event):
         return Decoded(change=kinds.EventsRead())
     reader = _READERS.get(event.type)
-    if reader is None:
+    if reader is None and event.type not in _STATISTICS:
         return Decoded(change=_unknown(event))
     try:
-        return reader(_read_json(message_text(event)))
+        message = _read_json(message_text(event))
+        return reader(message) if reader else _statistics(event, message)
     except (
         FormatError,
         msgspec.DecodeError,
@@ -279,6 +281,25 @@ def _drop_constraint(message: Message) -> Decoded:
     return Decoded(change=change)
 
 
+def _statistics(event: NotificationEvent, message: Message) -> Decoded:
+    """Set or deleted; only the event's row always names the table. Who records them asks the metastore for all that
+    there is now: a message has some columns, of one engine."""
+    name = message.get("partName")
+    if "colStatsJson" in message:
+        description = _read_json(message["colStatsJson"])["1"]["rec"]
+        name = description["4"]["str"] if "4" in description else None
+    if event.db is None or event.table is None:
+        raise FormatError(f"event {event.id}: statistics of no table")
+    about = (Statistics(db=event.db, table=event.table, partition=name),)
+    return Decoded(change=kinds.SetStatistics(db=event.db, table=event.table, statistics=about, whole=False))
+
+
+_STATISTICS = (
+    "UPDATE_TBL_COL_STAT_EVENT",
+    "DELETE_TBL_COL_STAT_EVENT",
+    "UPDATE_PART_COL_STAT_EVENT",
+    "DELETE_PART_COL_STAT_EVENT",
+)
 _READERS: dict[str, Callable[[Message], Decoded]] = {
     "CREATE_DATABASE": _create_database,
     "ALTER_DATABASE": _alter_database,

@@ -260,9 +260,11 @@ class DropFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag
 
 
 class SetStatistics(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_statistics"):
-    """Column statistics of a table, or of partitions of it, are these from here on; without columns there are none."""
+    """Column statistics of a table, or of partitions of it, are these from here on; without columns there are none.
+    Without `whole`, as events tell it, they only say of what statistics have changed; captures read and record all."""
 
     statistics: tuple[Statistics, ...]
+    whole: bool = True
 
     @property
     def written_partitions(self) -> tuple[str, ...]:

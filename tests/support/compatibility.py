@@ -69,7 +69,7 @@ class Source:
         """A dump of all of it, in a directory of this name."""
         out = self.here / name
         databases = [word for feature in self.there for word in ("--db", self.db(feature))]
-        begin = ["--since", str(self.here / since)] if since else []
+        begin = ["--since", str(self.here / since), "--deep"] if since else []
         self.dumped[name] = command(
             "dump", "--source", self.running.uri, "--cmroot", str(self.here / "cmroot"), *databases, *begin,
             "--out", str(out), "--engine", "local",

@@ -1,7 +1,7 @@
-"""What servers add, change or cannot store by themselves, as data: one table of rules, each with its servers and its reason.
+"""What servers add or change by themselves, as data: one table of rules, each with its servers and its reason.
 
 A replica on another version of Hive is never equal field by field. `as_served` makes of what the target should have
-what its server makes of that; the rest is a difference. `lacking` names what a user can set and a server cannot store.
+what its server makes of that; the rest is a difference.
 Pure. docs/compatibility.md has the table, and a test per rule sees a server do it.
 """
 
@@ -99,7 +99,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         f"a managed table becomes external, with `{TRANSLATED}` and `external.table.purge`",
         ("4.0", "4.2"),
-        "managed tables of Hive 4 are transactional; its server translates the others, and a drop still removes their data",
+        "managed tables of Hive 4 are transactional; its server makes the others external, and a drop still purges them",
         (Table,),
         _translated,
     ),
