@@ -36,7 +36,7 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_table,
 )
-from replicator.replay.places.server_rules import as_served
+from replicator.replay.places.server_rules import as_served, lacking
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.published import at_place
 
@@ -272,6 +272,8 @@ class MetadataComparison:
                 self.differences.add(difference(name, "statistics", wanted_data, found_data, column))
 
     def _compare(self, name: str, wanted: Value, found: Value, homes: Homes) -> None:
+        wanted, reasons = lacking(wanted, found)
+        self.not_replicated += [NotReplicated(name, reason) for reason in reasons]
         for each in compare(name, as_served(wanted, found), found, homes):
             self.differences.add(each)
 

@@ -16,6 +16,7 @@ from hive_home import Home, Unavailable, client_of
 from replication_fixture import Answer, command
 
 from replicator.metastore.embedded.running import Running
+from replicator.replay.places.server_rules import LACKS, RULES
 
 HIVES = ("2.3", "3.1", "4.0", "4.2")
 REPLICATED, NAMED, ABSENT = "replicated", "named", "not there"
@@ -24,12 +25,13 @@ REPLICATED, NAMED, ABSENT = "replicated", "named", "not there"
 
 @dataclass
 class Source:
-    """A server with the databases of some features, and a root that captures them. `there`: made on this server."""
+    """A server with the databases of some features, and a root that captures them.
+    `there`: made on this server. `prefix`: of the databases' names."""
 
     running: Running
     here: Path
     there: list[Feature] = field(default_factory=list)
-    changed: bool = False
+    prefix: str = "c"
     dumped: dict[str, Answer] = field(default_factory=dict)
 
     @property
@@ -37,7 +39,7 @@ class Source:
         return self.running.hive
 
     def db(self, feature: Feature) -> str:
-        return f"c{self.version.replace('.', '')}_{feature.name}"
+        return f"{self.prefix}{self.version.replace('.', '')}_{feature.name}"
 
     @contextlib.contextmanager
     def home(self, feature: Feature) -> Iterator[Home]:
@@ -69,7 +71,9 @@ class Source:
         """A dump of all of it, in a directory of this name."""
         out = self.here / name
         databases = [word for feature in self.there for word in ("--db", self.db(feature))]
-        begin = ["--since", str(self.here / since), "--deep"] if since else []
+        begin = ["--since", str(self.here / since)] if since else []
+        if self.version in ("2.3", "3.1"):  # they write no events of statistics
+            begin.append("--deep")
         self.dumped[name] = command(
             "dump", "--source", self.running.uri, "--cmroot", str(self.here / "cmroot"), *databases, *begin,
             "--out", str(out), "--engine", "local",
@@ -86,7 +90,7 @@ class Pair:
     target: Running
 
     def db(self, feature: Feature) -> str:
-        return f"r{self.source.db(feature)[1:]}"
+        return f"r_{self.source.db(feature)}"
 
     @property
     def _renames(self) -> list[str]:
@@ -199,3 +203,33 @@ def with_table(page: str, table: str) -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def expected(page: str, feature: Feature, source: str, target: str) -> str:
+    """What the page's table says of a pair."""
+    rows = [line.strip("|\n ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    columns = next(row for row in rows if row[0] == "feature")
+    cell = next(row for row in rows if row[0] == feature.title)[columns.index(f"from {source}")]
+    for part in cell.split("; "):
+        sign, _, targets = part.partition(" to ")
+        if not targets or target in targets.split(", "):
+            return sign
+    return ""
+
+
+def sign(outcome: str) -> str:
+    return _SIGNS.get(outcome, "**no**")
+
+
+def rules_table() -> str:
+    """What is no difference, as Markdown."""
+    lines = ["| what | servers | why |", "|---|---|---|"]
+    lines += [f"| {rule.what} | {', '.join(rule.servers)} | {rule.reason} |" for rule in RULES]
+    return "\n".join(lines) + "\n"
+
+
+def lacks_table() -> str:
+    """What some servers cannot store, as Markdown."""
+    lines = ["| what | servers | why |", "|---|---|---|"]
+    lines += [f"| {rule.what} | {', '.join(rule.servers)} | {rule.reason} |" for rule in LACKS]
+    return "\n".join(lines) + "\n"

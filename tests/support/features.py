@@ -185,6 +185,11 @@ def _table_statistics(home: Home) -> None:
     set_statistics(home, "t", 3)
 
 
+def _other_table_statistics(home: Home) -> None:
+    set_statistics(home, "t", 4)
+    home.client.delete_table_column_statistics(home.db, "t", "b", "hive")
+
+
 def _partition_statistics(home: Home) -> None:
     home.create()
     home.create_table("t", keys=[("p", "int", None)])
@@ -261,7 +266,13 @@ FEATURES: tuple[Feature, ...] = (
     Feature("view", "view", _view, _tables_shown),
     Feature("owners", "owner of a table: user, role, group", _owners, _owners_shown),
     Feature("function", "function", _function, _function_shown),
-    Feature("stats", "column statistics of a table", _table_statistics, lambda home: statistics_shown(home, "t")),
+    Feature(
+        "stats",
+        "column statistics of a table, changed and deleted",
+        _table_statistics,
+        lambda home: statistics_shown(home, "t"),
+        _other_table_statistics,
+    ),
     Feature(
         "partstats",
         "column statistics of partitions, changed and deleted",

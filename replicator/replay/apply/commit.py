@@ -40,6 +40,7 @@ from replicator.replay.places.replica import (
     replica_statistics,
 )
 from replicator.replay.places.retired import close_retired
+from replicator.replay.places.server_rules import as_served, lacking
 from replicator.replay.plan.plan import TablePlan
 from replicator.replay.plan.published import at_place
 from replicator.replay.plan.squash import Lineage
@@ -54,6 +55,7 @@ class Commit:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self._lacking: list[NotReplicated] = []
         self._named: dict[str, tuple[str, NamedPath]] = {}  # by what they are on the target: each is looked for once
 
     def databases(self) -> None:
@@ -68,6 +70,7 @@ class Commit:
             wanted = msgspec.structs.replace(
                 database, location=there.location, parameters=database.parameters | own, extra=there.extra
             )
+            wanted = as_served(wanted, there)  # Hive 4 refuses one without an owner
             if wanted != there:
                 self._work.target.alter_database(database.name, wanted)
                 self._work.changed.count()
@@ -147,6 +150,8 @@ class Commit:
             try:
                 self._create(self._work.noted_by_name(step.table))
                 self._work.changed.count()
+                if step.table.owner_type not in (None, "USER"):
+                    self._name_lacking(step, step.table, self._work.target.table(*step.name))
                 if step.table.is_view or "totalSize" in step.table.parameters:
                     return  # else the server has invented file statistics, which the source has not
             except ObjectExists:
@@ -157,12 +162,19 @@ class Commit:
         assert step.table is not None
         adopted = self._work.plan.by_difference is not None  # a table that is equal may be one that others made
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
-        if unmarked or comparable_table(there) != comparable_table(step.table):
+        served = as_served(step.table, there)
+        if unmarked or comparable_table(there) != comparable_table(served):
             if not step.table.is_partitioned and not step.table.is_view:
                 self._work.leave(step, [("", there.location, step.table.location)])
-            wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
+            wanted = msgspec.structs.replace(served, create_time=there.create_time)
             self._work.target.alter_table(*step.name, noted_like(wanted, there))
             self._work.changed.count()
+        self._name_lacking(step, step.table, there)
+
+    def _name_lacking(self, step: TablePlan, wanted: Table, there: Table) -> None:
+        """there: the table as the target's server has stored it."""
+        name = ".".join(step.lineage.now or step.name)
+        self._lacking += [NotReplicated(name, reason) for reason in lacking(wanted, there)[1]]
 
     def _create(self, table: Table) -> None:
         """Servers make no table at a place that is a file, and let one be moved there. May run twice: a table that was
@@ -306,14 +318,16 @@ class Commit:
             self._named.setdefault(each.target, (".".join(step.lineage.now or step.name), each))
 
     def dangling(self) -> list[NotReplicated]:
-        """Objects of this load that name files which no load copies, and which the source has."""
+        """Objects of this load that name files which no load copies, and which the source has; and what the target's
+        server has not stored of others."""
         named = dict(self._named)
         for function in self._work.plan.squashed.functions.values():
             replica = replica_function(function, self._work.plan.placement) if function else None
             if function and replica:
                 for path in named_paths(function, replica):
                     named.setdefault(path.target, (f"{function.db}.{function.name}", path))
-        return merged(NotReplicated(name, path.reason) for name, path in named.values() if path.dangles())
+        dangling = (NotReplicated(name, path.reason) for name, path in named.values() if path.dangles())
+        return merged(self._lacking, dangling)
 
     def functions(self) -> None:
         for function in self._work.plan.put_functions:
@@ -355,10 +369,10 @@ class Commit:
                 parameters.pop(PUBLISH, None)  # all of it lies in the source's layout again
             parameters |= self._work.plan.mark.parameters()
             moves = there.parameters.get(POSITION) != parameters[POSITION]
-            lacking = self._work.plan.not_replicated_in(name)
+            missing = self._work.plan.not_replicated_in(name)
             if not moves:  # a repair of some tables, say: of the others is so what was so
-                lacking = merged(self._said_of_others(name, there.parameters), lacking)
-            parameters = with_property(parameters, lacking)
+                missing = merged(self._said_of_others(name, there.parameters), missing)
+            parameters = with_property(parameters, missing)
             parameters = self._with_scope(name, parameters, moves=moves)
             if parameters != there.parameters:
                 self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))

@@ -6,6 +6,7 @@ checkpoint before the acknowledgement. Every step may run twice, so a load that 
 
 from __future__ import annotations
 
+import hashlib
 import time as clocks
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from replicator.replay.plan.squash import surviving_partitions
 from replicator.text.quantity import count_text
 
 FEW = 50  # tables that are asked for by name
+NAME_BYTES = 200  # of an acknowledgement's file: filesystems take 255
 
 
 @dataclass
@@ -200,7 +202,9 @@ def _there(target: Metastore, names: set[Name]) -> set[Name]:
 def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> None:
     """Tells whoever keeps dumps that this target has this one. After the checkpoint, as the last write of a load."""
     databases = sorted(plan.placement.databases.values())
-    name = "-".join([*databases, target.uri.replace("://", "-").replace(":", "-").replace(",", "-").replace("/", "-")])
+    name = _short(
+        "-".join([*databases, target.uri.replace("://", "-").replace(":", "-").replace(",", "-").replace("/", "-")])
+    )
     end = reader.metadata.end
     says = {
         "format": layout.FORMAT,
@@ -212,3 +216,10 @@ def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> Non
         "event": end.event,
     }
     (Place(reader.place) / layout.LOADS / f"{name}.json").write_bytes(msgspec.json.encode(says) + b"\n")
+
+
+def _short(name: str) -> str:
+    """A name that stores take: of very many databases their beginning, and a digest of all."""
+    if len(name.encode()) <= NAME_BYTES:
+        return name
+    return f"{name.encode()[:100].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"

@@ -44,6 +44,12 @@ def _owner_type(wanted: Any, found: Any) -> Any:
     return msgspec.structs.replace(wanted, owner_type=found.owner_type) if types == {None, "USER"} else wanted
 
 
+def _no_owner_type(wanted: Table, found: Table) -> Table:
+    if wanted.owner_type in (None, "USER") or found.owner_type is not None:
+        return wanted
+    return msgspec.structs.replace(wanted, owner_type=None)
+
+
 def _translated(wanted: Table, found: Table) -> Table:
     if wanted.kind != MANAGED or found.kind != EXTERNAL or found.parameters.get(TRANSLATED) != "TRUE":
         return wanted
@@ -91,7 +97,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "owner type: none, or USER",
-        ("2.3", "3.1", "4.0", "4.2"),
+        ("3.1", "4.0", "4.2"),
         "Hive 2.3 stores no owner type of tables; newer ones say USER where none was given",
         (Database, Table),
         _owner_type,
@@ -99,25 +105,47 @@ RULES: tuple[Rule, ...] = (
     Rule(
         f"a managed table becomes external, with `{TRANSLATED}` and `external.table.purge`",
         ("4.0", "4.2"),
-        "managed tables of Hive 4 are transactional; its server makes the others external, and a drop still purges them",
+        "managed tables of Hive 4 are transactional; others it makes external, and a drop still purges them",
         (Table,),
         _translated,
     ),
     Rule(
         "`numFilesErasureCoded=0`",
-        ("3.1", "4.0", "4.2"),
+        ("4.0", "4.2"),
         "counted by the server beside the number of files",
         (Table, Partition),
         _default("numFilesErasureCoded", "0"),
     ),
     Rule(
         f"`BASIC_STATS` in `{ACCURATE}`",
-        ("2.3", "3.1", "4.0", "4.2"),
-        "written by the server when statistics are set, by rules that differ between versions",
+        ("4.0", "4.2"),
+        "written by the server when statistics of columns are set",
         (Table, Partition),
         _basic_statistics,
     ),
 )
+
+
+LACKS: tuple[Rule, ...] = (
+    Rule(
+        "owner of a table that is a role or a group",
+        ("2.3",),
+        "this metastore stores no owner type of tables: its owner is a user there",
+        (Table,),
+        _no_owner_type,
+    ),
+)
+"""What a user can set, and some servers cannot store: named as not replicated."""
+
+
+def lacking(wanted: V, found: V) -> tuple[V, list[str]]:
+    """What the target should have, without what its server cannot store; and why, for each."""
+    reasons = []
+    for rule in LACKS:
+        if isinstance(wanted, rule.of) and (without := rule.served(wanted, found)) != wanted:
+            wanted = without
+            reasons.append(rule.reason)
+    return wanted, reasons
 
 
 def as_served(wanted: V, found: V) -> V:
