@@ -34,11 +34,10 @@ from replicator.captures.fold import open_manifest
 from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import left_out
 from replicator.captures.manifest import Manifest
-from replicator.captures.measuring import Measured
 from replicator.captures.recording import Captured, Recording
 from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
-from replicator.captures.walk import refresh_tables, walk_database
+from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
