@@ -13,9 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from gateways import FILES, guarded
+from raw_thrift import message, struct
 from secured import (
     LOCALHOST,
     NOTHING,
@@ -31,8 +34,9 @@ from secured import (
 import replicator
 from replicator.checks.metastores import answers
 from replicator.core.config import read_config
+from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.errors import IdentityRefused, MetastoreError, NotAMetastore
+from replicator.errors import IdentityRefused, MetastoreError, NotAMetastore, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -78,6 +82,35 @@ def test_tls_frames_and_the_compact_protocol_replicate(tls: tuple[Secured, Secur
     assert written == {"source": tls[0].config, "target": tls[1].config}
     with connect(tls[1].config) as client:
         assert "TLS, framed, compact" in answers("source", client, time.monotonic).text
+
+
+@pytest.mark.tls
+def test_a_gateway_has_tls_on_both_sides(tls: tuple[Secured, Secured], certificates: Path, tmp_path: Path) -> None:
+    server, other = tls
+    ways: dict[str, Any] = {"upstream": server.config, "owner": server.config}
+    security = GatewayConfig(certificate=f"{certificates}/server.pem", key=f"{certificates}/server.key")
+    with guarded(server, tmp_path, security=security, **ways) as guard:  # type: ignore[arg-type]
+        guard.database.table("t", FILES)
+        port = guard.uri.rpartition(":")[2]
+        with connect(server.with_keys(uri=f"thrift://localhost:{port}", user="alice")) as through:
+            assert through.table(guard.db, "t") == guard.direct.table(guard.db, "t")
+            guard.database.partitioned("parts", {str(number): {"f": "x"} for number in range(300)})
+            assert len(through.partition_names(guard.db, "parts")) == 300
+        with socket.create_connection(("localhost", int(port))) as plain:
+            plain.sendall(b"POST / HTTP/1.1\r\n\r\n")
+            assert b"501" in plain.recv(1 << 12)
+        context = ssl.create_default_context(cafile=certificates / "ca.pem")
+        connection = socket.create_connection(("localhost", int(port)))
+        with context.wrap_socket(connection, server_hostname="localhost") as raw:
+            raw.sendall(message("drop_table", struct({1: guard.db, 2: "t", 3: True})))
+            assert raw.recv(1 << 12)
+        assert guard.taken().keys() == {"t/one", "t/two"}
+    ways = {"upstream": other.config, "owner": other.config}
+    with (
+        pytest.raises(UsageError, match="compact protocol"),
+        guarded(other, tmp_path / "compact", security=security, **ways),  # type: ignore[arg-type]
+    ):
+        pass
 
 
 @pytest.mark.tls

@@ -54,6 +54,7 @@ def secured(kdc: Kdc, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secu
         yield made
 
 
+@pytest.mark.kerberos
 def test_a_metastore_with_kerberos_is_asked_as_the_client(secured: Secured, tmp_path: Path, kdc: Kdc) -> None:
     ways = {"upstream": secured.config, "owner": secured.with_keys(user="root")}
     with guarded(secured, tmp_path, security=kerberized(kdc), **ways) as guard:  # type: ignore[arg-type]
@@ -71,6 +72,7 @@ def test_a_metastore_with_kerberos_is_asked_as_the_client(secured: Secured, tmp_
             bob.get_all_databases()
 
 
+@pytest.mark.kerberos
 def test_a_delegation_token_is_its_owners(
     secured: Secured, tmp_path: Path, kdc: Kdc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_token_lasts_for_its_time() -> None:
 # ---- what is allowed by name ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.kerberos
 def test_a_client_without_a_ticket_is_whom_it_names_if_that_is_allowed(secured: Secured, tmp_path: Path) -> None:
     ways: dict[str, Any] = {"upstream": secured.config, "owner": secured.with_keys(user="root")}
     with (
@@ -159,6 +162,7 @@ def test_a_client_without_a_ticket_is_whom_it_names_if_that_is_allowed(secured: 
         assert contents(guard.place("t")) == FILES and guard.taken() == {}
 
 
+@pytest.mark.kerberos
 def test_the_gateways_own_identity_is_used_only_where_that_is_allowed(
     secured: Secured, tmp_path: Path, kdc: Kdc
 ) -> None:

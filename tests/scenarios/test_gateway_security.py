@@ -61,6 +61,7 @@ def jvm(kdc: Kdc) -> Iterator[Any]:
 # ---- Kerberos -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kerberos
 @pytest.mark.parametrize("protection", ["authentication", "integrity", "privacy"])
 def test_who_has_a_ticket_is_let_in_with_any_protection(
     source_metastore: Running, tmp_path: Path, kdc: Kdc, protection: str
@@ -75,6 +76,7 @@ def test_who_has_a_ticket_is_let_in_with_any_protection(
         assert guard.taken() == {f"t/{name}": content for name, content in FILES.items()}
 
 
+@pytest.mark.kerberos
 def test_the_metastore_is_asked_as_the_client(authorized: Running, tmp_path: Path, kdc: Kdc) -> None:
     """Who may not remove a directory does not drop its table, and its files are as before."""
     with guarded(authorized, tmp_path, security=kerberized(kdc)) as guard:
@@ -96,6 +98,7 @@ def test_the_metastore_is_asked_as_the_client(authorized: Running, tmp_path: Pat
         assert guard.taken() == {f"t/{name}": content for name, content in FILES.items()}
 
 
+@pytest.mark.kerberos
 def test_who_has_no_ticket_stays_outside(source_metastore: Running, tmp_path: Path, kdc: Kdc) -> None:
     with guarded(source_metastore, tmp_path, security=kerberized(kdc)) as guard:
         with client(Plain(dial(guard.uri))) as nobody, pytest.raises(TApplicationException, match="Kerberos"):
@@ -108,6 +111,7 @@ def test_who_has_no_ticket_stays_outside(source_metastore: Running, tmp_path: Pa
         assert (report.refused, report.calls) == (2, 0)
 
 
+@pytest.mark.kerberos
 def test_a_weaker_protection_than_the_least_is_refused(source_metastore: Running, tmp_path: Path, kdc: Kdc) -> None:
     class Weak(Gssapi):
         def answer(self, challenge: bytes) -> bytes:
@@ -124,6 +128,7 @@ def test_a_weaker_protection_than_the_least_is_refused(source_metastore: Running
         pass
 
 
+@pytest.mark.kerberos
 def test_a_ticket_of_another_realm_is_told_apart(
     source_metastore: Running, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kdc: Kdc
 ) -> None:
@@ -146,6 +151,7 @@ def test_a_ticket_of_another_realm_is_told_apart(
         kdc.write()
 
 
+@pytest.mark.kerberos
 def test_a_ticket_that_has_run_out_is_refused(source_metastore: Running, tmp_path: Path, kdc: Kdc) -> None:
     """The client has taken the first step in time, and the gateway gets it later."""
 
@@ -174,6 +180,7 @@ def test_a_ticket_that_has_run_out_is_refused(source_metastore: Running, tmp_pat
             assert guard.db in alice.get_all_databases()
 
 
+@pytest.mark.kerberos
 def test_a_gateway_that_stops_does_not_wait_for_a_handshake(
     source_metastore: Running, tmp_path: Path, kdc: Kdc
 ) -> None:
@@ -225,6 +232,7 @@ def test_who_has_no_client_certificate_stays_outside(
         assert guard.taken() == {f"t/{name}": content for name, content in FILES.items()}
 
 
+@pytest.mark.kerberos
 def test_kerberos_inside_tls(source_metastore: Running, tmp_path: Path, certificates: Authority, kdc: Kdc) -> None:
     certificate, key = certificates.issue("gateway")
     with guarded(source_metastore, tmp_path, security=kerberized(kdc, certificate=certificate, key=key)) as guard:
@@ -289,6 +297,7 @@ def test_weaker_before_stronger_is_refused_unless_it_is_allowed(
 # ---- another client ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kerberos
 @pytest.mark.parametrize("protection", ["authentication", "integrity", "privacy"])
 def test_hives_own_client_is_let_in(
     source_metastore: Running, tmp_path: Path, kdc: Kdc, jvm: Any, protection: str, monkeypatch: pytest.MonkeyPatch
