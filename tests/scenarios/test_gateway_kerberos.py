@@ -89,7 +89,7 @@ def test_a_delegation_token_is_its_owners(
             with pytest.raises(ttypes.MetaException, match="neither owner nor renewer"):
                 root.renew_delegation_token(token)
             assert alice.renew_delegation_token(token) > time.time() * 1000
-        for protection in ("authentication", "integrity"):
+        for protection in ("authentication", "integrity", "privacy"):
             with connect(by_token(guard, token, monkeypatch, protection)) as made:
                 assert guard.db in made.database_names()
                 with pytest.raises(Exception, match="alice"):

@@ -71,7 +71,7 @@ def check_gateway(config: GatewayConfig) -> GatewayConfig:
         (
             bool(config.token_key) and config.protection == "privacy" and not config.certificate,
             "token_key",
-            "DIGEST-MD5 does not encrypt: for privacy, set certificate and key",
+            "the encryption of DIGEST-MD5 is broken: for privacy, set certificate and key",
         ),
         (bool(config.principal) and config.transport == "framed", "transport", "SASL has frames of its own"),
         *(

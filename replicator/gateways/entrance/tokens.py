@@ -25,7 +25,8 @@ KIND = b"HIVE_DELEGATION_TOKEN"
 LIFE = 7 * 86400  # seconds, Hadoop's own longest
 _COUNT = "00000001"
 _USER = re.compile(r"[\w.$-]+")
-_QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY}
+_QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
+_CIPHER = "rc4"  # the one that our layer has; encryption proper is TLS below it
 
 
 class TokenRefused(Exception):
@@ -123,10 +124,13 @@ class DigestProof:
     def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
         nonce = secrets.token_urlsafe(24)
         qualities = ",".join(self._offered)
-        challenge = f'realm="{REALM}",nonce="{nonce}",qop="{qualities}",charset=utf-8,algorithm=md5-sess'
+        words = f'realm="{REALM}",nonce="{nonce}",qop="{qualities}",cipher="{_CIPHER}"'
+        challenge = f"{words},charset=utf-8,algorithm=md5-sess"
         said = parsed(exchange(challenge.encode()))
         quality = said.get("qop", "auth")
+        private = quality == "auth-conf"
         expected = {"nonce": nonce, "nc": _COUNT, "realm": REALM, "digest-uri": DIGEST_URI}
+        expected |= {"cipher": _CIPHER} if private else {}
         if quality not in self._offered or any(said.get(key) != value for key, value in expected.items()):
             raise NotAdmitted(f"the client does not answer the challenge; protections: {qualities}")
         if said.get("authzid"):
@@ -139,14 +143,14 @@ class DigestProof:
         key = _md5(start)
 
         def digest(verb: str) -> str:
-            uri = f"{verb}:{DIGEST_URI}" + (f":{'0' * 32}" if quality == "auth-int" else "")
+            uri = f"{verb}:{DIGEST_URI}" + (f":{'0' * 32}" if quality != "auth" else "")
             what = f"{key.hex()}:{nonce}:{_COUNT}:{said.get('cnonce', '')}:{quality}:{_md5(uri.encode()).hex()}"
             return _md5(what.encode()).hex()
 
         if not hmac.compare_digest(said.get("response", "").encode(), digest("AUTHENTICATE").encode()):
             raise NotAdmitted(f"the client does not know the password of the delegation token of {owner}")
         exchange(f"rspauth={digest('')}".encode())
-        return owner, DigestLayer(key, server=True) if quality == "auth-int" else Unlayered()
+        return owner, Unlayered() if quality == "auth" else DigestLayer(key, private, server=True)
 
 
 def _read(identifier: bytes) -> Token:
