@@ -6,6 +6,7 @@ Like `requests`, whose functions give what to do with a client.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property, partial
 from operator import methodcaller
 from typing import Any
 
@@ -13,8 +14,10 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.Thrift import TApplicationException, TException
 
 from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY_KEY, UNIQUE, Constraint
-from replicator.metastore.convert.constraints import KINDS, Name, from_structs, to_structs
+from replicator.metastore.connection import Connections
+from replicator.metastore.convert.constraints import KINDS, Name, from_structs, ordered, to_structs
 from replicator.metastore.convert.methods import METHODS, method
+from replicator.metastore.parallel.side_by_side import side_by_side
 from replicator.metastore.requests import Send
 from replicator.metastore.values import CATALOG
 
@@ -114,3 +117,49 @@ def _call(name: str, request: Any, values: dict[str, Any]) -> Send:
     for field, value in values.items():
         setattr(request, field, value)
     return method(name, request) if name in METHODS else methodcaller(name, request)
+
+
+class ConstraintCalls:
+    """The part of a metastore's client that is about constraints; see `client`."""
+
+    _connections: Connections
+
+    def constraint_kinds(self) -> frozenset[str]:
+        return frozenset(KINDS if self._newer_kinds else (PRIMARY_KEY, FOREIGN_KEY))
+
+    @cached_property
+    def _newer_kinds(self) -> bool:
+        return bool(self._connections.read("kinds of constraints", knows_newer_kinds))
+
+    @cached_property
+    def _all_in_one(self) -> bool:
+        return self._newer_kinds and bool(self._connections.read("kinds of constraints", knows_all_in_one))
+
+    def announces_constraints(self) -> bool:
+        return self._all_in_one  # both since 4.0
+
+    def constraints(self, db: str, tables: Sequence[str]) -> dict[str, tuple[Constraint, ...]]:
+        if not tables:
+            return {}
+        if self._all_in_one:
+            sends = [all_of_table(db, table) for table in tables]
+        else:
+            kinds = sorted(self.constraint_kinds() - {FOREIGN_KEY})
+            sends = [of_table(kind, db, table) for table in tables for kind in kinds]
+            sends.append(of_table(FOREIGN_KEY, db, tables[0] if len(tables) == 1 else None))
+        answers = list(
+            side_by_side(self._connections.traffic, partial(self._connections.read, f"constraints of {db}"), sends)
+        )
+        wanted = set(tables)
+        found = merged(answers)
+        return {table: ordered(some) for (_, table), some in found.items() if table in wanted}
+
+    def foreign_keys(self, db: str) -> dict[str, tuple[Constraint, ...]]:
+        found = self._connections.read(f"foreign keys of {db}", of_table(FOREIGN_KEY, db, None))
+        return {table: ordered(some) for (_, table), some in found.items()}
+
+    def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
+        self._connections.change(f"add {constraint} to {db}.{table}", add(db, table, constraint))
+
+    def drop_constraint(self, db: str, table: str, name: str) -> None:
+        self._connections.change(f"drop constraint {name} of {db}.{table}", drop(db, table, name))

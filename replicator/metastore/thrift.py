@@ -9,30 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from operator import methodcaller as call
 from typing import Any, TypeVar
 
 from replicator.core.batches import batched
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.model import (
-    FOREIGN_KEY,
-    PRIMARY_KEY,
-    Constraint,
-    Database,
-    Function,
-    NotificationEvent,
-    Partition,
-    Statistics,
-    Table,
-    partition_name,
-)
+from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
-from replicator.metastore import constraint_calls, requests
+from replicator.metastore import requests
 from replicator.metastore import values as convert
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
 from replicator.metastore.connection import Connections
-from replicator.metastore.convert.constraints import KINDS, ordered
+from replicator.metastore.constraint_calls import ConstraintCalls
 from replicator.metastore.drift import DriftGuard
 from replicator.metastore.notifications import LISTENERS, is_refusal, log_off, refused
 from replicator.metastore.parallel.side_by_side import side_by_side
@@ -51,7 +40,7 @@ def connect(metastore: str | MetastoreConfig) -> ThriftMetastore:
     return ThriftMetastore(metastore)
 
 
-class ThriftMetastore:
+class ThriftMetastore(ConstraintCalls):
     """Implements `client.Metastore`; `timeout` in seconds bounds one answer (None: as configured), `retries` the
     repeats of a read."""
 
@@ -348,46 +337,6 @@ class ThriftMetastore:
         )
         with suppress(ObjectNotFound):  # there were none
             self._change(f"drop statistics of {db}.{table} {partition} {column}".replace("  ", " "), call_)
-
-    # --- constraints
-
-    def constraint_kinds(self) -> frozenset[str]:
-        return frozenset(KINDS if self._newer_kinds else (PRIMARY_KEY, FOREIGN_KEY))
-
-    @cached_property
-    def _newer_kinds(self) -> bool:
-        return bool(self._read("kinds of constraints", constraint_calls.knows_newer_kinds))
-
-    @cached_property
-    def _all_in_one(self) -> bool:
-        return self._newer_kinds and bool(self._read("kinds of constraints", constraint_calls.knows_all_in_one))
-
-    def announces_constraints(self) -> bool:
-        return self._all_in_one  # both since 4.0
-
-    def constraints(self, db: str, tables: Sequence[str]) -> dict[str, tuple[Constraint, ...]]:
-        if not tables:
-            return {}
-        if self._all_in_one:
-            sends = [constraint_calls.all_of_table(db, table) for table in tables]
-        else:
-            kinds = sorted(self.constraint_kinds() - {FOREIGN_KEY})
-            sends = [constraint_calls.of_table(kind, db, table) for table in tables for kind in kinds]
-            sends.append(constraint_calls.of_table(FOREIGN_KEY, db, tables[0] if len(tables) == 1 else None))
-        answers = list(side_by_side(self.traffic, partial(self._read, f"constraints of {db}"), sends))
-        wanted = set(tables)
-        found = constraint_calls.merged(answers)
-        return {table: ordered(some) for (_, table), some in found.items() if table in wanted}
-
-    def foreign_keys(self, db: str) -> dict[str, tuple[Constraint, ...]]:
-        found = self._read(f"foreign keys of {db}", constraint_calls.of_table(FOREIGN_KEY, db, None))
-        return {table: ordered(some) for (_, table), some in found.items()}
-
-    def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
-        self._change(f"add {constraint} to {db}.{table}", constraint_calls.add(db, table, constraint))
-
-    def drop_constraint(self, db: str, table: str, name: str) -> None:
-        self._change(f"drop constraint {name} of {db}.{table}", constraint_calls.drop(db, table, name))
 
     # --- below
 
