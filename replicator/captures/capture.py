@@ -39,6 +39,7 @@ from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
 from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.core.model import Database, NotificationEvent
+from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
 from replicator.errors import BootstrapNeeded, ObjectNotFound
@@ -365,6 +366,9 @@ class _Run:
     def publish(self) -> Captured:
         """Makes the capture durable; then what a gateway had left for it can go."""
         self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
+        self.report.not_replicated += [
+            NotReplicated(each.name, REMOTE) for each in self._manifest.databases() if each.connector
+        ]
         self._contents.remember_unnamed()
         self.report.unknown, self.report.unknown_kinds = self._unread.listed(), dict(self._unread.kinds)
         self._log.publish(self._contents.keepers.names, self._sight)

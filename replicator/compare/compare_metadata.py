@@ -71,7 +71,7 @@ class MetadataComparison:
     def database(self, name: str) -> Iterator[FilePair]:
         """Compares a database and all in it."""
         sides = self.itself(name)
-        if sides is not None:
+        if sides is not None and not sides.source.connector:
             wanted, found = (
                 self._names(side, db)
                 for side, db in ((self._source, sides.source.name), (self._target, sides.target.name))
@@ -146,8 +146,17 @@ class MetadataComparison:
 
     def _compare_database(self, sides: DatabasePair) -> None:
         placement = self._placement(sides, None, None)
-        wanted = replica_database(sides.source, placement) if sides.source.location else sides.source
-        wanted = msgspec.structs.replace(wanted, name=sides.target.name, location=sides.target.location)
+        source, target = sides.source, sides.target
+        reasons = lacking(source, target)[1]
+        wanted = replica_database(source, placement) if source.location else source
+        managed = wanted.managed_location and target.managed_location  # a load knows where: mappings may tell us
+        if managed == source.managed_location:
+            managed = wanted.managed_location
+        wanted = msgspec.structs.replace(
+            wanted, name=target.name, location=target.location, managed_location=managed or wanted.managed_location
+        )
+        wanted = lacking(wanted, target)[0]
+        self.not_replicated += [NotReplicated(source.name, reason) for reason in reasons]
         homes = Homes(None, sides.source.location, sides.target.location)
         self._compare(sides.source.name, _plain(wanted), _plain(sides.target), homes)
 
@@ -176,6 +185,8 @@ class MetadataComparison:
         placement = self._placement(sides, *own)
         homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
         replica = replica_table(source, placement, _NO_MARK, shared=shared)
+        replica, reasons = lacking(replica, target)
+        self.not_replicated += [NotReplicated(name, reason) for reason in reasons]
         self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
         if not source.is_view:
             self._look_for(name, named_paths(source, replica))
@@ -272,8 +283,6 @@ class MetadataComparison:
                 self.differences.add(difference(name, "statistics", wanted_data, found_data, column))
 
     def _compare(self, name: str, wanted: Value, found: Value, homes: Homes) -> None:
-        wanted, reasons = lacking(wanted, found)
-        self.not_replicated += [NotReplicated(name, reason) for reason in reasons]
         for each in compare(name, as_served(wanted, found), found, homes):
             self.differences.add(each)
 

@@ -136,6 +136,8 @@ class _Run:
 
     def _names(self, db: str) -> set[str]:
         """Tables that either side has."""
+        if self._comparison.source.database(db).connector:  # its tables are another system's
+            return set()
         names = set(self._comparison.source.table_names(db))
         try:
             names |= set(self._comparison.target.table_names(self._comparison.replica(db)))

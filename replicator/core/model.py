@@ -66,7 +66,8 @@ class Storage(Value, frozen=True, omit_defaults=True):
 
 
 class Database(Value, frozen=True, omit_defaults=True):
-    """A database. `owner_type` is USER, ROLE or GROUP."""
+    """A database. `owner_type` is USER, ROLE or GROUP. `managed_location`: of its managed tables, if not `location`.
+    `connector`: the data connector of a REMOTE one, whose tables are those of another system."""
 
     name: str
     description: str | None = None
@@ -74,6 +75,8 @@ class Database(Value, frozen=True, omit_defaults=True):
     parameters: dict[str, str] = {}
     owner: str | None = None
     owner_type: str | None = None
+    managed_location: str | None = None
+    connector: str | None = None
     extra: dict[str, Any] = {}
 
 

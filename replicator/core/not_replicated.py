@@ -15,6 +15,10 @@ import msgspec
 INCOMPLETE = "incomplete"  # the status of a report that names any
 PARTIAL = 3  # its exit code
 PROPERTY = "replicator.not_replicated"  # of a replica's database: its own word, whatever becomes of its source
+REMOTE = (
+    "it is REMOTE: its tables are another system's, and its data connector, which may have passwords, is not replicated"
+)
+"""Of a database."""
 ROOM = 3500  # characters of its value: metastores keep 4000 of a property
 
 

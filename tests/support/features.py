@@ -234,6 +234,23 @@ def _altered_database(home: Home) -> None:
     home.client.alter_database(home.db, found)
 
 
+def _managed_location(home: Home) -> None:
+    home.needs("4.0", "4.2")
+    home.create(managedLocationUri=f"file:{home.directory}/managed")
+
+
+def _other_managed_location(home: Home) -> None:
+    found = home.database()
+    found.managedLocationUri = f"file:{home.directory}/other"
+    home.client.alter_database(home.db, found)
+
+
+def _remote(home: Home) -> None:
+    """Of a connector that a server would have to reach; the database alone can be made without."""
+    home.needs("4.0", "4.2")
+    home.create(type=ttypes.DatabaseType.REMOTE, connector_name="nowhere", remote_dbname="other")
+
+
 def _function(home: Home) -> None:
     home.create()
     resource = ttypes.ResourceUri(ttypes.ResourceType.JAR, "hdfs://elsewhere/f.jar")
@@ -265,6 +282,14 @@ FEATURES: tuple[Feature, ...] = (
     Feature("layout", "buckets, sorting, skew", _layout, _tables_shown),
     Feature("view", "view", _view, _tables_shown),
     Feature("owners", "owner of a table: user, role, group", _owners, _owners_shown),
+    Feature(
+        "location",
+        "`managedLocationUri` of a database",
+        _managed_location,
+        lambda home: home.text(home.database().managedLocationUri),
+        _other_managed_location,
+    ),
+    Feature("remote", "REMOTE database and its data connector", _remote, lambda home: home.database().remote_dbname),
     Feature("function", "function", _function, _function_shown),
     Feature(
         "stats",

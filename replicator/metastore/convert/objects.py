@@ -108,6 +108,8 @@ OBJECTS: dict[type[Any], tuple[Any, Rows]] = {
             "parameters": (4, MAP),
             "owner": (6, TEXT),
             "owner_type": (7, PRINCIPAL),
+            "managed_location": (10, TEXT),
+            "connector": (12, TEXT),
         },
     ),
     Table: (

@@ -76,6 +76,10 @@ class Commit:
                 self._work.changed.count()
             if wanted.description != there.description:
                 self._describe(wanted)
+        for name, final in self._work.plan.squashed.databases.items():
+            if final is not None and (final.connector or final.managed_location):
+                reasons = lacking(final, self._work.target.database(self._work.plan.placement.database(name)))[1]
+                self._lacking += [NotReplicated(name, reason) for reason in reasons]
 
     def _describe(self, wanted: Database) -> None:
         """A 2.3 server takes a database's description when it makes the database, and never again: one that is empty
@@ -172,7 +176,6 @@ class Commit:
         self._name_lacking(step, step.table, there)
 
     def _name_lacking(self, step: TablePlan, wanted: Table, there: Table) -> None:
-        """there: the table as the target's server has stored it."""
         name = ".".join(step.lineage.now or step.name)
         self._lacking += [NotReplicated(name, reason) for reason in lacking(wanted, there)[1]]
 
@@ -318,16 +321,15 @@ class Commit:
             self._named.setdefault(each.target, (".".join(step.lineage.now or step.name), each))
 
     def dangling(self) -> list[NotReplicated]:
-        """Objects of this load that name files which no load copies, and which the source has; and what the target's
-        server has not stored of others."""
+        """Objects of this load that name files which no load copies, or that the target's server has not stored."""
         named = dict(self._named)
         for function in self._work.plan.squashed.functions.values():
             replica = replica_function(function, self._work.plan.placement) if function else None
             if function and replica:
                 for path in named_paths(function, replica):
                     named.setdefault(path.target, (f"{function.db}.{function.name}", path))
-        dangling = (NotReplicated(name, path.reason) for name, path in named.values() if path.dangles())
-        return merged(self._lacking, dangling)
+        self._lacking += [NotReplicated(name, path.reason) for name, path in named.values() if path.dangles()]
+        return merged(self._lacking)
 
     def functions(self) -> None:
         for function in self._work.plan.put_functions:

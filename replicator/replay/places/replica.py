@@ -51,12 +51,15 @@ def own_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def replica_database(database: Database, placement: Placement) -> Database:
-    """Without marks: those of a database are its checkpoint, written last."""
+    """Without marks: those of a database are its checkpoint, written last. Of a REMOTE one the name and properties."""
+    managed = database.managed_location
     return msgspec.structs.replace(
         database,
         name=placement.database(database.name),
         location=uri(placement.target_locations[database.name]),
         parameters=own_parameters(database.parameters),
+        managed_location=uri(placement.table(database.name, managed)) if managed else None,
+        connector=None,
         extra={},
     )
 

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from replicator.core.model import EXTERNAL, MANAGED, Database, Partition, Table, Value
+from replicator.core.not_replicated import REMOTE
+from replicator.metastore.convert.fields import ids
 
 V = TypeVar("V", bound=Value)
 TRANSLATED = "TRANSLATED_TO_EXTERNAL"
@@ -48,6 +50,19 @@ def _no_owner_type(wanted: Table, found: Table) -> Table:
     if wanted.owner_type in (None, "USER") or found.owner_type is not None:
         return wanted
     return msgspec.structs.replace(wanted, owner_type=None)
+
+
+def _no_managed_location(wanted: Database, found: Database) -> Database:
+    if found.managed_location or not found.extra.keys().isdisjoint(_SINCE_4):
+        return wanted
+    return msgspec.structs.replace(wanted, managed_location=None)
+
+
+_SINCE_4 = ids("Database", "createTime", "type")
+
+
+def _no_connector(wanted: Database, found: Database) -> Database:
+    return wanted if found.connector else msgspec.structs.replace(wanted, connector=None)
 
 
 def _translated(wanted: Table, found: Table) -> Table:
@@ -134,6 +149,14 @@ LACKS: tuple[Rule, ...] = (
         (Table,),
         _no_owner_type,
     ),
+    Rule(
+        "`managedLocationUri` of a database",
+        ("2.3", "3.1"),
+        "this metastore stores no managed location of databases",
+        (Database,),
+        _no_managed_location,
+    ),
+    Rule("REMOTE database, and its data connector", ("2.3", "3.1", "4.0", "4.2"), REMOTE, (Database,), _no_connector),
 )
 """What a user can set, and some servers cannot store: named as not replicated."""
 
