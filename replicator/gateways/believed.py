@@ -10,7 +10,7 @@ from cmroot.keep.journal import Journal
 from cmroot.store.resolve import is_within, resolved
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
-from replicator.gateways.targets import Upstream
+from replicator.gateways.targets import Upstream, homes_of
 
 WAREHOUSE = "hive.metastore.warehouse.dir"
 
@@ -49,8 +49,7 @@ def _around(journal: Journal, upstream: Upstream) -> Iterator[str]:
     if warehouse := upstream.setting(WAREHOUSE):
         yield warehouse
     try:
-        if location := upstream.database(journal.db).location:
-            yield location
+        yield from homes_of(upstream.database(journal.db))
     except ObjectNotFound:
         return
 

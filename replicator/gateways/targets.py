@@ -13,7 +13,7 @@ import msgspec
 from cmroot.keep.journal import InterceptSource, Journal, Owner
 from cmroot.store.place import normal, parent
 from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.core.model import DEFAULT_PARTITION, NotificationEvent, Partition, Table, partition_name
+from replicator.core.model import DEFAULT_PARTITION, Database, NotificationEvent, Partition, Table, partition_name
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.events.decode import decode, message_text
 from replicator.events.record import DropDatabase, DropPartitions, DropTable
@@ -75,7 +75,12 @@ def _of_database(upstream: Upstream, drop: Drop) -> Targets:
     database = upstream.database(drop.db)
     tables = upstream.tables(drop.db, upstream.table_names(drop.db)) if drop.cascade else []
     found = _of_tables(upstream, tables)
-    return Targets(found.sources, found.owners, emptied=[database.location] if database.location else [])
+    return Targets(found.sources, found.owners, emptied=homes_of(database))
+
+
+def homes_of(database: Database) -> list[str]:
+    """Directories of its tables: its location, and that of managed ones (Hive 4: managedLocationUri)."""
+    return [place for place in (database.location, database.extra.get("10", {}).get("str")) if place]
 
 
 def _of_tables(upstream: Upstream, tables: Iterable[Table]) -> Targets:

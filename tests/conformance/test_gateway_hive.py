@@ -123,6 +123,12 @@ def test_a_database_dropped_by_a_request_is_kept_table_by_table(hives: Hives, tm
         client.drop_database_req(request)
         assert guard.taken().keys() == {"t/one", "t/two", "parts/p=a/f"}
         assert guard.db not in guard.direct.database_names() and not guard.database.home.exists()
+        other, homes = f"other{guard.db}", [tmp_path / "external", tmp_path / "managed"]
+        places = {"locationUri": f"file:{homes[0]}", "managedLocationUri": f"file:{homes[1]}"}
+        client.create_database(ttypes.Database(other, parameters={}, **places))
+        assert homes[1].is_dir()
+        client.drop_database(other, True, True)
+        assert not any(home.exists() for home in homes)
 
 
 def home_of(database: PlainDatabase, name: str) -> Path:
