@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from constraints import Constraints
+from faults import Fault, run_with
 from plain_tables import PlainDatabase
 from policies import Replication
 from replication_fixture import Answer, ReplicationFixture, command
@@ -96,7 +97,7 @@ def test_keys_follow_bootstraps_renames_columns_and_drops(fixture: ReplicationFi
     assert keys.verify().code == 0
 
 
-def test_columns_of_a_table_with_keys_change(fixture: ReplicationFixture) -> None:
+def test_columns_of_a_table_with_keys_change_also_by_loads_that_are_killed(fixture: ReplicationFixture) -> None:
     keys = Keys(fixture)
     for name in ("child", "parent"):
         fixture.source.table(name)
@@ -112,7 +113,16 @@ def test_columns_of_a_table_with_keys_change(fixture: ReplicationFixture) -> Non
         fixture.source.metastore.alter_table(keys.db, name, msgspec.structs.replace(table, storage=storage))
     keys.primary("parent", "a")
     keys.foreign("child", "a", "parent", "a")
-    assert keys.catch_up().code == 0
+    assert fixture.dump(since=fixture.last).code == 0
+    for fault in (
+        Fault("after", "thrift", "drop constraint", 1),
+        Fault("before", "thrift", "drop constraint", 1),
+        Fault("before", "thrift", "add PRIMARY KEY", 1),
+        Fault("after", "thrift", "add PRIMARY KEY", 1),
+        Fault("after", "thrift", "add FOREIGN KEY", 1),
+    ):
+        assert run_with(fault, fixture.load_arguments(fixture.last)).killed, fault
+    assert fixture.load().code == 0
     assert keys.are_same("child", "parent") == {"child": ["SQLForeignKey"], "parent": ["SQLPrimaryKey"]}
     assert keys.verify().code == 0
 
