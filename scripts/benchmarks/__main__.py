@@ -79,7 +79,7 @@ def main() -> None:
         print(outcome.markdown(), flush=True)
         print(f"{name}: {time.monotonic() - began:.0f} s in all", file=sys.stderr, flush=True)
         if asked.record:
-            record(DOCUMENT, name, asked.size, command, outcome)
+            record(DOCUMENT, f"{name} on {asked.hive}" if "hive" in more else name, asked.size, command, outcome)
 
 
 if __name__ == "__main__":
