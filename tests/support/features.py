@@ -190,6 +190,13 @@ def _other_table_statistics(home: Home) -> None:
     home.client.delete_table_column_statistics(home.db, "t", "b", "hive")
 
 
+def _engine_statistics(home: Home) -> None:
+    home.needs("4.0", "4.2")
+    home.create()
+    home.create_table("t")
+    set_statistics(home, "t", 3, engine="impala")
+
+
 def _partition_statistics(home: Home) -> None:
     home.create()
     home.create_table("t", keys=[("p", "int", None)])
@@ -297,6 +304,12 @@ FEATURES: tuple[Feature, ...] = (
         _table_statistics,
         lambda home: statistics_shown(home, "t"),
         _other_table_statistics,
+    ),
+    Feature(
+        "engines",
+        "column statistics of other engines",
+        _engine_statistics,
+        lambda home: statistics_shown(home, "t", engine="impala"),
     ),
     Feature(
         "partstats",
