@@ -49,6 +49,7 @@ class Home:
 
     def __init__(self, running: Running, client: Any, db: str) -> None:
         self.hive, self.client, self.db, self.warehouse = running.hive, client, db, running.warehouse
+        self.uri = running.uri.replace("0.0.0.0", "127.0.0.1")
         self.directory = Path(f"{running.warehouse}/{db}.db")
 
     def needs(self, *hives: str) -> None:
