@@ -176,7 +176,9 @@ class SparkEngine:
         try:
             found = session.sql(f"SELECT * FROM (\n{query}\n) LIMIT {rows}").collect()
         except Exception as error:
-            raise Error(f"the query failed: {_cause(error)}", hint="ask it in a Spark shell for all of it") from error
+            raise Error(
+                f"the query failed: {_cause(error)}", hint=hint_of(error, "ask it in a Spark shell for all of it")
+            ) from error
         return [list(row) for row in found]
 
     def session(self, settings: Mapping[str, str]) -> Any:
@@ -349,6 +351,17 @@ class _Careful:
             return self._function(task)
         except Error as error:
             return error
+
+
+def hint_of(error: Exception, otherwise: str) -> str:
+    """What helps against an error of Spark's. Its own client of a metastore is that of Hive 2.3, and Hive 4 has no
+    `get_table` any more."""
+    if "Invalid method name: 'get_table'" not in f"{error} {getattr(error, 'java_exception', '')}":
+        return otherwise
+    return (
+        "Spark's own client cannot read tables of a metastore of Hive 4: give it another one by --spark-conf "
+        "spark.sql.hive.metastore.version=4.0.1, .jars=path and .jars.path=JARS (docs/compatibility.md)"
+    )
 
 
 def _cause(error: Exception) -> str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.store.place import Place
+from replicator.core.spark import hint_of
 from replicator.errors import Error
 from replicator.purge.onboarding import Onboarded
 from replicator.purge.search.ids import VIEW, Ids, hadoop_place
@@ -145,5 +146,5 @@ def failed(error: Exception) -> Error:
     text = str(getattr(error, "desc", "") or error).strip()
     return Error(
         f"Spark failed: {text.splitlines()[0][:500] if text else type(error).__name__}",
-        hint="see Spark's log; --verbose shows the traceback",
+        hint=hint_of(error, "see Spark's log; --verbose shows the traceback"),
     )

@@ -136,8 +136,10 @@ class Preparation:
                 renamed = self._moved_aside(there, renamed)
             elif old in unmoved and is_moved_by_renaming(there) and there.location:
                 renamed = table_at_place(renamed, there.location, unmoved[old])
-            stays = (old in unmoved and there.is_external) or (old in staying and not self._work.plan.snapshot)
-            if stays and is_moved_by_renaming(there):
+            elsewhere = there.is_external and there.moves_with_name  # such a one is moved wherever it lies
+            if (elsewhere and (self._work.plan.snapshot or old in unmoved)) or (
+                old in staying and not self._work.plan.snapshot and is_moved_by_renaming(there)
+            ):
                 self._work.target.alter_table(*old, of_kind(there, external=True))
                 renamed = of_kind(renamed, external=True)  # until it is committed
             plain = without_path(renamed)

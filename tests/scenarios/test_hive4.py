@@ -1,0 +1,161 @@
+"""Every command between two metastores of Hive 4.2, whose tables a server has made external by itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from plain_tables import PlainDatabase
+from policies import Replication
+from replication_fixture import Answer, command
+from test_failover import lose, nobody
+
+from replicator.core.model import Column, Serde, Storage, Table
+from replicator.metastore.embedded import distributions
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.java import find_java
+
+PARQUET = "org.apache.hadoop.hive.ql.io.parquet"
+
+
+@pytest.fixture
+def pair(hives: Callable[..., Running], tmp_path: Path) -> Replication:
+    pair = Replication(hives("4.2", "source"), hives("4.2", "target"), tmp_path)
+    pair.db("a").table("t", {"first": "1\x01one\n"})
+    pair.db("a").partitioned("days", {"1": {"x": "1\x01one\n"}, "2": {"x": "2\x01two\n"}})
+    return pair
+
+
+def by_policy(pair: Replication, verb: str, *more: str) -> Answer:
+    return command("--config", str(pair.config()), *verb.split(), *more)
+
+
+def parquet(database: PlainDatabase, name: str, rows: dict[str, pa.Array], **parameters: str) -> None:
+    """A table of one file."""
+    types = {"int64": "bigint", "string": "string"}
+    data = pa.table(rows)
+    columns = tuple(Column(each.name, types[str(each.type)]) for each in data.schema)
+    serde = Serde(library=f"{PARQUET}.serde.ParquetHiveSerDe")
+    formats = {f"{kind}_format": f"{PARQUET}.Mapred{kind.title()}Format" for kind in ("input", "output")}
+    place = database.home / name
+    storage = Storage(columns=columns, location=f"file:{place}", serde=serde, **formats)
+    database.metastore.create_table(Table(db=database.name, name=name, storage=storage, parameters=parameters))
+    pq.write_table(data, place / "part-0.parquet")
+
+
+def client_of_hive_4() -> list[str]:
+    """Options by which Spark speaks to a metastore of Hive 4, whose jars are those of an embedded one."""
+    distribution = distributions.distribution(distributions.hive("4.0"), find_java(os.environ, 21), os.environ)
+    jars = [jar for jar in distribution.rglob("*.jar") if not jar.name.startswith(("hadoop-", "log4j", "slf4j"))]
+    settings = {
+        "spark.sql.hive.metastore.version": "4.0.1",
+        "spark.sql.hive.metastore.jars": "path",
+        "spark.sql.hive.metastore.jars.path": ",".join(f"file://{jar}" for jar in jars),
+        "spark.driver.extraClassPath": str(next(distribution.glob("hadoop-hdfs-*.jar"))),
+    }
+    options = [part for key, value in settings.items() for part in ("--spark-conf", f"{key}={value}")]
+    return ["--master", "local[1]", *options]
+
+
+def test_sync_verify_and_repair(pair: Replication) -> None:
+    assert by_policy(pair, "sync", pair.name).code == 0
+    a = pair.db("a")
+    assert a.metastore.table(a.name, "t").is_external, "a server of Hive 4 makes a managed table external"
+    a.rename("days", "weeks")
+    a.add("weeks", {"3": {"x": "3\x01three\n"}})
+    a.drop_partitions("weeks", ["1"])
+    a.alter("t", note="new")
+    done = by_policy(pair, "sync", pair.name)
+    assert (done.code, done.output["kind"]) == (0, "incremental")
+    pair.is_same()
+    same = by_policy(pair, "verify", pair.name)
+    assert (same.code, same.output["status"]) == (0, "same")
+    (pair.replica().home / "t" / "first").write_text("damaged")
+    assert by_policy(pair, "verify", pair.name).code == 4
+    assert by_policy(pair, "repair", pair.name).code == 0
+    assert by_policy(pair, "verify", pair.name).code == 0
+    a.drop("t")
+    assert by_policy(pair, "sync", pair.name).code == 0
+    assert "t" not in pair.target.table_names(a.name)
+
+
+def test_a_switchover_and_its_way_back(pair: Replication) -> None:
+    pair.sync()
+    pair.db("a").write("t", {"second": "2\x01two\n"})
+    assert by_policy(pair, "switchover", pair.name).code == 0
+    pair.replica().write("t", {"third": "3\x01three\n"})
+    pair.replica().rename("days", "weeks")
+    assert by_policy(pair, "sync", pair.name).code == 0
+    assert (pair.db("a").home / "t" / "third").read_text() == "3\x01three\n"
+    pair.is_same()
+    assert by_policy(pair, "switchover", pair.name).code == 0
+    pair.db("a").write("t", {"fourth": "4\x01four\n"})
+    assert by_policy(pair, "sync", pair.name).code == 0
+    pair.is_same()
+
+
+def test_a_failover(pair: Replication) -> None:
+    pair.sync()
+    lose(pair, nobody())
+    assert by_policy(pair, "failover", pair.name).code == 6
+    done = by_policy(pair, "failover", pair.name, "--force")
+    assert (done.code, done.output["status"]) == (0, "done"), done.output
+    assert pair.target.database(f"{pair.name}_a").parameters["replicator.role"].startswith("primary")
+
+
+def test_a_drill_asks_spark_with_a_client_of_hive_4(pair: Replication) -> None:
+    pair.sync()
+    before = pair.replica().everything()
+    query = f"SELECT max(b) FROM {pair.name}_a.t"
+    done = by_policy(pair, "drill", pair.name, *client_of_hive_4(), "--query", query)
+    assert done.code == 0, done.output
+    assert pair.replica().everything() == before
+
+
+def test_a_restore(pair: Replication) -> None:
+    event = pair.sync().to_event
+    pair.db("a").drop("t")
+    pair.db("a").rename("days", "weeks")
+    pair.sync()
+    done = by_policy(pair, "restore", pair.name, "--to", str(event), "--into", f"{pair.name}_then")
+    assert done.code == 0, done.output
+    restored = pair.source.database(f"{pair.name}_then")
+    assert sorted(pair.source.table_names(restored.name)) == ["days", "t"]
+    place = pair.source.table(restored.name, "t").location
+    assert place and (Path(place.removeprefix("file:")) / "first").read_text() == "1\x01one\n"
+
+
+def test_housekeeping(pair: Replication) -> None:
+    a = pair.db("a")
+    a.alter("days", **{"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "PT1S"})
+    more = ("--metastore", pair.source_uri, "--cmroot", str(pair.here / "hk"), "--db", a.name)
+    deadline = time.monotonic() + 60
+    while a.metastore.partition_names(a.name, "days"):
+        assert time.monotonic() < deadline
+        done = command("housekeeping", "run", *more)
+        assert done.code == 0, done.output
+    assert not list((a.home / "days").rglob("x")) and a.metastore.table(a.name, "days")
+    kept = {path.read_text() for path in (pair.here / "hk" / "files").rglob("*") if path.is_file()}
+    assert {"1\x01one\n", "2\x01two\n"} <= kept, "what was removed is in the root"
+
+
+def test_a_purge(pair: Replication) -> None:
+    a = pair.db("a")
+    descriptor = {"dataset.descriptor": '{"privacy": {"column": "id"}}'}
+    parquet(a, "people", {"id": pa.array(range(100)), "v": pa.array([f"v{id}" for id in range(100)])}, **descriptor)
+    parquet(a, "gone", {"member": pa.array([3, 5])})
+    ask = (
+        *("purge", "run", "--metastore", pair.source_uri, "--cmroot", str(pair.here / "purge")),
+        *("--ids", f"{a.name}.gone:member", "--table-whitelist", f"{a.name}.people", "--field-path", "privacy.column"),
+    )
+    done = command(*ask, *client_of_hive_4())
+    assert (done.code, done.output["rows_erased"]) == (0, 2), done.output
+    place = a.metastore.table(a.name, "people").location
+    assert place
+    rows = pq.read_table(place.removeprefix("file:")).column("id").to_pylist()
+    assert sorted(rows) == [id for id in range(100) if id not in (3, 5)]
