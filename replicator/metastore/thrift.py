@@ -31,6 +31,7 @@ from replicator.text.quantity import count_text
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
 RETRIES = 4  # repeats of a read: 1.5 s of waiting in all
+LIMITED = "exceeds limit"  # servers that limit the partitions of a call; newer ones count named partitions, too
 
 T = TypeVar("T")
 
@@ -233,7 +234,13 @@ class ThriftMetastore(ConstraintCalls):
         yield from side_by_side(self.traffic, read, batches, weigh=len)
 
     def _partition_batch(self, db: str, table: str, names: list[str]) -> list[Partition]:
-        found = self._of_table(db, table, "partitions", call("get_partitions_by_names", db, table, names))
+        try:
+            found = self._of_table(db, table, "partitions", call("get_partitions_by_names", db, table, names))
+        except MetastoreError as error:
+            if LIMITED not in error.message or len(names) == 1:
+                raise
+            half = len(names) // 2
+            return self._partition_batch(db, table, names[:half]) + self._partition_batch(db, table, names[half:])
         if found:
             self._drift.saw("partition", call("get_partitions_by_names", db, table, names[:1]))
         return [convert.partition_from_thrift(partition) for partition in found]
