@@ -20,7 +20,7 @@ from replicator.compare.compare_files import FilePair, names_whole_paths
 from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Differences, Homes, compare, difference
 from replicator.core.model import Database, Partition, Statistics, Table, Value, partition_name
-from replicator.core.not_replicated import NotReplicated
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
 from replicator.core.table_format import AS_THEY_ARE, DELTA, OUTSIDE, SUPPORTED, table_format, why_not_replicated
 from replicator.errors import ObjectNotFound
 from replicator.events.compare import comparable
@@ -136,10 +136,15 @@ class MetadataComparison:
             return why
         if self._comparison.formats == AS_THEY_ARE:
             return ""
-        if reason := why_not_replicated(source):
+        if reason := why_not_replicated(source) or ("" if target else self._refused(sides).get(source.name, "")):
             return reason
         clone = target is None and table_format(source) == DELTA and source.location
         return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
+
+    def _refused(self, sides: DatabasePair) -> dict[str, str]:
+        """Objects that the target's metastore did not take, and why."""
+        said = from_property(sides.target.parameters.get(PROPERTY), sides.source.name)
+        return {each.object.partition(".")[2]: each.reason for each in said if each.reason.startswith(NOT_TAKEN)}
 
     def _names(self, side: MetastoreReader, db: str) -> set[str]:
         return set(filter(self._patterns.match, side.table_names(db)))
@@ -165,10 +170,13 @@ class MetadataComparison:
         here = {each.name: each for each in self._source.functions(sides.source.name)}
         wanted = {name: replica_function(each, placement) for name, each in here.items()}
         found = {each.name: each for each in self._target.functions(sides.target.name)}
+        refused = self._refused(sides)
         for name in sorted(wanted.keys() | found.keys()):
             self._count()
             obj = f"{sides.source.name}.{name}"
-            if name not in found:
+            if name not in found and name in refused:
+                self.not_replicated.append(NotReplicated(obj, refused[name]))
+            elif name not in found:
                 self._differs(obj, "function missing", wanted[name].class_name, None)
             elif name not in wanted:
                 self._differs(obj, "function extra", None, found[name].class_name)

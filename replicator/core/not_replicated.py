@@ -19,6 +19,7 @@ REMOTE = (
     "it is REMOTE: its tables are another system's, and its data connector, which may have passwords, is not replicated"
 )
 """Of a database."""
+NOT_TAKEN = "the target's metastore does not take it"  # begin of the reason of such an object
 ROOM = 3500  # characters of its value: metastores keep 4000 of a property
 
 

@@ -29,7 +29,7 @@ from replicator.policies.dump_batches import DumpBatch, RunWork
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.out_of_scope import OutOfScope, drop, plan_database, plan_tables
 from replicator.policies.steps import SYNC, Steps, SyncSettings
-from replicator.policies.verifying import Background, compare_some, reported
+from replicator.policies.verifying import Background, compare_some, reported, try_again
 from replicator.replay.apply.load import Loaded
 
 REMEMBERED = 1000  # of what was not replicated, in the record of a run
@@ -149,6 +149,8 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
         steps.confirm(report.position)
         leave(steps, find_out_of_scope(steps, work), report)
         clean_up(steps, kept, work, remembered, report)
+        with report.timed("retry"):
+            report.not_replicated = try_again(steps, report.not_replicated, report.count)
         verify(steps, kept, report)
         sum_up(steps, report, began)
     return report

@@ -21,7 +21,7 @@ from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.unlistable import sight_at
 from replicator.compare.repair import REPAIR
-from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, with_property
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, with_property
 from replicator.core.policy import METADATA
 from replicator.core.roles import Role, mark_of, may_load_into
 from replicator.core.runtime import Runtime
@@ -309,7 +309,7 @@ class Steps:
         for pair in self.direction.pairs:
             if pair.name in idle and pair.target is not None:
                 said = from_property(pair.target.parameters.get(PROPERTY), pair.name)
-                self.lacking += [each for each in said if each.reason.startswith((NO_CONSTRAINT, NO_VIEW))]
+                self.lacking += [each for each in said if each.reason.startswith((NO_CONSTRAINT, NO_VIEW, NOT_TAKEN))]
         chosen = {name: batch.begin for batch in work.passed for name in batch.databases}
         if not chosen:
             return

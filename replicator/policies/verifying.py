@@ -4,13 +4,15 @@ A difference is distinguished from a change that is on its way by the captured l
 and where the log then has records of a table after the checkpoint that the replica had before it was compared, the
 table is only behind. So writes without events are no differences either. It needs no lease of the policy: it reads
 both sides, and writes what it remembers, and what it captures, under their own leases.
+
+And what a run tries again: tables that the target did not take in earlier runs.
 """
 
 from __future__ import annotations
 
 import threading
 import time as clocks
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,11 +21,15 @@ from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.compare.candidates import touched_names
 from replicator.compare.comparison import Comparison
+from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
-from replicator.errors import LeaseHeld, ObjectNotFound
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, merged
+from replicator.core.policy import METADATA
+from replicator.errors import Error, LeaseHeld, ObjectNotFound
 from replicator.policies.direction import Pair, Sides
 from replicator.policies.memory import Compared, Memory, iso
 from replicator.policies.steps import SYNC, Steps
+from replicator.replay.apply.load import Loaded, load
 
 SHARE = 5  # beside --follow, verifying may take one part in so many of the time
 NAMED = 20  # tables in a warning
@@ -177,3 +183,67 @@ class Background:
                 with self._lock:
                     self._news = self.last = compared
             self._stop.wait(max(self._pause, (SHARE - 1) * (clocks.monotonic() - began)))
+
+
+# ---- what the target did not take ----------------------------------------------------------------------------------
+
+
+def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[Loaded], None]) -> list[NotReplicated]:
+    """Loads tables that an earlier run left out and this one has not loaded either, whole, as a repair of them does.
+    What is lacking now, of `lacking`. count: gets what each load did. A failure is a warning of the run. May run
+    twice."""
+    for pair in steps.direction.matching:
+        tables = _refused_tables(steps, pair)
+        if not tables:
+            continue
+        try:
+            loaded = _load_again(steps, pair, tables)
+        except Error as error:
+            if error.transient:
+                raise
+            steps.warnings.append(f"{pair.name}: what its replica lacks was tried again, and failed: {error}")
+            continue
+        tried = {f"{pair.name}.{name}" for name in tables}
+        rest = (each for each in lacking if not (each.object in tried and each.reason.startswith(NOT_TAKEN)))
+        lacking = merged(rest, loaded.not_replicated)
+        count(loaded)
+    return list(lacking)
+
+
+def _refused_tables(steps: Steps, pair: Pair) -> list[str]:
+    """Tables that are lacking, by the names of now, where some were refused before this run."""
+    before = _refused(pair, pair.target.parameters.get(PROPERTY)) if pair.target is not None else set()
+    if not before or steps.policy.publish == "snapshot":  # a snapshot's directories are its own run's
+        return []
+    now = _refused(pair, steps.direction.target.database(pair.replica).parameters.get(PROPERTY))
+    return sorted(now.intersection(steps.direction.source.table_names(pair.name)))
+
+
+def _refused(pair: Pair, said: str | None) -> set[str]:
+    found = from_property(said, pair.name)
+    return {each.object.partition(".")[2] for each in found if each.reason.startswith(NOT_TAKEN)}
+
+
+def _load_again(steps: Steps, pair: Pair, tables: Sequence[str]) -> Loaded:
+    direction, policy = steps.direction, steps.policy
+    both = Comparison(
+        direction.source,
+        direction.target,
+        direction.renames([pair.name]),
+        direction.map_locations,
+        direction.patterns,
+        formats=policy.formats,
+    )
+    settings = RepairSettings(
+        pair.name,
+        tables,
+        cmroot=direction.target_root.place,
+        warehouse=direction.warehouse,
+        external=direction.external,
+        shared_external=policy.external == METADATA,
+        source_root=direction.root.place,
+        brake=steps.options.brake,
+    )
+    with planned(direction.root, both, settings, steps.runtime) as plan:
+        assert plan.reader is not None
+        return load(plan.reader.place, direction.target, plan.load, steps.runtime)

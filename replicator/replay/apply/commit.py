@@ -23,7 +23,9 @@ from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.events.scope import Patterns
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
-from replicator.replay.apply.work import Work, is_one_file, make_directory
+from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
+from replicator.replay.copy.keyed_executor import KeyedExecutor
+from replicator.replay.copy.outcomes import Outcomes
 from replicator.replay.places.by_name import noted_like
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.replica import (
@@ -56,6 +58,7 @@ class Commit:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._lacking: list[NotReplicated] = []
+        self.outcomes = Outcomes()
         self._named: dict[str, tuple[str, NamedPath]] = {}  # by what they are on the target: each is looked for once
 
     def databases(self) -> None:
@@ -112,11 +115,17 @@ class Commit:
             unlike: list[TablePlan] = []
             with self._work.side_by_side(len(steps)) as executor:
                 for step in steps:
-                    executor.submit(step.name, self._table, step, unlike)
+                    self._submit(executor, step, self._table, step, unlike)
                     advance(1)
+            left = [step for step in self._work.plan.tables if not self.outcomes.is_refused(step.source)]
+            self._work.plan.tables = left
             with self._work.side_by_side(len(unlike)) as executor:
                 for step, there in self._found(unlike):
-                    executor.submit(step.name, self._alter, step, there)
+                    self._submit(executor, step, self._alter, step, there)
+
+    def _submit(self, executor: KeyedExecutor, step: TablePlan, work: Callable[..., None], *arguments: object) -> None:
+        """What the target refuses of one table is no matter of the others."""
+        executor.submit(step.name, self.outcomes.attempt, step.source, work, *arguments)
 
     def left_out(self) -> None:
         """Marks tables that stay as they were: when they can be loaded again, changes alone are not enough."""
@@ -204,7 +213,7 @@ class Commit:
                 if step is None or step.table is None:
                     continue
                 for batch in batched(some, PARTITION_BATCH):
-                    executor.submit(step.name, self._partitions, step, batch)
+                    self._submit(executor, step, self._partitions, step, batch)
                     advance(len(batch))
 
     def _partitions(self, step: TablePlan, named: Sequence[tuple[str, Partition]]) -> None:
@@ -278,11 +287,12 @@ class Commit:
         steps = [step for step in self._work.plan.tables if step.table and step.lineage.statistics]
         with self._work.side_by_side(len(steps)) as executor:
             for step in steps:
-                executor.submit(step.name, self._statistics, step)
+                self._submit(executor, step, self._statistics, step)
         with self._work.side_by_side(len(steps)) as executor:
             for step, there in self._found(step for step in steps if None in step.lineage.statistics):
                 if step.table and comparable_table(there) != comparable_table(step.table):
-                    executor.submit(step.name, self._work.target.alter_table, *step.name, noted_like(step.table, there))
+                    wanted = noted_like(step.table, there)
+                    self._submit(executor, step, self._work.target.alter_table, *step.name, wanted)
 
     def _statistics(self, step: TablePlan) -> None:
         whole, partitions = [], []
@@ -331,21 +341,9 @@ class Commit:
         self._lacking += [NotReplicated(name, path.reason) for name, path in named.values() if path.dangles()]
         return merged(self._lacking)
 
-    def functions(self) -> None:
-        for function in self._work.plan.put_functions:
-            try:
-                self._work.target.create_function(function)
-                self._work.changed.count()
-            except ObjectExists:
-                there = {each.name: each for each in self._work.target.functions(function.db)}.get(function.name)
-                wanted = msgspec.structs.replace(function, create_time=there.create_time if there else 0)
-                if there != wanted:
-                    self._work.target.alter_function(wanted)
-                    self._work.changed.count()
-        for db, name in self._work.plan.drop_functions:
-            with contextlib.suppress(ObjectNotFound):
-                self._work.target.drop_function(db, name)
-                self._work.changed.count()
+    @property
+    def changed(self) -> Changed:
+        return self._work.changed
 
     def drop_databases(self) -> None:
         for name in self._work.plan.drop_databases:
@@ -361,6 +359,7 @@ class Commit:
     def checkpoint(self) -> None:
         """The last change of the target's metadata: from here on it is at the dump's end."""
         self._work.note_by_name()
+        self._work.plan.lacked += self.outcomes.refused()
         for name in self._work.plan.checkpoint:
             there = self._work.target.database(name)
             if self._work.claims:

@@ -19,13 +19,14 @@ from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
+from replicator.core.model import Function
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.report import LoadCounts
 from replicator.core.runtime import Runtime
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
-from replicator.errors import CommitOutcomeUnknown, ObjectNotFound
+from replicator.errors import CommitOutcomeUnknown, ObjectExists, ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import stop_excess
 from replicator.replay.apply.claim import Claims
@@ -37,7 +38,7 @@ from replicator.replay.apply.planning import LoadSettings, compare, plan_load, r
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import prune
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
-from replicator.replay.apply.work import Replay, Work
+from replicator.replay.apply.work import Changed, Replay, Work
 from replicator.replay.copy.staging import sweep_staging
 from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Name, Plan
@@ -158,12 +159,35 @@ def _commit(replay: Replay, commit: Commit, constraints: ConstraintCommit, outco
     commit.flip()
     commit.statistics()
     constraints.add()
-    commit.functions()
+    _functions(replay, commit)
     commit.recycle_left()
     commit.drop_databases()
     _prove(plan, replay.target)
     commit.checkpoint()
     outcome.commit_seconds = round(clocks.monotonic() - began, 3)
+
+
+def _functions(replay: Replay, commit: Commit) -> None:
+    sources = {replica: source for source, replica in replay.plan.placement.databases.items()}
+    for function in replay.plan.put_functions:
+        name = f"{sources[function.db]}.{function.name}"
+        commit.outcomes.attempt(name, _put_function, replay.target, commit.changed, function)
+    for db, name in replay.plan.drop_functions:
+        with suppress(ObjectNotFound):
+            replay.target.drop_function(db, name)
+            commit.changed.count()
+
+
+def _put_function(target: Metastore, changed: Changed, function: Function) -> None:
+    try:
+        target.create_function(function)
+    except ObjectExists:
+        there = {each.name: each for each in target.functions(function.db)}.get(function.name)
+        wanted = msgspec.structs.replace(function, create_time=there.create_time if there else 0)
+        if there == wanted:
+            return
+        target.alter_function(wanted)
+    changed.count()
 
 
 def _prove(plan: Plan, target: Metastore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replicator.core.model import Table
-from replicator.core.not_replicated import PROPERTY, from_property
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
 from replicator.core.table_format import why_not_replicated
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Refused
@@ -104,7 +104,7 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
         return
     name = _target_name(plan, lineage.now)
     there = _existing(plan, lineage.now, target)
-    if reason := _why_left_out(plan, lineage.table):
+    if reason := _why_left_out(plan, lineage.table) or _why_refused(plan, lineage, target):
         plan.left_out.append(LeftOut(lineage, name, there or before, reason))
         return
     shared = plan.sharing.of(lineage.table, before or there)
@@ -132,6 +132,19 @@ def _why_left_out(plan: Plan, table: Table) -> str:
     if plan.as_they_are:
         return ""
     return why_not_replicated(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
+
+
+def _why_refused(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> str:
+    """Why an earlier load did not bring a table: changes alone are not enough to try again, all of it is."""
+    if lineage.complete or (lineage.table and lineage.table.is_view):
+        return ""
+    names = {".".join(called.name) for called in lineage.names}
+    for source, replica in plan.placement.databases.items():
+        database = target[replica].database
+        for each in from_property(database.parameters.get(PROPERTY) if database else None, source):
+            if each.object in names and each.reason.startswith(NOT_TAKEN):
+                return each.reason
+    return ""
 
 
 def _leaving(plan: Plan) -> set[Name]:
@@ -213,18 +226,19 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
 
 
 def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """Views and constraints that the target says it lacks, and of which the range says nothing. A bootstrap says all
-    there is."""
+    """Views, constraints and refused objects that the target says it lacks, and of which the range says nothing. A
+    bootstrap says all there is."""
     if plan.metadata.kind == BOOTSTRAP and plan.squashed.records:
         return
     touched = {called.name for lineage in plan.squashed.lineages for called in lineage.names}
+    touched |= plan.squashed.functions.keys()
     for source, name in plan.placement.databases.items():
         database = target[name].database
         for each in from_property(database.parameters.get(PROPERTY) if database else None, source):
             db, _, name = each.object.partition(".")
-            if each.reason.startswith(NO_VIEW) and (db, name) in touched:
+            if each.reason.startswith((NO_VIEW, NOT_TAKEN)) and (db, name) in touched:
                 continue
-            if each.reason.startswith((NO_VIEW, NO_CONSTRAINT)) and _is_left(plan.squashed, db, name):
+            if each.reason.startswith((NO_VIEW, NO_CONSTRAINT, NOT_TAKEN)) and _is_left(plan.squashed, db, name):
                 plan.lacked.append(each)
 
 

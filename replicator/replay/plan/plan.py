@@ -50,6 +50,11 @@ class TablePlan:
     replaces: Table | None = None
 
     @property
+    def source(self) -> str:
+        """Its name at the source."""
+        return ".".join(self.lineage.now or self.name)
+
+    @property
     def recreated(self) -> bool:
         """Whether nothing of what the target has of it stays: all its files are in the range."""
         return self.lineage.complete and not self.prune
