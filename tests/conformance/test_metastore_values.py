@@ -126,7 +126,9 @@ databases = st.builds(
     parameters=parameters,
     owner=maybe,
     owner_type=owners,
-    extra=st.sampled_from([{}, {"5": {"rec": PRIVILEGES}, "8": {"str": "hive"}, "10": {"str": "file:/m"}}]),
+    managed_location=maybe,
+    connector=maybe,
+    extra=st.sampled_from([{}, {"5": {"rec": PRIVILEGES}, "8": {"str": "hive"}}]),
 )
 tables = st.builds(
     Table,
@@ -265,7 +267,8 @@ def with_unknown(value: Any) -> Any:
 
 
 CALLED = {
-    Database: "locationUri=location ownerName=owner ownerType=owner_type",
+    Database: "locationUri=location ownerName=owner ownerType=owner_type managedLocationUri=managed_location"
+    " connector_name=connector",
     Table: "tableName=name dbName=db createTime=create_time lastAccessTime=last_access_time sd=storage tableType=kind"
     " partitionKeys=partition_keys viewOriginalText=view_original viewExpandedText=view_expanded"
     " rewriteEnabled=rewrite_enabled ownerType=owner_type",
