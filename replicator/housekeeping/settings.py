@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from replicator.core.batches import batched
 from replicator.core.model import Table
 from replicator.core.shadow import is_shadow
-from replicator.core.table_format import ICEBERG, table_format
+from replicator.core.table_format import ICEBERG, Format, table_format
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.text.period import Period, parse_period
@@ -109,8 +109,15 @@ class LifecycleSettings:
 NOTHING = LifecycleSettings()
 
 
+_LISTED: dict[Format, str] = {
+    ICEBERG: "an Iceberg table lists its files itself; use its own expiry of snapshots",
+    "acid": "a transactional table's files belong to transactions; its compactor removes them",
+}
+
+
 def read_settings(table: Table | None, defaults: LifecycleDefaults) -> LifecycleSettings:
-    """Never raises. A view has none, nor has a table whose files are listed in metadata of their own (Iceberg)."""
+    """Never raises. A view has none, nor has a table whose files are listed in metadata of their own (Iceberg,
+    transactional tables)."""
     if table is None or table.is_view or not any(key.startswith("beekeeper.") for key in table.parameters):
         return NOTHING
     given = table.parameters
@@ -122,8 +129,8 @@ def read_settings(table: Table | None, defaults: LifecycleDefaults) -> Lifecycle
     ):
         try:
             wanted = _switch(given, switch)
-            if wanted and table_format(table) == ICEBERG:
-                raise ValueError(f"{switch}: an Iceberg table lists its files itself; use its own expiry of snapshots")
+            if wanted and (why := _LISTED.get(table_format(table))):
+                raise ValueError(f"{switch}: {why}")
             found[lifecycle] = _period(given, key, default, defaults) if wanted else None
         except ValueError as error:
             problems[lifecycle] = str(error)
