@@ -221,7 +221,8 @@ class Constraint(Value, frozen=True, omit_defaults=True):
 
 
 class NotificationEvent(Value, frozen=True, omit_defaults=True):
-    """One row of the metastore's notification log, as sent. `time` is in seconds."""
+    """One row of the metastore's notification log, as sent. `time` is in seconds. `catalog`: None for the one that was
+    asked."""
 
     id: int
     time: int

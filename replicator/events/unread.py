@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from replicator.core.model import NotificationEvent
 
-DEFAULT_CATALOG = "hive"
-
 IRRELEVANT = frozenset(
     {
         "OPEN_TXN",
@@ -40,7 +38,7 @@ transaction."""
 
 def is_irrelevant(event: NotificationEvent) -> bool:
     """Whether it changes nothing that a replica has: by its kind, or because it is of another catalog."""
-    return event.type in IRRELEVANT or (event.catalog or DEFAULT_CATALOG) != DEFAULT_CATALOG
+    return event.type in IRRELEVANT or event.catalog is not None
 
 
 NAMED = 10  # events that are named one by one

@@ -59,6 +59,10 @@ class MetastoreReader(Protocol):
         """A setting of the server; "" when it has none of this name. Servers tell those that begin with `hive`."""
         ...
 
+    def everywhere(self) -> MetastoreReader:
+        """The same metastore with the databases of all catalogs, those of others as `@catalog#database`."""
+        ...
+
     def database_names(self) -> list[str]: ...
 
     def database(self, name: str) -> Database:

@@ -29,6 +29,7 @@ from replicator.errors import (
     ObjectNotFound,
     UsageError,
 )
+from replicator.metastore.catalog_client import bound
 from replicator.metastore.connecting import Connection, Make, Opener, away_hint, shortened
 from replicator.metastore.parallel.traffic import Limit, limit_traffic, traffic_with
 
@@ -118,7 +119,7 @@ class Connections:
             self.close_idle()
         connection = self._connect(make)
         try:
-            return call(connection.client)
+            return call(bound(connection.client, self.config.catalog))
         except (TTransportException, TException) as error:
             raise _translated(what, error) from error
         finally:
@@ -158,7 +159,7 @@ class Connections:
         connection = self._borrow()
         keep = False
         try:
-            answer = call(connection.client)
+            answer = call(bound(connection.client, self.config.catalog))
             keep = True
             return answer
         except TApplicationException as error:

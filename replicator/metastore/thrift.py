@@ -19,6 +19,7 @@ from replicator.core.model import Database, Function, NotificationEvent, Partiti
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore import requests
 from replicator.metastore import values as convert
+from replicator.metastore.catalogs import InCatalog
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
 from replicator.metastore.connection import Connections
 from replicator.metastore.constraint_calls import ConstraintCalls
@@ -41,7 +42,7 @@ def connect(metastore: str | MetastoreConfig) -> ThriftMetastore:
     return ThriftMetastore(metastore)
 
 
-class ThriftMetastore(ConstraintCalls):
+class ThriftMetastore(InCatalog, ConstraintCalls):
     """Implements `client.Metastore`; `timeout` in seconds bounds one answer (None: as configured), `retries` the
     repeats of a read."""
 
@@ -53,6 +54,7 @@ class ThriftMetastore(ConstraintCalls):
         self._connections = Connections(self._config, timeout=limit, retries=retries)
         self._drift = DriftGuard(self._connections)
         self._logs_events = False
+        self._in_catalog(self._config.catalog, timeout=timeout, retries=retries)
         self._answers_whole = True
 
     @property
@@ -72,6 +74,7 @@ class ThriftMetastore(ConstraintCalls):
         return self._config.described()
 
     def close(self) -> None:
+        self._close_others()
         self._connections.close()
 
     def __enter__(self) -> ThriftMetastore:
@@ -109,7 +112,7 @@ class ThriftMetastore(ConstraintCalls):
 
     def next_events(self, after: int, limit: int = EVENT_BATCH, skip: Collection[str] = ()) -> list[NotificationEvent]:
         answer = self._read_log(f"events after {after}", requests.next_events(after, limit, skip))
-        return [convert.event_from_thrift(event) for event in answer.events or ()]
+        return [convert.event_from_thrift(self._own(event)) for event in answer.events or ()]
 
     # --- databases
 
@@ -351,6 +354,7 @@ class ThriftMetastore(ConstraintCalls):
         return self._drift.unknown_fields()
 
     def _read(self, what: str, send: Send) -> Any:
+        self._find_catalog()
         return self._connections.read(what, send)
 
     def _of_table(self, db: str, table: str, what: str, send: Send) -> Any:
@@ -365,6 +369,7 @@ class ThriftMetastore(ConstraintCalls):
             return self._read(f"{what} of {db}.{table}", send)
 
     def _change(self, what: str, send: Send) -> None:
+        self._find_catalog()
         self._connections.change(what, send)
 
     def _seen(self, kind: str, name: str, send: Send) -> Any:

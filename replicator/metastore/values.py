@@ -6,8 +6,8 @@ from a text raises FormatError for one that is not of that object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
@@ -16,18 +16,34 @@ from replicator.core.model import ColumnStatistic, Database, Function, Notificat
 from replicator.metastore.convert.codecs import from_text, from_thrift, partial_shape, to_thrift
 
 CATALOG = "hive"  # the default one, which constraints' calls must name
+T = TypeVar("T")
+
 ENGINE = "hive"  # whose statistics: some 4.x releases require it, older ones skip it
 
-database_from_thrift = from_thrift(Database)
-database_from_text = from_text(Database)
+
+def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], T]:
+    """Which catalog an object is in is a matter of the connection: a value has the default one."""
+    held = {"str": CATALOG}
+
+    def converted(given: Any) -> T:
+        found: Any = convert(given)
+        if found.extra and found.extra.get(field, held) != held:
+            found = msgspec.structs.replace(found, extra={**found.extra, field: held})
+        return found  # type: ignore[no-any-return]
+
+    return converted
+
+
+database_from_thrift = _of_any_catalog(from_thrift(Database), "8")
+database_from_text = _of_any_catalog(from_text(Database), "8")
 database_to_thrift = to_thrift(Database)
-table_from_thrift = from_thrift(Table)
-table_from_text = from_text(Table)
+table_from_thrift = _of_any_catalog(from_thrift(Table), "17")
+table_from_text = _of_any_catalog(from_text(Table), "17")
 table_to_thrift = to_thrift(Table)
-partition_from_thrift = from_thrift(Partition)
-partition_from_text = from_text(Partition)
-function_from_thrift = from_thrift(Function)
-function_from_text = from_text(Function)
+partition_from_thrift = _of_any_catalog(from_thrift(Partition), "9")
+partition_from_text = _of_any_catalog(from_text(Partition), "9")
+function_from_thrift = _of_any_catalog(from_thrift(Function), "9")
+function_from_text = _of_any_catalog(from_text(Function), "9")
 function_to_thrift = to_thrift(Function)
 event_from_thrift = from_thrift(NotificationEvent)
 

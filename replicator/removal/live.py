@@ -15,6 +15,8 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from cmroot.store.local import status_of
 from cmroot.store.place import is_local, local_path
 from cmroot.store.resolve import resolved
@@ -26,6 +28,8 @@ from replicator.events import record as kinds
 from replicator.events.decode import decode
 from replicator.events.reader import read_events
 from replicator.events.record import Change
+from replicator.events.unread import IRRELEVANT
+from replicator.metastore.catalog_client import qualified
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.parallel.side_by_side import tables_with_partitions
 
@@ -68,6 +72,7 @@ class LiveLocations:
         self._metastore = metastore
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
+        self._all = metastore  # with other catalogs, once it was walked
         self._walked, self._cursor, self._seen, self._roles = False, 0, dict[str, int](), dict[str, str]()
 
     def __enter__(self) -> Self:
@@ -155,6 +160,13 @@ class LiveLocations:
             return
         again: set[tuple[str, str]] = set()
         for event in reading.events:
+            if event.catalog is not None and event.type not in IRRELEVANT:
+                tables = decode(msgspec.structs.replace(event, catalog=None)).change.tables
+                if not tables:
+                    self._walk()
+                    return
+                again.update((qualified(event.catalog, db).lower(), name.lower()) for db, name in tables)
+                continue
             change = decode(event).change
             if change.is_marker:
                 continue
@@ -165,9 +177,9 @@ class LiveLocations:
                     return
                 again.add((table[0].lower(), table[1].lower()))
         for event in reading.late:
-            if decode(event).change.is_marker:
+            if event.type in IRRELEVANT:
                 continue
-            if event.db and event.table:
+            if event.db and event.table and event.catalog is None:
                 again.add((event.db.lower(), event.table.lower()))
             else:
                 self._walk()
@@ -185,10 +197,11 @@ class LiveLocations:
         self._seen = read_events(self._metastore, newest, {}).seen if newest else {}
         with self._transaction():
             self._database.execute("delete from place")
-            for db in self._metastore.database_names():
+            self._all = self._metastore.everywhere()
+            for db in self._all.database_names():
                 try:
-                    self._put_database(self._metastore.database(db))
-                    names = self._metastore.table_names(db)
+                    self._put_database(self._all.database(db))
+                    names = self._all.table_names(db)
                 except ObjectNotFound:
                     continue  # dropped meanwhile: the events say so
                 for table, pages in tables_with_partitions(self._metastore, db, names):
@@ -201,7 +214,7 @@ class LiveLocations:
         with self._transaction():
             self._forget(db, name)
             try:
-                table = self._metastore.table(db, name)
+                table = self._all.table(db, name)
                 self._put_table(table)
                 self._put_partitions_of(table)
             except ObjectNotFound:
@@ -258,7 +271,7 @@ class LiveLocations:
     def _put_partitions_of(self, table: Table) -> None:
         if not table.is_partitioned:
             return
-        for batch in self._metastore.all_partitions(table.db, table.name):
+        for batch in self._all.all_partitions(table.db, table.name):
             self._put_partitions(table, batch)
 
     def _put_partitions(self, table: Table, batch: Sequence[Partition]) -> None:

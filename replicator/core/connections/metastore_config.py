@@ -47,7 +47,8 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the default cache. user: the identity to act as; with "plain" the user's name. password, token, jwt, key_password:
     references to secrets. protection: the least of the connection's SASL layer. tls: with ca, certificate and key as
     PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
-    max_connections, max_calls_per_second: of one process.
+    max_connections, max_calls_per_second: of one process. catalog: whose databases are meant, on Hive 3 and newer;
+    None: the server's default one.
     """
 
     uri: str
@@ -75,6 +76,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer_timeout: str | int | None = None
     max_connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_calls_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    catalog: str | None = None
 
     @property
     def addresses(self) -> list[Address]:
@@ -102,6 +104,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "client certificate" if self.certificate else "",
             "framed" if self.transport == "framed" else "",
             "compact" if self.protocol == "compact" else "",
+            f"catalog {self.catalog}" if self.catalog else "",
         ]
         return ", ".join(filter(None, parts))
 

@@ -26,6 +26,7 @@ def _get(request: str, answer: str) -> tuple[Rows, Rows]:
 
 # name -> the fields of its arguments, and of its result
 METHODS: dict[str, tuple[Rows, Rows]] = {
+    "get_catalogs": ({}, {0: "GetCatalogsResponse success", 1: "MetaException o1"}),
     "get_unique_constraints": _get("UniqueConstraintsRequest", "UniqueConstraintsResponse"),
     "get_not_null_constraints": _get("NotNullConstraintsRequest", "NotNullConstraintsResponse"),
     "get_default_constraints": _get("DefaultConstraintsRequest", "DefaultConstraintsResponse"),
@@ -44,7 +45,7 @@ def method(name: str, *arguments: Any) -> Callable[[Any], Any]:
     server that lacks it; the connection stays in step."""
     sent, answered = structs(name)
     values = dict(zip((row[2] for row in sent.thrift_spec if row), arguments, strict=True))
-    return lambda client: _call(client, name, sent(**values), answered())
+    return lambda client: _call(client, name, _into_catalog(client, sent(**values)), answered())
 
 
 @cache
@@ -52,6 +53,12 @@ def structs(name: str) -> tuple[type[Any], type[Any]]:
     """The classes of a method's arguments and of its result."""
     arguments, result = METHODS[name]
     return fields.struct(f"{name}_args", arguments), fields.struct(f"{name}_result", result)
+
+
+def _into_catalog(client: Any, arguments: Any) -> Any:
+    """As a client that is bound to a catalog sends them."""
+    bind = getattr(client, "into_catalog", None)
+    return bind(arguments) if bind else arguments
 
 
 def _call(client: Any, name: str, arguments: Any, result: Any) -> Any:

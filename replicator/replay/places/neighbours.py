@@ -78,6 +78,7 @@ class Neighbours:
     def __init__(self, target: MetastoreReader, *, shadows: bool = False) -> None:
         """shadows: whether what drills made counts. It shows the replica's own files, and goes with them."""
         self._target, self._shadows = target, shadows
+        self._all = target  # with other catalogs, once it was read
         self._at: dict[str, list[Occupant]] = {}
         self._places: dict[Name, set[str]] = {}  # of a table and its partitions
         self._depth: dict[Name, int] = {}  # number of partition keys
@@ -193,8 +194,8 @@ class Neighbours:
 
     def _partitions(self, name: Name, names: Sequence[str]) -> Iterator[tuple[str, Partition]]:
         with contextlib.suppress(ObjectNotFound):
-            keys = self._target.table(*name).partition_keys if names else ()
-            for page in self._target.partitions(*name, names) if names else ():
+            keys = self._all.table(*name).partition_keys if names else ()
+            for page in self._all.partitions(*name, names) if names else ():
                 yield from ((partition_name(keys, each.values), each) for each in page)
 
     # ---- reading --------------------------------------------------------------------------------------------------
@@ -202,7 +203,8 @@ class Neighbours:
     def _refresh(self) -> None:
         if not self._read:
             self._again.clear()
-            for db in self._target.database_names():
+            self._all = self._target.everywhere()
+            for db in self._all.database_names():
                 self._add_tables(db)
             self._read = True
         elif self._again:
@@ -227,13 +229,13 @@ class Neighbours:
     def _add_tables(self, db: str, names: Sequence[str] | None = None) -> None:
         """names: None for all."""
         with contextlib.suppress(ObjectNotFound):
-            database = self._target.database(db)
+            database = self._all.database(db)
             if is_shadow(database) and not self._shadows:
                 return
             role = mark_of(database.parameters, db, repair=True)
-            names = self._target.table_names(db) if names is None else names
+            names = self._all.table_names(db) if names is None else names
             for some in batched(names, _TABLES):
-                for table in self._target.tables(db, some):
+                for table in self._all.tables(db, some):
                     if not table.is_view:
                         self._add_table(table, role)
 
@@ -246,8 +248,8 @@ class Neighbours:
             self._add(Occupant(*name, "", "", key), table.location)
         if table.is_partitioned and not is_noted(table, role):
             with contextlib.suppress(ObjectNotFound):
-                names = self._target.partition_names(*name)
-                for page in self._target.partitions(*name, names):
+                names = self._all.partition_names(*name)
+                for page in self._all.partitions(*name, names):
                     for partition in page:
                         self._add_partition(table, partition)
                 if len(names) > PARTITION_BATCH and not any(
