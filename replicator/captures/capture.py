@@ -19,6 +19,7 @@ from cmroot.log.captured import sweep_log
 from cmroot.log.intercepted import undecided_since
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import changed_directories
+from replicator.captures.catalog import bind_catalog
 from replicator.captures.constraining import (
     children_now,
     completed,
@@ -80,10 +81,12 @@ class CaptureSettings:
 
 def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings, runtime: Runtime) -> Captured:
     """Brings the captured log up to now. May run again at any time, also after a crash. Raises BootstrapNeeded for
-    lost events, KeepError when a store can keep nothing, UsageError for `empty` objects that are not captured."""
+    lost events, Refused for a root of another catalog, KeepError when a store can keep nothing, UsageError for `empty`
+    objects that are not captured."""
     began = clocks.monotonic()
     with acquire(root.place, "capture") as lease:
         lease.check()
+        bind_catalog(root.place, source.bound_catalog)
         sweep_incoming(root.place)
         sweep_log(root.place, lease)
         with open_manifest(root) as manifest:

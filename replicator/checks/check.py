@@ -240,9 +240,9 @@ class _Check:
     def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:
         beside = [other for other in others if same_metastore(other.target, self.policy.target)]
         existing: dict[str, list[str]] = {}
-        for uri, config in {other.source: other.source_metastore for other in (*beside, self.policy)}.items():
+        for uri, config in {other.source_key: other.source_metastore for other in (*beside, self.policy)}.items():
             try:
-                if uri == self.policy.source:
+                if uri == self.policy.source_key:
                     existing[uri] = source.database_names()
                     continue
                 with connect(config) as metastore:

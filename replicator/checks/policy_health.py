@@ -110,7 +110,7 @@ def judge_overlaps(policy: Policy, others: Iterable[Policy], existing: dict[str,
             "overlap", "unknown", f"policy {other.name}: its source {other.source} does not answer", "check it, too"
         )
         for other in beside
-        if other.source not in existing
+        if other.source_key not in existing
     ]
     for other in beside:
         for overlap in overlaps([policy, other], existing):

@@ -12,6 +12,7 @@ from replicator.cli.options import (
     Duration,
     Session,
     all_databases_option,
+    catalog_option,
     cmroot_option,
     db_option,
     deep_option,
@@ -33,6 +34,7 @@ from replicator.core.not_replicated import PARTIAL
 @click.command()
 @of_policy_argument
 @source_option
+@catalog_option
 @cmroot_option
 @db_option
 @all_databases_option

@@ -9,6 +9,7 @@ import click
 
 from replicator.cli.options import (
     Session,
+    catalog_option,
     cmroot_option,
     deep_option,
     dry_run_option,
@@ -35,6 +36,7 @@ from replicator.dumps.preview import DumpPlan
 @click.command()
 @of_policy_argument
 @source_option
+@catalog_option
 @cmroot_option
 @click.option("--out", required=True, metavar="PLACE", help="The dump's directory, new or empty.")
 @click.option("--db", multiple=True, metavar="NAME", help="A database to dump; repeatable.")

@@ -20,6 +20,7 @@ from replicator.cli.options import (
     of_policy_option,
     pass_session,
     rename_option,
+    target_catalog_option,
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
@@ -34,6 +35,7 @@ from replicator.replay.apply.pricing import CHANGES, LoadPlan
 @click.argument("dump", metavar="DUMP")
 @of_policy_option
 @target_option
+@target_catalog_option
 @click.option(
     "--warehouse",
     metavar="PLACE",

@@ -126,6 +126,10 @@ of_policy_option = click.option(
     "--policy", metavar="POLICY", help="Policy that provides all metastores, roots and databases not given as options."
 )
 METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
+catalog_option = click.option("--catalog", metavar="NAME", help="The source's catalog (Hive 3 and newer).")
+target_catalog_option = click.option(
+    "--target-catalog", metavar="NAME", help="The target's catalog (Hive 3 and newer)."
+)
 source_option = click.option("--source", metavar="METASTORE", help=f"The source: {METASTORE}")
 target_option = click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
 cmroot_option = click.option("--cmroot", metavar="PLACE", help="The source's change-management root.")

@@ -12,6 +12,7 @@ import click
 from replicator.cli.brake import removal_options
 from replicator.cli.options import (
     Session,
+    catalog_option,
     cmroot_option,
     dry_run_option,
     engine_options,
@@ -25,6 +26,7 @@ from replicator.cli.options import (
     pass_session,
     rename_option,
     source_option,
+    target_catalog_option,
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
@@ -38,7 +40,9 @@ DIFFERENT = 4
 @click.command()
 @of_policy_argument
 @source_option
+@catalog_option
 @target_option
+@target_catalog_option
 @cmroot_option
 @click.option(
     "--target-cmroot",

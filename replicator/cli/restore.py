@@ -17,6 +17,7 @@ from replicator.cli.options import (
     json_option,
     of_policy_argument,
     pass_session,
+    target_catalog_option,
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
@@ -35,6 +36,7 @@ from replicator.pitr.restore import Restored
 )
 @click.option("--to", required=True, metavar="X", help="The recovery point: an event id, or a time (UTC).")
 @target_option
+@target_catalog_option
 @click.option("--into", metavar="NAME", help="The database to create; default: DB_restored_EVENT.")
 @click.option(
     "--warehouse",

@@ -10,6 +10,7 @@ import click
 from replicator.cli.options import (
     Session,
     Size,
+    catalog_option,
     engine_options,
     exclude_option,
     formats_option,
@@ -20,6 +21,7 @@ from replicator.cli.options import (
     pass_session,
     rename_option,
     source_option,
+    target_catalog_option,
     target_option,
 )
 from replicator.cli.output import count_text, duration_text, emit, shortened, size_text, took
@@ -36,7 +38,9 @@ DIFFERENT = 4
 @click.command()
 @of_policy_argument
 @source_option
+@catalog_option
 @target_option
+@target_catalog_option
 @click.option("--db", multiple=True, metavar="NAME", help="A database, by its source name; repeatable.")
 @rename_option
 @map_option

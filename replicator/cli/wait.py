@@ -10,9 +10,11 @@ from replicator.cli.options import (
     METASTORE,
     Duration,
     Session,
+    catalog_option,
     json_option,
     of_policy_argument,
     pass_session,
+    target_catalog_option,
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, took
@@ -22,6 +24,8 @@ from replicator.commands.wait import wait as run
 @click.command()
 @of_policy_argument
 @target_option
+@target_catalog_option
+@catalog_option
 @click.option("--db", metavar="NAME", help="The database, by its name on the target; default: all of the policy.")
 @click.option("--source", metavar="METASTORE", help=f"For --until-lag. The source: {METASTORE}")
 @click.option(

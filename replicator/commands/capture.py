@@ -27,6 +27,7 @@ class CaptureOptions(OfPolicy):
     """Arguments:
 
     source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog: whose databases are meant, on Hive 3 and newer; None: the server's default one.
     cmroot: the source's change-management root; made where there is none.
     db: a database to capture from now on, or several; none: those captured already, of a new root all there are.
     all_databases: capture every database that the metastore has now.
@@ -44,6 +45,7 @@ class CaptureOptions(OfPolicy):
 
     policy: str | None = field(default=None, kw_only=False)
     source: Where = ""
+    catalog: str | None = None
     cmroot: str = ""
     db: str | Sequence[str] = ()
     all_databases: bool = False

@@ -27,6 +27,7 @@ class DumpOptions(Selecting):
     """Arguments:
 
     source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog: whose databases are meant, on Hive 3 and newer; None: the server's default one.
     cmroot: the source's change-management root; made where there is none.
     out: the dump's directory, new or empty.
     db: a database, or several.
@@ -49,6 +50,7 @@ class DumpOptions(Selecting):
 
     policy: str | None = field(default=None, kw_only=False)
     source: Where = ""
+    catalog: str | None = None
     cmroot: str = ""
     out: str
     db: str | Sequence[str] = ()

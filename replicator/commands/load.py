@@ -25,6 +25,7 @@ class LoadOptions(Braked, OfPolicy):
 
     dump: the finished dump's directory.
     target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
+    target_catalog: the target's, on Hive 3 and newer; None: the server's default one.
     warehouse: where the target's databases lie; None: its default database's directory.
     target_cmroot: the target's change-management root, for what the load replaces; None: .cmroot in the warehouse.
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
@@ -48,6 +49,7 @@ class LoadOptions(Braked, OfPolicy):
     dump: str = field(kw_only=False)
     policy: str | None = None
     target: Where = ""
+    target_catalog: str | None = None
     warehouse: str | None = None
     target_cmroot: str | None = None
     rename_db: Mapping[str, str] | Sequence[str] = ()

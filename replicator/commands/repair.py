@@ -24,6 +24,7 @@ class RepairOptions(Braked, Selecting):
     """Arguments:
 
     source, target: their metastores: a thrift URI, several separated by commas, or a configured name.
+    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
     cmroot: the source's change-management root.
     target_cmroot: the target's own root, for what the repair takes away; None: .cmroot in the warehouse.
     db: the database, by its source name; none: all of the policy, and the report is a list.
@@ -49,6 +50,8 @@ class RepairOptions(Braked, Selecting):
     policy: str | None = field(default=None, kw_only=False)
     source: Where = ""
     target: Where = ""
+    catalog: str | None = None
+    target_catalog: str | None = None
     cmroot: str = ""
     target_cmroot: str | None = None
     db: str | Sequence[str] = ()

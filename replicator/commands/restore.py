@@ -29,6 +29,7 @@ class RestoreOptions(OfPolicy):
     table: only this table, or these, by their names then.
     to: the moment: an event id, or a time (UTC).
     target: the metastore that gets it: a thrift URI, several separated by commas, or a configured name.
+    target_catalog: the target's, on Hive 3 and newer; None: the server's default one.
     into: the database to make; None: <db>_restored_<event>.
     warehouse: where it is made; None: the target's default database's directory.
     target_cmroot: the target's own root, for what is replaced; None: .cmroot in the warehouse.
@@ -49,6 +50,7 @@ class RestoreOptions(OfPolicy):
     table: str | Sequence[str] = ()
     to: str | int
     target: Where = ""
+    target_catalog: str | None = None
     into: str | None = None
     warehouse: str | None = None
     target_cmroot: str | None = None

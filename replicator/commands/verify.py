@@ -23,6 +23,7 @@ class VerifyOptions(Selecting):
     """Arguments:
 
     source, target: their metastores: a thrift URI, several separated by commas, or a configured name.
+    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
     db: a database, or several, by their names at the source.
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
     map_location: prefixes of places on the target by those at the source, likewise.
@@ -40,6 +41,8 @@ class VerifyOptions(Selecting):
     policy: str | None = field(default=None, kw_only=False)
     source: Where = ""
     target: Where = ""
+    catalog: str | None = None
+    target_catalog: str | None = None
     db: str | Sequence[str] = ()
     rename_db: Mapping[str, str] | Sequence[str] = ()
     map_location: Mapping[str, str] | Sequence[str] = ()

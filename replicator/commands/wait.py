@@ -22,6 +22,7 @@ class WaitOptions(OfPolicy):
     """Arguments:
 
     target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
     db: the database, by its name on the target; none: all of the policy, and the report is of the last one.
     source: the source's metastore, for until_lag.
     until_event: until the target has this event of the source.
@@ -35,6 +36,8 @@ class WaitOptions(OfPolicy):
     target: Where = ""
     db: str | Sequence[str] = ()
     source: Where = ""
+    catalog: str | None = None
+    target_catalog: str | None = None
     until_event: Natural | None = None
     until_lag: timedelta | None = None
     timeout: timedelta = timedelta(minutes=10)

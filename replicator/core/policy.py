@@ -86,6 +86,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     target_metastore: MetastoreConfig
 
     @property
+    def source_key(self) -> str:
+        """The source's URI, and its catalog where it names one."""
+        catalog = self.source_metastore.catalog
+        return f"{self.source}#{catalog}" if catalog else self.source
+
+    @property
+    def target_catalog(self) -> str:
+        return self.target_metastore.catalog or ""
+
+    @property
     def slot(self) -> str:
         """The name of its slot in the source's `$cmroot`."""
         return self.name
@@ -121,16 +131,16 @@ def matching_databases(policy: Policy, existing: Iterable[str]) -> list[str]:
 
 
 def overlaps(policies: Sequence[Policy], existing: Mapping[str, Iterable[str]]) -> list[Overlap]:
-    """Pairs of policies that write one database of one target. `existing`: the databases of each source, by its URI
-    (`Policy.source`); a source that is not there has none."""
+    """Pairs of policies that write one database of one target. `existing`: the databases of each source, by
+    `Policy.source_key`; a source that is not there has none."""
     names = {uri: list(found) for uri, found in existing.items()}
     written = {
-        policy.name: {policy.target_name(db): db for db in matching_databases(policy, names.get(policy.source, ()))}
+        policy.name: {policy.target_name(db): db for db in matching_databases(policy, names.get(policy.source_key, ()))}
         for policy in policies
     }
     found = []
     for one, other in combinations(policies, 2):
-        if not same_metastore(one.target, other.target):
+        if not same_metastore(one.target, other.target) or one.target_catalog != other.target_catalog:
             continue
         for db in sorted(written[one.name].keys() & written[other.name].keys()):
             sources = written[one.name][db], written[other.name][db]
@@ -176,6 +186,8 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     source: str
     target: str
+    catalog: str | None = None
+    target_catalog: str | None = None
     databases: str | list[str]
     cmroot: str
     target_cmroot: str
@@ -215,8 +227,8 @@ def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreCon
     except msgspec.ValidationError as error:
         raise ConfigError(f"policies.{name}: {_reported(str(error))}", hint=f"keys: {', '.join(KEYS)}") from error
     reading = _Reading(name)
-    source = reading.key("source", metastore, written.source)
-    target = reading.key("target", metastore, written.target)
+    source = _in(reading.key("source", metastore, written.source), written.catalog)
+    target = _in(reading.key("target", metastore, written.target), written.target_catalog)
     policy = Policy(
         name=name,
         source=source.uri,
@@ -247,6 +259,10 @@ def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreCon
     )
     _fits_together(reading, policy)
     return policy
+
+
+def _in(metastore: MetastoreConfig, catalog: str | None) -> MetastoreConfig:
+    return metastore if catalog is None else msgspec.structs.replace(metastore, catalog=catalog)
 
 
 def _fits_together(reading: _Reading, policy: Policy) -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
+from replicator.captures.catalog import refuse_other_catalog
 from replicator.core.connections.gateway_config import check_gateway
 from replicator.core.connections.metastore_config import DEFAULT_PORT
 from replicator.core.following import INTERRUPTED, TERMINATED, Stop, Terminated
@@ -79,6 +80,7 @@ def opened(
     Raises NotificationLogOff for a metastore whose drops no capture would see, LeaseHeld when another gateway works on
     the root (there may be one), UsageError for an address that cannot be had."""
     upstream.current_event_id()
+    refuse_other_catalog(root.place, upstream.bound_catalog)
     with contextlib.ExitStack() as lease:
         lease.enter_context(acquire(join(root.place, LEASE), "gateway"))
         gateway = Gateway(upstream, root, listen, settings)

@@ -36,6 +36,11 @@ class InCatalog:
         self._catalog, self._found, self._options = catalog, catalog is None, options
         self._others: dict[str, Any] = {}
 
+    @property
+    def bound_catalog(self) -> str | None:
+        """The catalog that was asked for; None: the server's default one."""
+        return self._catalog
+
     @cached_property
     def catalog(self) -> str:
         """The one whose databases this handle knows."""

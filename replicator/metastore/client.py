@@ -59,6 +59,11 @@ class MetastoreReader(Protocol):
         """A setting of the server; "" when it has none of this name. Servers tell those that begin with `hive`."""
         ...
 
+    @property
+    def bound_catalog(self) -> str | None:
+        """The catalog that was asked for; None: the server's default one."""
+        ...
+
     def everywhere(self) -> MetastoreReader:
         """The same metastore with the databases of all catalogs, those of others as `@catalog#database`."""
         ...

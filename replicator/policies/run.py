@@ -167,7 +167,7 @@ def look(sides: Sides, remembered: RememberedScope | None) -> Direction:
         each for each in sides.others if each.name != policy.name and same_metastore(each.target, policy.target)
     ]
     if background:
-        names = {policy.source: [pair.known_as for pair in direction.matching]}
+        names = {policy.source_key: [pair.known_as for pair in direction.matching]}
         for other in background:
             refuse_overlaps([policy, other], names)
     return direction

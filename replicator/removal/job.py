@@ -24,6 +24,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 from cmroot.lease import Lease, acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
+from replicator.captures.catalog import refuse_other_catalog
 from replicator.core.runtime import Runtime
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
@@ -55,6 +56,8 @@ class Job(ABC, Generic[Page, Done]):
     warnings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if self.metastore:
+            refuse_other_catalog(self.root.place, self.metastore.bound_catalog)
         self.live = LiveLocations(self.metastore) if self.metastore else Unregistered()
         if self.metastore:
             self.metastore = checked(self.metastore, self.check)

@@ -204,7 +204,7 @@ class LiveLocations:
                     names = self._all.table_names(db)
                 except ObjectNotFound:
                     continue  # dropped meanwhile: the events say so
-                for table, pages in tables_with_partitions(self._metastore, db, names):
+                for table, pages in tables_with_partitions(self._all, db, names):
                     self._put_table(table)
                     for batch in pages:
                         self._put_partitions(table, batch)

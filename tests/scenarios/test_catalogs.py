@@ -10,9 +10,12 @@ import pytest
 from hive_metastore import ttypes
 from newer_calls import newer_client
 from plain_tables import PlainDatabase
+from policies import Replication
 
+from replicator import capture, dump, verify
+from replicator.captures.catalog import refuse_other_catalog
 from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.errors import ObjectNotFound
+from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.removal.live import LiveLocations
@@ -73,3 +76,62 @@ def test_a_server_without_the_catalog_is_refused(source_metastore: Running, hive
                 metastore.database_names()
             with pytest.raises(ObjectNotFound, match="has no catalog elsewhere"):
                 metastore.drop_database("default")
+
+
+def test_a_policy_replicates_one_catalog_into_another(hives: Hives, tmp_path: Path) -> None:
+    source, target = hives("4.2"), hives("4.2", "target")
+    here, there = in_catalog(source, tmp_path / "one"), in_catalog(target, tmp_path / "two")
+    pair = Replication(source, target, tmp_path, catalog=here.catalog, target_catalog=there.catalog)
+    name = f"{pair.name}_a"
+    beside = PlainDatabase(pair.source, name, tmp_path / "beside")
+    replica_beside = PlainDatabase(pair.target, name, tmp_path / "replica_beside")
+    for each in (beside, replica_beside):
+        each.create()
+        each.table("t", {"first": "another"})
+        each.table("only_here", {"first": "another"})
+    pair.source, pair.target = here, there
+    pair.db("a").table("t", {"first": "1"})
+    pair.db("a").partitioned("days", {"1": {"x": "one"}, "2": {"x": "two"}})
+    assert pair.sync().records > 0
+    pair.is_same()
+    pair.db("a").write("t", {"second": "2"})
+    pair.db("a").table("u", {"third": "3"})
+    here.drop_partitions(name, "days", ["p=1"])
+    beside.metastore.drop_table(name, "only_here")  # of the other catalog: it concerns nobody
+    untouched = [each.everything() for each in (beside, replica_beside)]
+    pair.sync()
+    pair.is_same()
+    assert there.partition_names(name, "days") == ["p=2"]
+    assert "only_here" not in there.table_names(name)
+    assert [beside.everything(), replica_beside.everything()] == untouched
+    compared = verify(pair.name, config=str(pair.config()), engine="local")
+    assert compared.status == "same"
+    for unbound, root in (
+        (beside.metastore, pair.keys["cmroot"]),
+        (replica_beside.metastore, pair.keys["target_cmroot"]),
+    ):
+        with pytest.raises(Refused, match="is the root of catalog c"):
+            refuse_other_catalog(root, unbound.bound_catalog)
+    with pytest.raises(Refused, match="is the root of catalog"):
+        capture(source=source.uri, cmroot=pair.keys["cmroot"], engine="local")
+
+
+def test_a_root_is_of_one_catalog(hives: Hives, tmp_path: Path) -> None:
+    source = hives("4.2")
+    other = in_catalog(source, tmp_path)
+    name = f"db_{uuid.uuid4().hex[:8]}"
+    own = PlainDatabase(connect(source.uri), name, tmp_path / "own")
+    own.create()
+    own.table("t", {"first": "1"})
+    theirs = PlainDatabase(other, name, tmp_path / "theirs")
+    theirs.create()
+    theirs.table("u", {"first": "1"})
+    roots = [str(tmp_path / each) for each in ("own_root", "their_root")]
+    capture(source=source.uri, cmroot=roots[0], db=[name], engine="local")
+    capture(source=source.uri, catalog=other.catalog, cmroot=roots[1], db=[name], engine="local")
+    dumps = [str(tmp_path / each) for each in ("own_dump", "their_dump")]
+    dump(out=dumps[0], source=source.uri, cmroot=roots[0], db=[name], engine="local")
+    dump(out=dumps[1], source=source.uri, catalog=other.catalog, cmroot=roots[1], db=[name], engine="local")
+    for root, catalog in ((roots[0], other.catalog), (roots[1], None)):
+        with pytest.raises(Refused, match="is the root of catalog"):
+            capture(source=source.uri, catalog=catalog, cmroot=root, engine="local")

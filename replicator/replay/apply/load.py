@@ -19,6 +19,7 @@ from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
+from replicator.captures.catalog import bind_catalog
 from replicator.core.model import Function
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.report import LoadCounts
@@ -84,6 +85,7 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
     root = create_or_open(roots.target).place
     with acquire(root, "load") as lease:
         lease.check()
+        bind_catalog(root, target.bound_catalog)
         sweep_incoming(root)
         sweep_staging(root)
         plan = plan_load(reader, target, options)
