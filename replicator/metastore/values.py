@@ -34,24 +34,36 @@ def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], 
     return converted
 
 
+def _of_no_catalog(convert: Callable[[Any], Any], field: str = "catName") -> Callable[[Any], Any]:
+    """What is sent is in the server's default catalog, if the connection does not name one."""
+
+    def converted(given: Any) -> Any:
+        struct = convert(given)
+        setattr(struct, field, None)
+        return struct
+
+    return converted
+
+
 database_from_thrift = _of_any_catalog(from_thrift(Database), "8")
 database_from_text = _of_any_catalog(from_text(Database), "8")
-database_to_thrift = to_thrift(Database)
+database_to_thrift = _of_no_catalog(to_thrift(Database), "catalogName")
 table_from_thrift = _of_any_catalog(from_thrift(Table), "17")
 table_from_text = _of_any_catalog(from_text(Table), "17")
-table_to_thrift = to_thrift(Table)
+table_to_thrift = _of_no_catalog(to_thrift(Table))
 partition_from_thrift = _of_any_catalog(from_thrift(Partition), "9")
 partition_from_text = _of_any_catalog(from_text(Partition), "9")
 function_from_thrift = _of_any_catalog(from_thrift(Function), "9")
 function_from_text = _of_any_catalog(from_text(Function), "9")
-function_to_thrift = to_thrift(Function)
+function_to_thrift = _of_no_catalog(to_thrift(Function))
+_partition_to_thrift = _of_no_catalog(to_thrift(Partition))
 event_from_thrift = from_thrift(NotificationEvent)
 
 _read_place = partial_shape(Partition, frozenset({"values", "storage", "location"}))
 
 
 def partition_to_thrift(db: str, table: str, partition: Partition) -> Any:
-    struct = to_thrift(Partition)(partition)
+    struct = _partition_to_thrift(partition)
     struct.dbName, struct.tableName = db, table
     return struct
 

@@ -269,7 +269,7 @@ def objects(metastore: ThriftMetastore, db: str, events: Events) -> dict[str, An
 
 def newer(type_: str, **message: Any) -> NotificationEvent:
     about = {"server": "", "servicePrincipal": "", "timestamp": 1, **message}
-    event = NotificationEvent(id=1, time=1, type=type_, db=message.get("db"), message=json.dumps(about), catalog="hive")
+    event = NotificationEvent(id=1, time=1, type=type_, db=message.get("db"), message=json.dumps(about))
     return packed(event)
 
 
