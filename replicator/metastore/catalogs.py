@@ -118,9 +118,9 @@ class Everywhere:
         metastore, own = self._at(db)
         return _renamed(metastore.table(own, name), db)
 
-    def tables(self, db: str, names: Sequence[str]) -> list[Table]:
+    def tables(self, db: str, names: Sequence[str], refused: dict[str, str] | None = None) -> list[Table]:
         metastore, own = self._at(db)
-        return [_renamed(each, db) for each in metastore.tables(own, names)]
+        return [_renamed(each, db) for each in metastore.tables(own, names, refused)]
 
     def partition_names(self, db: str, table: str) -> list[str]:
         metastore, own = self._at(db)
