@@ -19,7 +19,6 @@ from cmroot.log.captured import sweep_log
 from cmroot.log.intercepted import undecided_since
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import changed_directories
-from replicator.captures.catalog import bind_catalog
 from replicator.captures.constraining import (
     children_now,
     completed,
@@ -49,6 +48,7 @@ from replicator.events.compare import same_database
 from replicator.events.decode import decode
 from replicator.events.reader import read_events
 from replicator.events.record import Change
+from replicator.events.root_catalog import bind_catalog
 from replicator.events.scope import changes_in_scope
 from replicator.events.unread import UnreadEvents
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader

@@ -16,12 +16,12 @@ from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.captures.catalog import refuse_other_catalog
 from replicator.core.connections.gateway_config import check_gateway
 from replicator.core.connections.metastore_config import DEFAULT_PORT
 from replicator.core.following import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.core.report import Report
 from replicator.errors import UsageError
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.gateways.drops import Counts, Drops
 from replicator.gateways.relay import LARGE_AT_ONCE, Connection
 from replicator.gateways.security import check_risks, make_asked, make_door, make_tokens

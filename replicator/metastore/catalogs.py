@@ -17,9 +17,9 @@ from thrift.Thrift import TApplicationException
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database, Partition, Table
 from replicator.errors import MetastoreError, ObjectNotFound
-from replicator.metastore.catalog_client import qualified
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.connection import Connections
+from replicator.metastore.convert.catalog_client import qualified
 from replicator.metastore.convert.methods import method
 from replicator.metastore.requests import Send
 from replicator.metastore.values import CATALOG

@@ -29,8 +29,8 @@ from replicator.errors import (
     ObjectNotFound,
     UsageError,
 )
-from replicator.metastore.catalog_client import bound
 from replicator.metastore.connecting import Connection, Make, Opener, away_hint, shortened
+from replicator.metastore.convert.catalog_client import bound
 from replicator.metastore.parallel.traffic import Limit, limit_traffic, traffic_with
 
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from typing import ClassVar, Generic, Self, TypeVar
 from cmroot.lease import Lease, acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.captures.catalog import refuse_other_catalog
 from replicator.core.runtime import Runtime
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.removal.audit import begin_audit

@@ -29,8 +29,8 @@ from replicator.events.decode import decode
 from replicator.events.reader import read_events
 from replicator.events.record import Change
 from replicator.events.unread import IRRELEVANT
-from replicator.metastore.catalog_client import qualified
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.convert.catalog_client import qualified
 from replicator.metastore.parallel.side_by_side import tables_with_partitions
 
 DATABASE, HOME, DATA = "database", "home", "data"

@@ -13,9 +13,9 @@ from plain_tables import PlainDatabase
 from policies import Replication
 
 from replicator import capture, dump, verify
-from replicator.captures.catalog import refuse_other_catalog
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import ObjectNotFound, Refused
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.removal.live import LiveLocations

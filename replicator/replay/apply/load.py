@@ -19,7 +19,6 @@ from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
-from replicator.captures.catalog import bind_catalog
 from replicator.core.model import Function
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.report import LoadCounts
@@ -28,6 +27,7 @@ from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
 from replicator.errors import CommitOutcomeUnknown, ObjectExists, ObjectNotFound
+from replicator.events.root_catalog import bind_catalog
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import stop_excess
 from replicator.replay.apply.claim import Claims
