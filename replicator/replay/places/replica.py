@@ -7,8 +7,10 @@ server sets (creation times) stay as they came and are not compared.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -89,8 +91,24 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
         parameters=parameters | mark.parameters(),
         view_original=rename_databases(table.view_original, placement.databases),
         view_expanded=rename_databases(table.view_expanded, placement.databases),
-        extra={key: value for key, value in table.extra.items() if key not in _SERVERS_OWN_FIELDS},
+        extra=_extra(table.extra, placement.databases),
     )
+
+
+def _extra(extra: Mapping[str, Any], databases: Mapping[str, str]) -> dict[str, Any]:
+    """What of a table only newer servers know; a materialized view's creation metadata names databases."""
+    kept = {key: value for key, value in extra.items() if key not in _SERVERS_OWN_FIELDS}
+    for key in kept.keys() & _CREATION:
+        made = copy.deepcopy(kept[key])
+        fields = made["rec"]
+        structs = [fields, *(each["1"]["rec"] for each in fields.get("7", {"lst": ("rec", 0)})["lst"][2:])]
+        for each in structs:  # its own, and those of the tables that it reads: field 2 is the database in both
+            each["2"]["str"] = databases.get(each["2"]["str"], each["2"]["str"])
+        if "4" in fields:
+            named = (name.partition(".") for name in fields["4"]["set"][2:])
+            fields["4"]["set"][2:] = [f"{databases.get(db, db)}{dot}{name}" for db, dot, name in named]
+        kept[key] = made
+    return kept
 
 
 def replica_partition(partition: Partition, table: Table, placement: Placement, *, shared: bool = False) -> Partition:
@@ -113,6 +131,7 @@ def replica_statistics(statistics: Statistics, placement: Placement) -> Statisti
     return msgspec.structs.replace(statistics, db=placement.database(statistics.db))
 
 
+_CREATION = ids("Table", "creationMetadata")
 _SERVERS_OWN_FIELDS = ids("Table", "catName", "writeId", "id", "txnId")  # since Hive 3 and 4
 
 
