@@ -117,6 +117,9 @@ class Warehouse:
             if self.calls < 0:
                 raise Cut
 
+    def everywhere(self) -> Warehouse:
+        return self
+
     def database_names(self) -> list[str]:
         return [DB]
 
