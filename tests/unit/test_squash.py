@@ -117,9 +117,6 @@ class Warehouse:
             if self.calls < 0:
                 raise Cut
 
-    def everywhere(self) -> Warehouse:
-        return self
-
     def database_names(self) -> list[str]:
         return [DB]
 
@@ -259,6 +256,9 @@ class AsReader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._warehouse, name)
+
+    def everywhere(self) -> AsReader:
+        return self
 
     def tables(self, db: str, names: Sequence[str]) -> list[Table]:
         return self._warehouse.tables_named(names)
