@@ -13,6 +13,7 @@ from soaking.mortals import Follower
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, median, quantile
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.run import Remembering
@@ -69,7 +70,7 @@ def _following(
     }
     config = directory / "replicator.toml"
     config.write_text("[policies.west]\n" + "".join(f'{key} = "{value}"\n' for key, value in keys.items()))
-    memory = Remembering(parse_policy("west", keys, str)).memory
+    memory = Remembering(parse_policy("west", keys, MetastoreConfig)).memory
 
     def seconds() -> list[float]:
         done = [run for run in memory.runs().runs if run.kind == "incremental" and run.status == "done"]

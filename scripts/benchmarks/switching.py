@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, median
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.core.roles import Role
 from replicator.core.runtime import Runtime
@@ -57,7 +58,7 @@ def _sides(source: ThriftMetastore, target: ThriftMetastore, directory: Path) ->
         "dumps": str(directory / "dumps"),
         "warehouse": str(directory / "replica"),
     }
-    return Sides(parse_policy("west", keys, str), source, target, Runtime(ground.engine()))
+    return Sides(parse_policy("west", keys, MetastoreConfig), source, target, Runtime(ground.engine()))
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -17,15 +18,18 @@ from pathlib import Path
 
 from benchmarks.__main__ import DOCUMENT
 from benchmarks.measure import Outcome, record
+from postgres import running_postgres
 
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.policy import parse_policy
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
+from replicator.metastore.embedded.distributions import PYSPARK, VERSIONS
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.run import Remembering
 from soaking.mortals import Follower, Killer, Server
@@ -73,6 +77,8 @@ def main() -> int:
     parser.add_argument("--rate", default="1-50", help="operations a second over thrift: N, or N-M, anew each 10 s")
     parser.add_argument("--kill-every", type=float, default=20, help="seconds between kills, on average; 0: none")
     parser.add_argument("--no-spark", action="store_true", help="without the writer that speaks Spark SQL")
+    parser.add_argument("--hive", choices=list(VERSIONS), default=PYSPARK, help="the metastores' version")
+    parser.add_argument("--postgres", action="store_true", help="the source's metastore keeps its data in PostgreSQL")
     parser.add_argument("--schedule", default="1s", help="of the policy")
     parser.add_argument("--seed", type=int, default=None, help="of all dice; default: another one each time")
     parser.add_argument("--directory", type=Path, help="where to work; kept then, else a fresh directory, removed")
@@ -97,10 +103,17 @@ class Soak:
         self.soaked = Soaked(seed=seed, rate=asked.rate)
 
     def run(self) -> Soaked:
-        source, target = (Server(name, self._here / name) for name in ("source", "target"))
+        with contextlib.ExitStack() as stack:
+            settings = stack.enter_context(running_postgres()).jdbc() if self._asked.postgres else {}
+            source = Server("source", self._here / "source", self._asked.hive, settings)
+            target = Server("target", self._here / "target", self._asked.hive)
+            self._run(source, target)
+        return self.soaked
+
+    def _run(self, source: Server, target: Server) -> None:
         spark = None
         try:
-            if not self._asked.no_spark:
+            if not self._asked.no_spark and self._asked.hive == PYSPARK:  # whose client Spark has
                 spark = SparkSql(source.running.uri, source.running.warehouse, SPARK)
             with connect(source.running.uri) as here, connect(target.running.uri) as there:
                 self._soak(source, target, here, there, spark)
@@ -109,7 +122,6 @@ class Soak:
                 spark.close()
             source.stop()
             target.stop()
-        return self.soaked
 
     def _soak(
         self, source: Server, target: Server, here: ThriftMetastore, there: ThriftMetastore, spark: SparkSql | None
@@ -221,7 +233,7 @@ class Soak:
             soaked.refused |= {f"{writer.name}: {name}": count for name, count in writer.refused.items()}
         soaked.a_second = round(sum(soaked.made.values()) / soaked.seconds, 1)
         soaked.kills = dict(killer.kills)
-        history = Remembering(parse_policy("soak", keys, str)).memory.runs().runs
+        history = Remembering(parse_policy("soak", keys, MetastoreConfig)).memory.runs().runs
         soaked.runs = dict(Counter(f"{run.status} {run.kind}".strip() for run in history))
         soaked.errors = dict(Counter(run.error.partition(":")[0] for run in history if run.error))
         soaked.lags = {kind: lags_of(lags) for kind, lags in marks.lags.items()}

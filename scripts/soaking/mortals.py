@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.distributions import PYSPARK
 from replicator.metastore.embedded.running import Running
 
 ENDS_WITHIN = 90.0  # seconds for a follower to end by itself
@@ -35,9 +36,12 @@ class Mortal(Protocol):
 class Server:
     """An embedded metastore, which comes back at the same port with its data."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, hive: str = PYSPARK, settings: Mapping[str, str] = {}) -> None:
+        """`settings`: Hive's."""
         self.name, self._directory = name, directory
-        self.running: Running = embedded.start(directory, env=os.environ)
+        host = {"host": "0.0.0.0"} if hive == "3.1" else {}
+        self._options = {"hive": hive, "settings": settings, "env": os.environ, **host}
+        self.running: Running = embedded.start(directory, **self._options)
         self._port = int(self.running.uri.rpartition(":")[2])
 
     def kill(self) -> None:
@@ -45,7 +49,7 @@ class Server:
             os.kill(self.running.pid, signal.SIGKILL)
 
     def start(self) -> None:
-        self.running = embedded.start(self._directory, port=self._port, env=os.environ)
+        self.running = embedded.start(self._directory, port=self._port, **self._options)
 
     def stop(self) -> None:
         embedded.stop(self._directory)
