@@ -87,11 +87,12 @@ def _default(key: str, value: str) -> Callable[[Any, Any], Any]:
 
 
 def _basic_statistics(wanted: Any, found: Any) -> Any:
+    """Only a server adds the mark; one that the target lacks is a difference."""
     here, there = wanted.parameters.get(ACCURATE), found.parameters.get(ACCURATE)
-    if here == there or _columns_accurate(here) != _columns_accurate(there):
+    columns = _columns_accurate(here)
+    if not columns or "BASIC_STATS" in (here or "") or columns != _columns_accurate(there):
         return wanted
-    rest = {name: each for name, each in wanted.parameters.items() if name != ACCURATE}
-    return msgspec.structs.replace(wanted, parameters=rest | ({ACCURATE: there} if there is not None else {}))
+    return msgspec.structs.replace(wanted, parameters={**wanted.parameters, ACCURATE: there})
 
 
 def _columns_accurate(text: str | None) -> Any:
