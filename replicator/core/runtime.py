@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress, Silent
+
+if TYPE_CHECKING:  # else helps would load Arrow
+    from replicator.core.engine import AutoEngine
 
 JOBS = 16
 

@@ -80,7 +80,7 @@ def _of_database(upstream: Upstream, drop: Drop) -> Targets:
 
 def homes_of(database: Database) -> list[str]:
     """Directories of its tables: its location, and that of managed ones (Hive 4: managedLocationUri)."""
-    return [place for place in (database.location, database.extra.get("10", {}).get("str")) if place]
+    return [place for place in (database.location, database.managed_location) if place]
 
 
 def _of_tables(upstream: Upstream, tables: Iterable[Table]) -> Targets:
