@@ -124,7 +124,7 @@ def test_starting_what_runs_returns_it(source_metastore: Running) -> None:
 def test_the_commands_are_functions(source_metastore: Running, tmp_path: Path) -> None:
     running = replicator.metastore_status(source_metastore.directory)
     assert (running.status, running.uri, running.pid) == ("running", source_metastore.uri, source_metastore.pid)
-    assert list(running.to_dict()) == ["status", "uri", "warehouse", "pid", "directory", "log"]
+    assert list(running.to_dict()) == ["status", "uri", "warehouse", "pid", "directory", "log", "hive"]
     assert replicator.metastore_start(str(source_metastore.directory)) == running
     none = {"status": "not running", "directory": str(tmp_path)}
     assert replicator.metastore_status(tmp_path).to_dict() == replicator.metastore_stop(tmp_path).to_dict() == none

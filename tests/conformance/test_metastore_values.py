@@ -109,7 +109,6 @@ PRIVILEGES = {"1": {"map": ["str", "lst", 1, {"ünal": ["rec", 1, {"1": {"str": 
 STATISTICS = {"1": {"rec": {"1": {"tf": 1}, "2": {"str": "d"}, "3": {"str": "t"}}}, "2": {"lst": ["rec", 0]}}
 NEW_IN_TABLE: dict[str, Any] = {
     "16": {"rec": {"1": {"str": "hive"}, "2": {"str": "d"}, "3": {"str": "t"}, "4": {"set": ["str", 1, "d.t"]}}},
-    "17": {"str": "hive"},
     "19": {"i64": 2**40},
     "20": {"tf": 0},
     "21": {"rec": STATISTICS},
@@ -128,7 +127,7 @@ databases = st.builds(
     owner_type=owners,
     managed_location=maybe,
     connector=maybe,
-    extra=st.sampled_from([{}, {"5": {"rec": PRIVILEGES}, "8": {"str": "hive"}}]),
+    extra=st.sampled_from([{}, {"5": {"rec": PRIVILEGES}}]),
 )
 tables = st.builds(
     Table,
@@ -157,7 +156,7 @@ partitions = st.builds(
     last_access_time=seconds,
     storage=st.none() | storages,
     parameters=parameters,
-    extra=st.sampled_from([{}, {"8": {"rec": PRIVILEGES}, "9": {"str": "hive"}, "10": {"i64": -1}}]),
+    extra=st.sampled_from([{}, {"8": {"rec": PRIVILEGES}, "10": {"i64": -1}}]),
 )
 functions = st.builds(
     Function,
@@ -168,7 +167,7 @@ functions = st.builds(
     owner_type=owners,
     create_time=seconds,
     resources=st.lists(st.tuples(st.sampled_from(["JAR", "FILE", "ARCHIVE"]), text), max_size=2).map(tuple),
-    extra=st.sampled_from([{}, {"9": {"str": "hive"}}]),
+    extra=st.just({}),
 )
 statistics = st.builds(
     Statistics,

@@ -259,7 +259,7 @@ def _shut(*sockets: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["get_current_notificationEventId", "get_database", "get_table_objects_by_name", "get_partitions_by_names"]
+    "call", ["get_current_notificationEventId", "get_database", "get_table_objects_by_name", "get_partitions"]
 )
 def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(fixture: ReplicationFixture, call: str) -> None:
     proxy = CuttingProxy(fixture.source_uri, call, "half")

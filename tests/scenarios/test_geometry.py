@@ -233,6 +233,9 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._metastore, name)
 
+    def everywhere(self) -> Counting:
+        return self
+
     def partitions(self, db: str, table: str, names: Any) -> Any:
         self.asked += [f"{db}.{table}/{name}" for name in names]
         return self._metastore.partitions(db, table, names)

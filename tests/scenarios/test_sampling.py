@@ -202,11 +202,11 @@ def test_a_run_that_fails_in_the_middle_remembers_what_it_did(
     asked = []
     ask = replica.source.metastore.tables
 
-    def fails(db: str, names: Any) -> Any:
+    def fails(db: str, names: Any, *more: Any) -> Any:
         asked.append(names)
         if len(asked) == 6:  # each table is listed once for its size, too
             raise KeyboardInterrupt
-        return ask(db, names)
+        return ask(db, names, *more)
 
     monkeypatch.setattr(replica.source.metastore, "tables", fails)
     with pytest.raises(KeyboardInterrupt):

@@ -260,7 +260,7 @@ class AsReader:
     def everywhere(self) -> AsReader:
         return self
 
-    def tables(self, db: str, names: Sequence[str]) -> list[Table]:
+    def tables(self, db: str, names: Sequence[str], _: Any = None) -> list[Table]:
         return self._warehouse.tables_named(names)
 
 
