@@ -6,6 +6,7 @@ project: a machine needs no Java of its own. Each candidate is really run; one t
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +88,17 @@ def utf8_locale(env: Mapping[str, str]) -> dict[str, str]:
     the locale has none."""
     locale = env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "C"
     return {"LC_ALL": "C.UTF-8"} if locale in ("C", "POSIX") else {}
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold `directory` against other processes that do the same; it frees itself when the holder dies."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_staged(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -17,14 +17,13 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from replicator.errors import JavaError, UsageError
 from replicator.metastore.embedded.fetching import Artifact, fetch, read_list
-from replicator.metastore.java import Java, cache_directory
+from replicator.metastore.java import Java, cache_directory, locked
 
 LISTENER = "org.apache.hive.hcatalog.listener.DbNotificationListener"
 _LISTS = Path(__file__).with_name("distributions")
@@ -146,29 +145,19 @@ def distribution(hive: Hive, java: Java, env: Mapping[str, str]) -> Path:
     kept = cache_directory(env) / "hive" / f"{hive.version}-{hashlib.sha256(text).hexdigest()[:12]}"
     if not kept.is_dir():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with _staged(kept) as aside:
-            hint = "check the network or Maven's settings, or set REPLICATOR_MAVEN_REPOSITORY to a mirror's URL"
-            fetch(_artifacts(hive), aside, java, env, hint)
-            _unpack(next(aside.glob("*.tar.gz")), aside / "archive")
+        with locked(kept.parent), tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new.") as place:
+            if not kept.is_dir():
+                whole, hint = Path(place) / "whole", "check the network or Maven's settings"
+                fetch(
+                    _artifacts(hive), whole, java, env, f"{hint}, or set REPLICATOR_MAVEN_REPOSITORY to a mirror's URL"
+                )
+                _unpack(next(whole.glob("*.tar.gz")), whole / "archive")
+                os.rename(whole, kept)
     return kept
 
 
 def _artifacts(hive: Hive) -> tuple[Artifact, ...]:
     return read_list(_LISTS / f"{hive.version}.txt")
-
-
-@contextmanager
-def _staged(kept: Path) -> Iterator[Path]:
-    """A directory that gets its name when it is whole; of two at once, the first one stays."""
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new.") as place:
-        aside = Path(place) / "whole"
-        yield aside
-        if not kept.is_dir():
-            try:
-                os.rename(aside, kept)
-            except OSError:
-                if not kept.is_dir():
-                    raise
 
 
 def _unpack(archive: Path, directory: Path) -> None:

@@ -38,8 +38,8 @@ from replicator.metastore.embedded.server_process import (
     spawn,
     wait,
 )
-from replicator.metastore.embedded.template import ensure_schema, locked, new_database
-from replicator.metastore.java import write_staged
+from replicator.metastore.embedded.template import ensure_schema, new_database
+from replicator.metastore.java import locked, write_staged
 
 FORMAT = 1  # of metastore.json
 EVERYWHERE = ("", "0.0.0.0", "::")  # hosts that stand for all addresses

@@ -6,7 +6,6 @@ of them wrong (reference: hive-schema-2.3.0.derby.sql). So: one start that makes
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -41,7 +40,7 @@ from replicator.metastore.embedded.server_process import (
     wait,
     write_conf,
 )
-from replicator.metastore.java import cache_directory
+from replicator.metastore.java import cache_directory, locked
 
 UPGRADES = Path(__file__).with_name("distributions")
 FORMAT = 2  # of the template; a change to what is below makes it another one
@@ -80,17 +79,6 @@ def template(runtime: Runtime) -> Path:
             if not kept.is_dir():
                 _make(runtime, kept)
     return kept
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold `directory` against other processes that do the same; it frees itself when the holder dies."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _make(runtime: Runtime, kept: Path) -> None:
