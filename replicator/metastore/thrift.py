@@ -7,7 +7,7 @@ made in `requests`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller as call
@@ -226,7 +226,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls):
             self._drift.saw("partition", call("get_partitions", db, table, 1))
         else:
             self.table(db, table)
-        return [convert.partition_from_thrift(partition) for partition in found]
+        return _whole(found)
 
     def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
         batches = batched(names, PARTITION_BATCH)
@@ -246,7 +246,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls):
             return self._partition_batch(db, table, names[:half]) + self._partition_batch(db, table, names[half:])
         if found:
             self._drift.saw("partition", call("get_partitions_by_names", db, table, names[:1]))
-        return [convert.partition_from_thrift(partition) for partition in found]
+        return _whole(found)
 
     def partitions_by_expression(self, db: str, table: str, expression: bytes) -> list[Partition]:
         """Those that match an expression as Hive's clients serialize it. MetastoreError where the server cannot tell of
@@ -376,3 +376,9 @@ class ThriftMetastore(InCatalog, ConstraintCalls):
         answer = self._read(f"{kind} {name}", send)
         self._drift.saw(kind, send)
         return answer
+
+
+def _whole(found: Iterable[Any]) -> list[Partition]:
+    """Without those that are dropped at this moment: a server reads a partition by several queries, and of a dropped
+    one the later ones find nothing."""
+    return [convert.partition_from_thrift(each) for each in found if each.values]

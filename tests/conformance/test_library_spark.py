@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from replicator.metastore.embedded.jars import pyspark_jars
 
+from replicator.metastore.embedded.distributions import pyspark_jars
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 
