@@ -101,6 +101,8 @@ class Soak:
         self._asked, self._here = asked, directory
         self._dice = random.Random(seed)
         self.soaked = Soaked(seed=seed, rate=asked.rate)
+        self._with_spark = not asked.no_spark and asked.hive == PYSPARK  # whose client Spark has
+        self._databases = DATABASES if self._with_spark else DATABASES[:1]
 
     def run(self) -> Soaked:
         with contextlib.ExitStack() as stack:
@@ -113,7 +115,7 @@ class Soak:
     def _run(self, source: Server, target: Server) -> None:
         spark = None
         try:
-            if not self._asked.no_spark and self._asked.hive == PYSPARK:  # whose client Spark has
+            if self._with_spark:
                 spark = SparkSql(source.running.uri, source.running.warehouse, SPARK)
             with connect(source.running.uri) as here, connect(target.running.uri) as there:
                 self._soak(source, target, here, there, spark)
@@ -211,7 +213,7 @@ class Soak:
     def _catch_up(self, here: ThriftMetastore, there: ThriftMetastore) -> None:
         """Following alone must make both sides the same; no run is made by hand."""
         began = time.monotonic()
-        databases = DATABASES if not self._asked.no_spark else DATABASES[:1]
+        databases = self._databases
         while True:
             try:
                 found = verify(Comparison(here, there), databases, Runtime(local()))
