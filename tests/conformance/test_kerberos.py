@@ -3,7 +3,6 @@ what each says when the configuration, the tickets or the KDC are not as they sh
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kdc import REALM, Kdc, missing_programs
+from kerberos import REALM, Kdc
 from secured import LOCALHOST, NOTHING, Secured, refused, replicates, secured_metastore, told
 
 import replicator
@@ -21,28 +20,9 @@ from replicator.errors import IdentityRefused, MetastoreUnreachable, NotAMetasto
 from replicator.metastore.thrift import connect
 
 
-@pytest.fixture(scope="module")
-def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kdc]:
-    pytest.importorskip("gssapi", reason="the kerberos extra is not installed")
-    if missing := missing_programs():
-        pytest.skip(
-            f"no KDC can be started here: {', '.join(missing)} not found (krb5-kdc, krb5-admin-server, krb5-user)"
-        )
-    made = Kdc(tmp_path_factory.mktemp("kdc"))
-    before = {key: os.environ.get(key) for key in made.environment}
-    os.environ.update(made.environment)
-    yield made
-    made.stop()
-    for key, value in before.items():
-        os.environ.pop(key) if value is None else os.environ.update({key: value})
-
-
 def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
     client = f"replicator@{REALM}"
-    keytabs = kdc.directory / "hive-localhost.keytab", kdc.directory / "replicator.keytab"
-    for keytab, principal in zip(keytabs, ("hive/localhost", "replicator"), strict=True):
-        if not keytab.exists():
-            kdc.keytab(principal)
+    keytabs = kdc.keytab("hive/localhost"), kdc.keytab("replicator")
     config = MetastoreConfig(
         LOCALHOST, auth="kerberos", principal=f"hive/_HOST@{REALM}", keytab=str(keytabs[1]), client_principal=client
     )
@@ -93,7 +73,7 @@ def test_kerberos_says_what_is_wrong(kdc: Kdc, kerberos: tuple[Secured, Secured]
     assert isinstance(nobody, IdentityRefused) and "no key of nobody" in told(nobody)
     weak = refused(config, protection="privacy")
     assert isinstance(weak, IdentityRefused) and "hadoop.rpc.protection" in weak.hint
-    absent = refused(config, keytab=None, client_principal=None, ticket_cache=f"FILE:{kdc.directory}/absent")
+    absent = refused(config, keytab=None, client_principal=None, ticket_cache=f"FILE:{kdc.place}/absent")
     assert isinstance(absent, NotAuthenticated) and absent.exit_code == 75 and "kinit" in absent.hint
     password = refused(config, **{**NOTHING, "auth": "plain", "user": "u", "password": f"file:{__file__}"})
     assert isinstance(password, NotAMetastore) and "auth" in password.hint
@@ -111,19 +91,20 @@ def test_kerberos_says_what_is_wrong(kdc: Kdc, kerberos: tuple[Secured, Secured]
 def test_tickets_that_run_out_are_taken_again_or_renewed(kdc: Kdc, kerberos: tuple[Secured, Secured]) -> None:
     """A client that lives longer than its tickets: with a keytab, with a cache that can be renewed, and with one that
     cannot, which is told."""
-    keytab, life = kdc.keytab("brief", life="4s"), 4
-    config = kerberos[1].with_keys(keytab=str(keytab), client_principal=f"brief@{REALM}")
+    life = 4
+    kdc.principal("brief", life=f"{life}s")
+    config = kerberos[1].with_keys(keytab=str(kdc.keytab("brief")), client_principal=f"brief@{REALM}")
     cached = msgspec.structs.replace(config, keytab=None, client_principal=None)
-    renewed = msgspec.structs.replace(cached, ticket_cache=f"FILE:{kdc.tickets(keytab, 'brief', '-r', '1d')}")
+    renewed = msgspec.structs.replace(cached, ticket_cache=kdc.tickets("brief", "-r", "1d"))
     began = time.monotonic()
     with connect(config) as kept, connect(renewed) as cache:
         while time.monotonic() - began < 2.5 * life:
             assert kept.database_names() and cache.database_names()
             time.sleep(0.5)
-    keytab = kdc.keytab("once", life="4s")
-    once = kdc.tickets(keytab, "once")
+    kdc.principal("once", life=f"{life}s")
+    once = kdc.tickets("once")
     gone = time.monotonic() + life + 1
-    expired = msgspec.structs.replace(cached, ticket_cache=f"FILE:{once}")
+    expired = msgspec.structs.replace(cached, ticket_cache=once)
     with connect(expired) as client:
         assert client.database_names()
         while time.monotonic() < gone:

@@ -8,18 +8,19 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 SBIN = "/usr/sbin:/sbin"
+REALM = "EXAMPLE.COM"
 
 
 class Kdc:
     """One realm. Names without a realm are of this one; principals are made when they are first asked for."""
 
-    def __init__(self, place: Path, realm: str = "EXAMPLE.COM") -> None:
+    def __init__(self, place: Path, realm: str = REALM) -> None:
         self.place, self.realm = place, realm
         place.mkdir(parents=True, exist_ok=True)
         self.conf = place / "krb5.conf"
@@ -40,10 +41,14 @@ class Kdc:
         realms = "\n".join(f" {each.realm} = {{\n  kdc = 127.0.0.1:{each.port}\n }}" for each in (self, *others))
         self.conf.write_text(
             f"[libdefaults]\n default_realm = {self.realm}\n dns_lookup_kdc = false\n dns_lookup_realm = false\n"
-            f" dns_canonicalize_hostname = false\n rdns = false\n udp_preference_limit = 1\n clockskew = {self.skew}\n"
+            f" dns_canonicalize_hostname = false\n rdns = false\n udp_preference_limit = 1\n kdc_timeout = 10s\n"
+            f" clockskew = {self.skew}\n"
             f" default_ccache_name = FILE:{self.place}/default.ccache\n"
             f"[realms]\n{realms}\n[domain_realm]\n localhost = {self.realm}\n"
         )
+
+    def java_options(self) -> str:
+        return f"-Djava.security.krb5.conf={self.conf}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -65,13 +70,14 @@ class Kdc:
         if self._server is not None:
             self._server.terminate()
             self._server.wait()
+            self._server = None
 
-    def principal(self, name: str, password: str | None = None) -> str:
-        """Its full name."""
+    def principal(self, name: str, password: str | None = None, *, life: str = "1d") -> str:
+        """Its full name. life: of the tickets of a new one."""
         full = name if "@" in name else f"{name}@{self.realm}"
         if full not in self._known:
             key = f"-pw {password}" if password else "-randkey"
-            self._admin(f"addprinc {key} {full}")
+            self._admin(f'addprinc -maxlife "{life}" -maxrenewlife 7d {key} {full}')
             self._known.add(full)
         return full
 
@@ -102,6 +108,10 @@ class Kdc:
     def _run(self, *command: str) -> None:
         done = subprocess.run(command, env={**os.environ, **self.environment}, capture_output=True, text=True)
         assert not done.returncode and "rror" not in done.stderr, f"{command}: {done.stdout}{done.stderr}"
+
+
+def with_java_options(env: Mapping[str, str], options: str) -> dict[str, str]:
+    return {**env, "JAVA_TOOL_OPTIONS": f"{env.get('JAVA_TOOL_OPTIONS', '')} {options}".strip()}
 
 
 def needs_kdc() -> None:

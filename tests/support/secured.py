@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kdc import with_java_options
+from kerberos import with_java_options
 from plain_tables import PlainDatabase
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.protocol.TCompactProtocol import TCompactProtocolAccelerated
