@@ -401,6 +401,8 @@ def test_a_metastore_on_postgresql_keeps_its_data_in_the_database(
         metastore.create_database(Database(name="kept", location=f"file:{running.warehouse}/kept"))
         assert metastore.current_event_id() == 1
     embedded.stop(running.directory)
+    with pytest.raises(UsageError, match="has its data in jdbc:postgresql:"):  # not an empty one in Derby
+        start(directory=tmp_path / "one", **{**options, "settings": {}})
     with connect(start(directory=tmp_path / "other", **options).uri) as metastore:  # the tables are there already
         assert "kept" in metastore.database_names()
 

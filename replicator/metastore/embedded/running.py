@@ -90,6 +90,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     hive: str = PYSPARK
+    database: str = ""  # if not Derby's in the directory
     port: int
     uri: str
     host: str = LOOPBACK  # that it listens on
@@ -140,8 +141,14 @@ def start(
                     raise
                 # It was ending, after a kill, say: another one takes its place.
         runtime = find_runtime(env, version, settings.get(CONNECTION_URL, ""))
-        if CONNECTION_URL in settings:
-            if before is None:
+        database = _database(settings)
+        if before and before.database and not database:
+            raise UsageError(
+                f"the metastore of {directory} has its data in {before.database}, which this start does not name",
+                hint=f"give the settings of its first start again: {CONNECTION_URL}, its user and password",
+            )
+        if database:
+            if before is None or before.database != database:
                 ensure_schema(runtime, directory, settings)
         elif not (directory / "metastore_db").exists():
             new_database(runtime, directory / "metastore_db")
@@ -175,6 +182,11 @@ def status(directory: Path) -> Running | None:
     return _running(directory, _read_state(directory))
 
 
+def _database(settings: Mapping[str, str]) -> str:
+    """The database that is not Derby's, without what its URL says of users; "" for Derby's."""
+    return settings.get(CONNECTION_URL, "").partition("?")[0]
+
+
 def _version(directory: Path, before: _State | None, wanted: str | None, host: str) -> str:
     """Of Hive. Raises UsageError for one that is not known, not the directory's, or cannot listen on `host` alone."""
     had = before and before.hive
@@ -205,7 +217,16 @@ def _start(
     start = began(pid)
     try:
         uri = f"thrift://{_reached(host)}:{port}"
-        state = _State(hive=runtime.hive.name, port=port, uri=uri, host=host, instance=instance, pid=pid, began=start)
+        state = _State(
+            hive=runtime.hive.name,
+            database=_database(settings),
+            port=port,
+            uri=uri,
+            host=host,
+            instance=instance,
+            pid=pid,
+            began=start,
+        )
         _write_state(directory, state)  # before it answers: if we die here, `stop` and the next `start` find it
         wait(pid, start, port, instance, log, timeout, _reached(host))
     except BaseException:
