@@ -79,6 +79,14 @@ class Database(Value, frozen=True, omit_defaults=True):
     connector: str | None = None
     extra: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        """Logs and dumps of earlier releases have two of the fields among those without a home."""
+        for key, name in (("10", "managed_location"), ("12", "connector")):
+            if key in self.extra and getattr(self, name) is None and list(self.extra[key]) == ["str"]:
+                msgspec.structs.force_setattr(self, name, self.extra[key]["str"])
+                rest = {id: value for id, value in self.extra.items() if id != key}
+                msgspec.structs.force_setattr(self, "extra", rest)
+
 
 MANAGED = "MANAGED_TABLE"
 EXTERNAL = "EXTERNAL_TABLE"
