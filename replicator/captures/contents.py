@@ -100,8 +100,8 @@ class Contents:
     def found_missing(
         self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key], refused: Sequence[Uncaptured]
     ) -> Sight:
-        """Objects whose directories cannot be seen are reported, and keep the files that the log knows; those that are
-        declared `empty` have none any more; so are `refused` tables. Raises UsageError for a declaration of what is not
+        """Reports objects whose directories cannot be seen, and `refused` tables: they keep the files that the log
+        knows. Objects that are declared `empty` have no files any more. Raises UsageError if one of them is not
         captured."""
         unseen, declared, gone = [*refused], [], list[DataObject]()
         used: set[Key] = set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from thrift.Thrift import TApplicationException
@@ -46,8 +46,9 @@ class InCatalog:
         """The one whose databases this handle knows."""
         return self._catalog or _default_catalog(self.setting)
 
-    def setting(self, key: str) -> str:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def setting(self, key: str) -> str: ...
 
     def everywhere(self) -> MetastoreReader:
         """See `client.MetastoreReader`."""

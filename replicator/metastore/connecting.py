@@ -38,7 +38,7 @@ Make = Callable[[Transport], TProtocolBase]
 """A decoder over a transport."""
 
 _WORST = (IdentityRefused, NotAuthenticated, NotAMetastore)
-"""Of several addresses that fail, what is told first."""
+"""The reasons of several addresses that fail, in the order in which they are reported."""
 
 
 class Connection:

@@ -1,5 +1,5 @@
 """Secrets by reference: `file:PATH`, `env:NAME` or `command:PROGRAM ARGUMENT...`. The configuration holds the
-reference; the secret is read when it is needed, each time anew, and is in no message."""
+reference. Each use reads the secret again, and no message shows it."""
 
 from __future__ import annotations
 

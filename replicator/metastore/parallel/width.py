@@ -1,4 +1,4 @@
-"""The width of reading: how many calls to a metastore at once bring something. Pure: it knows what it is told.
+"""The width of reading: how many calls to a metastore at once bring something. Pure.
 
 An embedded server answers two calls at once hardly faster than four; one with a database across a network needs sixteen
 before its rate stops growing. So the width is found while reading: wider and narrower ones are tried in turn, and the

@@ -20,6 +20,7 @@ except ImportError:  # the extra is not installed, or the system has no Kerberos
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import IdentityRefused, MetastoreError, NotAuthenticated, UsageError
 from replicator.metastore.transports.frames import FrameError, Layer, Quality, Unlayered
+from replicator.metastore.transports.negotiation import Layered
 
 DEFAULT_PRINCIPAL = "hive/_HOST"
 RENEW_WITHIN = 600  # seconds left of a ticket
@@ -99,7 +100,7 @@ class Tickets:
         return None if named is None else said(lambda: gssapi.Name(named, gssapi.NameType.kerberos_principal), named)
 
 
-class Gssapi:
+class Gssapi(Layered):
     """The client's side of SASL GSSAPI. `host`: that of the URI."""
 
     name = "GSSAPI"
@@ -124,17 +125,10 @@ class Gssapi:
             ),
             self._what,
         )
-        self._layer: Layer | None = None
 
     @property
     def complete(self) -> bool:
         return self._layer is not None
-
-    @property
-    def layer(self) -> Layer:
-        if self._layer is None:
-            raise AssertionError("the negotiation has not ended")
-        return self._layer
 
     def first(self) -> bytes:
         return self._step(None)

@@ -35,6 +35,18 @@ class Mechanism(Protocol):
         ...
 
 
+class Layered:
+    """A mechanism that agrees on its layer in the end."""
+
+    _layer: Layer | None = None
+
+    @property
+    def layer(self) -> Layer:
+        if self._layer is None:
+            raise AssertionError("the negotiation has not ended")
+        return self._layer
+
+
 def negotiate(connection: socket.socket, mechanism: Mechanism) -> Layer:
     """Raises IdentityRefused when the server refuses, NotAMetastore for one that knows no SASL or another mechanism,
     NotAuthenticated, OSError and EOFError when the connection dies."""

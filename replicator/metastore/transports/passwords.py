@@ -15,6 +15,7 @@ from replicator.core.connections.secret import read_secret
 from replicator.errors import ConfigError, IdentityRefused
 from replicator.metastore.transports.frames import FrameError, Layer, Quality, Unlayered
 from replicator.metastore.transports.kerberos import LEAST_QUALITY, strongest
+from replicator.metastore.transports.negotiation import Layered
 
 REALM = "default"  # of Hadoop's DIGEST-MD5, which has no protocol name either
 DIGEST_URI = f"null/{REALM}"
@@ -42,7 +43,7 @@ class PlainPassword:
         raise IdentityRefused("the server asks for more than a password")
 
 
-class Digest:
+class Digest(Layered):
     """SASL DIGEST-MD5 as a delegation token's owner."""
 
     name = "DIGEST-MD5"
@@ -53,14 +54,7 @@ class Digest:
         self._user, self._password = credentials_of(token)
         self._least = LEAST_QUALITY[config.protection]
         self._expected = ""
-        self._layer: Layer | None = None
         self.complete = False
-
-    @property
-    def layer(self) -> Layer:
-        if self._layer is None:
-            raise AssertionError("the negotiation has not ended")
-        return self._layer
 
     def first(self) -> bytes:
         return b""

@@ -48,7 +48,7 @@ def failure(error: ssl.SSLError) -> Exception:
 
 
 def _context(config: MetastoreConfig) -> ssl.SSLContext:
-    """Made anew for each connection: certificates are replaced while a command runs."""
+    """Each connection makes a new one: administrators replace certificates while a command runs."""
     try:
         context = ssl.create_default_context(cafile=config.ca)
     except (OSError, ValueError) as error:
