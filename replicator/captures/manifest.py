@@ -93,7 +93,9 @@ class Manifest(Inventory):
         self._db.execute("BEGIN")
 
     def rollback(self) -> None:
-        self._db.execute("ROLLBACK")
+        """Back to the last commit; after one that a signal cut off behind COMMIT there is nothing to take back."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
         self._fold.forget()
         self._db.execute("BEGIN")
 

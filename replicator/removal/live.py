@@ -303,7 +303,8 @@ class LiveLocations:
         try:
             yield
         except BaseException:
-            self._database.execute("rollback")
+            if self._database.in_transaction:  # a signal may come before the transaction, or behind its end
+                self._database.execute("rollback")
             raise
         self._database.execute("commit")
 

@@ -1,0 +1,60 @@
+"""A manifest's transactions, cut off by a signal anywhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from replicator.captures.manifest import Manifest
+
+
+def interrupted(work: Callable[[], None], line: int) -> bool:
+    """Raises KeyboardInterrupt in front of so many lines of a function, as a signal does; whether it was that long."""
+    code = getattr(work, "__func__", work).__code__  # type: ignore[attr-defined]
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal seen
+        if frame.f_code is not code:
+            return None
+        if event in ("line", "return"):
+            seen += 1
+            if seen == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_transaction_that_a_signal_cut_off_is_taken_back_or_whole(tmp_path: Path, verb: str) -> None:
+    line = 0
+    again = True
+    while again:
+        line += 1
+        manifest = Manifest(tmp_path / f"{line}.sqlite")
+        manifest.advance(7, 7, 7)
+        manifest.commit()
+        manifest.advance(8, 8, 8)
+        again = interrupted(getattr(manifest, verb), line)
+        manifest.rollback()
+        assert manifest.position in ({7, 8} if verb == "commit" else {7})
+        manifest.advance(9, 9, 9)
+        manifest.commit()
+        manifest.close()
+        assert Manifest(tmp_path / f"{line}.sqlite").position == 9
+    assert line > 3
