@@ -23,6 +23,7 @@ from replicator.cli.options import (
     no_scan_option,
     of_policy_argument,
     of_policy_option,
+    own_catalog_option,
     pass_session,
     root_option,
 )
@@ -53,6 +54,7 @@ def housekeeping() -> None:
 @housekeeping.command()
 @of_policy_argument
 @click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
+@own_catalog_option
 @root_option
 @store_option
 @db_option
@@ -126,6 +128,7 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
 @click.argument("table", metavar="DB.TABLE")
 @of_policy_option
 @click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
+@own_catalog_option
 @root_option
 @store_option
 @click.option(

@@ -10,7 +10,7 @@ import click
 
 from replicator.cli.check import FOUND
 from replicator.cli.check import lines as check_lines
-from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.options import Session, catalog_option, json_option, pass_session, target_catalog_option
 from replicator.cli.output import emit
 from replicator.cli.renamed import renamed_option
 from replicator.commands.init import Initialized
@@ -20,7 +20,9 @@ from replicator.errors import UsageError
 
 @click.command()
 @click.option("--source", metavar="URI", help="The source's metastore: thrift://host:port. Asked for when missing.")
+@catalog_option
 @click.option("--target", metavar="URI", help="The target's metastore. Asked for when missing.")
+@target_catalog_option
 @click.option("--policy", default="main", show_default=True, metavar="NAME", help="The policy's name.")
 @click.option(
     "--databases",

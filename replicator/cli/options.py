@@ -127,6 +127,7 @@ of_policy_option = click.option(
 )
 METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
 catalog_option = click.option("--catalog", metavar="NAME", help="The source's catalog (Hive 3 and newer).")
+own_catalog_option = click.option("--catalog", metavar="NAME", help="The metastore's catalog (Hive 3 and newer).")
 target_catalog_option = click.option(
     "--target-catalog", metavar="NAME", help="The target's catalog (Hive 3 and newer)."
 )

@@ -18,6 +18,7 @@ from replicator.cli.options import (
     json_option,
     of_policy_argument,
     of_policy_option,
+    own_catalog_option,
     pass_session,
     root_option,
 )
@@ -100,6 +101,8 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
     own format, and the other files are linked; one metastore call swaps the location if the checks succeed and nothing
     has changed meanwhile. The old directory stays as a backup; see `retain`.
 
+    Spark reads the rows, and only in the server's default catalog (Hive 3 and newer), so there is no --catalog.
+
     Safe to kill and to run again: the same command continues. Exit 3 if a partition could not be purged or a
     white-listed table has no descriptor; 6 if there are no ids or no tables; 7 while another purge holds the lease.
 
@@ -116,6 +119,7 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
 
 @purge.command()
 @metastore_option
+@own_catalog_option
 @root_option
 @properties_option
 @of_policy_argument
@@ -174,6 +178,7 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @purge.command()
 @metastore_option
+@own_catalog_option
 @root_option
 @click.argument("table", metavar="DB.TABLE")
 @click.argument("partition", metavar="[PARTITION]", default="")
@@ -280,7 +285,8 @@ def certify(session: Session, /, as_json: bool, **given: Any) -> int:
     Searches the tables again, and looks for the original files in backups, in $cmroot, below the tables' present and
     former directories, and, for every policy that replicates one of them from this metastore and root, at the replica
     and in its root. Lists each remaining copy with the event that removes it. The certificate is stored in the audit.
-    Capture or sync before, so that the captured log has the purge. Exit 3 while copies are left, and if white-listed
+    Capture or sync before, so that the captured log has the purge. Of the server's default catalog only, as `run`.
+    Exit 3 while copies are left, and if white-listed
     tables or partitions were not searched.
 
     \b

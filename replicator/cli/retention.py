@@ -16,6 +16,7 @@ from replicator.cli.options import (
     engine_options,
     json_option,
     of_policy_option,
+    own_catalog_option,
     pass_session,
     root_option,
 )
@@ -60,6 +61,7 @@ def retention() -> None:
     metavar="METASTORE",
     help=f"Metastore of the tables to clean, and of the tables that must not lose data: {METASTORE}",
 )
+@own_catalog_option
 @click.option("--no-metastore", is_flag=True, help="Assert that no metastore refers to these files; none is read.")
 @root_option
 @click.option(

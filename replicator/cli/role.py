@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import METASTORE, F, Session, dry_run_option, json_option, pass_session
+from replicator.cli.options import METASTORE, F, Session, dry_run_option, json_option, own_catalog_option, pass_session
 from replicator.cli.output import aligned, emit
 from replicator.commands.role import role_set, role_show
 from replicator.core.roles import Role
@@ -35,6 +35,7 @@ def role() -> None:
 
 @role.command()
 @metastore_option("SHOW")
+@own_catalog_option
 @click.option("--db", multiple=True, metavar="NAME", help="A database; repeatable. Default: all with a role.")
 @json_option
 @pass_session
@@ -52,6 +53,7 @@ def show(session: Session, /, as_json: bool, **given: Any) -> None:
 
 @role.command(name="set")
 @metastore_option("SET")
+@own_catalog_option
 @click.option("--db", required=True, metavar="NAME", help="The database.")
 @click.option(
     "--role",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from replicator.cli.lag import tell_lag
-from replicator.cli.options import METASTORE, Session, json_option, pass_session
+from replicator.cli.options import METASTORE, Session, catalog_option, json_option, pass_session, target_catalog_option
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text
 from replicator.commands.status import status as run
 from replicator.policies.lag import Lag
@@ -18,8 +18,10 @@ from replicator.policies.status import Status
 @click.command()
 @click.argument("policy", metavar="[POLICY]", required=False)
 @click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
+@target_catalog_option
 @click.option("--db", metavar="NAME", help="The database, by its name on the target.")
 @click.option("--source", metavar="METASTORE", help=f"Also show the lag. The source: {METASTORE}")
+@catalog_option
 @click.option(
     "--cmroot", metavar="PLACE", help="The source's root: adds the time of the target's state, and the lag in bytes."
 )

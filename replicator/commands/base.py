@@ -19,9 +19,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast
+
+import msgspec
 
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
@@ -50,6 +52,9 @@ EngineGiven = AutoEngine | Literal["auto", "local", "spark"] | None
 
 Where = str | MetastoreConfig
 """A metastore: its name in the configuration, its URI, or a value of its own."""
+
+CATALOGS = {"source": "catalog", "metastore": "catalog", "target": "target_catalog"}
+"""Fields that give a metastore's catalog, by those that give the metastore."""
 
 ENGINES = ("auto", "local", "spark")
 
@@ -95,7 +100,16 @@ class Options:
 
     def complete(self) -> Self:
         """The options with all that the caller has left to the configuration; a verb begins with them."""
-        return self
+        return self.in_catalogs()
+
+    def in_catalogs(self) -> Self:
+        """With metastores that are bound to the catalogs that are given."""
+        bound: dict[str, Any] = {}
+        for side, option in CATALOGS.items():
+            given, catalog = getattr(self, side, None), getattr(self, option, None)
+            if given and catalog:
+                bound[side] = msgspec.structs.replace(self.settings.metastore(given), catalog=catalog)
+        return replace(self, config=self.settings, **bound) if bound else self
 
     @property
     def teller(self) -> Progress:

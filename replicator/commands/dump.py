@@ -19,6 +19,7 @@ from replicator.dumps.dump import Dumped
 from replicator.dumps.preview import DumpPlan, preview
 from replicator.dumps.slots import confirmed
 from replicator.errors import UsageError
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.policies.roles import epochs_to_dump
 
 
@@ -126,4 +127,6 @@ def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[st
 def _planned(options: DumpOptions, wanted: dumping.DumpSettings) -> DumpPlan:
     with options.connected(options.source) as metastore:
         epochs_to_dump(metastore, wanted.databases, allow_replica=options.allow_replica)
-        return preview(metastore, open_existing(options.cmroot), options.out, wanted)
+        root = open_existing(options.cmroot)
+        refuse_other_catalog(root.place, metastore)
+        return preview(metastore, root, options.out, wanted)

@@ -16,6 +16,7 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.following import Stop
 from replicator.errors import UsageError
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.opening import alone, copy_of, opened, time_of
 from replicator.housekeeping.repetition import Followed, follow
@@ -32,6 +33,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
     """Arguments:
 
     metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
     cmroot: its change-management root; made where there is none.
     store: where items are kept, as a URL of SQLite or PostgreSQL; None: that of [housekeeping], else in the root.
     db: a database, or several, captured from now on. all_databases: every one that the metastore has now, too.
@@ -48,6 +50,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
     needed: ClassVar = ("metastore", "cmroot")
 
     metastore: Where = field(default="", kw_only=False)
+    catalog: str | None = None
     cmroot: str = field(default="", kw_only=False)
     store: str | None = None
     db: str | Sequence[str] = ()
@@ -117,6 +120,7 @@ class HousekeepingVacuumOptions(OfPolicy):
 
     table: "db.table".
     metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
     cmroot: its change-management root.
     store: where items are kept, as a URL; None: that of [housekeeping], else in the root.
     period: how long what is found stays, as an ISO 8601 period.
@@ -127,6 +131,7 @@ class HousekeepingVacuumOptions(OfPolicy):
 
     table: str = field(kw_only=False)
     metastore: Where = ""
+    catalog: str | None = None
     cmroot: str = ""
     store: str | None = None
     period: str = "P3D"
@@ -159,6 +164,7 @@ def housekeeping_vacuum(options: HousekeepingVacuumOptions) -> Vacuumed:
         else:
             items = stack.enter_context(alone(options.cmroot, url))
         client = stack.enter_context(options.connected(options.metastore))
+        refuse_other_catalog(str(as_written(options.cmroot)), client)
         done = vacuum_table(client, items, db, name, period, dry_run=options.dry_run)
     if isinstance(done, VacuumPlan):
         done.warnings += words

@@ -30,6 +30,7 @@ class InitOptions(Options):
 
     source, target: the two metastores: thrift URIs, several separated by commas for failover, or names of a present
       configuration, whose tables are copied.
+    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
     policy: the policy's name.
     databases: regular expressions of whole names of databases.
     cmroot, target_cmroot: the change-management roots; None: `.cmroot` in each metastore's warehouse.
@@ -43,6 +44,8 @@ class InitOptions(Options):
 
     source: Where
     target: Where
+    catalog: str | None = None
+    target_catalog: str | None = None
     policy: str = "main"
     databases: Sequence[str] = (".*",)
     cmroot: str | None = None

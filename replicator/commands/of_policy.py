@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
-import msgspec
-
 from replicator.checks.check import impatient
 from replicator.commands.base import Options
 from replicator.core.policy import METADATA, Policy
@@ -34,8 +32,7 @@ class OfPolicy(Options):
         """With what the policy knows. Raises UsageError where there is no such policy, and for what
         is needed and nobody gives; ObjectNotFound for a policy without databases."""
         known = self._known(self.settings.policy(self.policy)) if self.policy is not None else {}
-        done = replace(self, config=self.settings, **known)
-        done = done._in_catalogs()
+        done = replace(self, config=self.settings, **known).in_catalogs()
         for name in self.needed:
             if not getattr(done, name):
                 policies = ", ".join(sorted(self.settings.policies)) or "(none is configured)"
@@ -44,14 +41,6 @@ class OfPolicy(Options):
                     f"Missing option '{option}'.", hint=f"give it, or a policy, which knows it: {policies}"
                 )
         return done
-
-    def _in_catalogs(self) -> Self:
-        bound: dict[str, Any] = {}
-        for name, option in (("source", "catalog"), ("metastore", "catalog"), ("target", "target_catalog")):
-            given, catalog = getattr(self, name, None), getattr(self, option, None)
-            if given and catalog:
-                bound[name] = msgspec.structs.replace(self.settings.metastore(given), catalog=catalog)
-        return replace(self, **bound)
 
     def _known(self, policy: Policy) -> dict[str, Any]:
         names = {each.name for each in fields(self)}

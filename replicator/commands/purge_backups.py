@@ -49,6 +49,7 @@ class PurgeUndoOptions(OfPolicy):
     """Arguments:
 
     metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
     cmroot: its change-management root.
     table: "db.table". partition: such as "day=2026-03-01"; empty for a table without partitions.
     backup: the newest swapped out at or before this ISO 8601 time, or a run's id; None: the newest.
@@ -60,6 +61,7 @@ class PurgeUndoOptions(OfPolicy):
     renamed: ClassVar = {"undo": "revert"}
 
     metastore: Where = field(default="", kw_only=False)
+    catalog: str | None = None
     cmroot: str = field(default="", kw_only=False)
     table: str = field(default="", kw_only=False)
     partition: str = field(default="", kw_only=False)
@@ -89,6 +91,7 @@ class PurgeRetainOptions(Removing, OfPolicy):
     """Arguments:
 
     metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
     cmroot: its change-management root.
     properties: a file of a Gobblin compliance job, for what is not given.
     versions: of each partition the newest so many stay; None: 1. days: none stays longer; None: seven days.
@@ -100,6 +103,7 @@ class PurgeRetainOptions(Removing, OfPolicy):
     renamed: ClassVar = {"readers": "grace"}
 
     metastore: Where = field(default="", kw_only=False)
+    catalog: str | None = None
     cmroot: str = field(default="", kw_only=False)
     properties: str | os.PathLike[str] | None = None
     versions: Natural | None = None

@@ -17,6 +17,7 @@ from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
 from replicator.core.runtime import JOBS
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
+from replicator.events.root_catalog import refuse_other_catalog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,7 @@ def _repaired(options: RepairOptions) -> Repaired | RepairPlan:
         options.connected(options.source) as source,
         options.connected(options.target) as target,
     ):
+        refuse_other_catalog(root.place, source)
         both = Comparison(
             source, target, rename, mappings, options.patterns, options.level, options.formats or SUPPORTED
         )

@@ -52,6 +52,7 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
     cmroot: where files go; made where there is none.
     metastore: whose tables are cleaned, or must not lose their data: a thrift URI or a configured name; None: none
       knows of these files.
+    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
     root: what absolute paths of the configuration lie below, such as "s3a://lake"; None: `writer.fs.uri`, else this
       machine.
     tell: of a dry run, called with each item, which is not in the report then; None: all are.
@@ -62,6 +63,7 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
     job: str = field(kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     metastore: Where | None
+    catalog: str | None = None
     root: str | None = None
     tell: Callable[[PlannedItem], None] | None = None
 

@@ -17,10 +17,12 @@ class RoleShowOptions(Options):
     """Arguments:
 
     metastore: whose databases they are: a thrift URI, or a configured name.
+    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
     db: a database, or several; none: all that have had a role.
     """
 
     metastore: Where
+    catalog: str | None = None
     db: str | Sequence[str] = ()
 
 
@@ -41,6 +43,7 @@ class RoleSetOptions(Options):
     """Arguments:
 
     metastore: whose database it is: a thrift URI, or a configured name.
+    catalog: the metastore's, on Hive 3 and newer; None: the server's default one.
     db: the database.
     role: its new role: primary, replica, fenced or none.
     epoch: None: the next one for primary and fenced, else the one it has.
@@ -49,6 +52,7 @@ class RoleSetOptions(Options):
     """
 
     metastore: Where
+    catalog: str | None = None
     db: str
     role: Role | Literal["primary", "replica", "fenced", "none"]
     epoch: Natural | None = None

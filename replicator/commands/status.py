@@ -20,6 +20,7 @@ class StatusOptions(Options):
 
     policy: its name in the configuration, instead of all others.
     target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
+    catalog, target_catalog: of both sides, on Hive 3 and newer; None: the server's default one.
     db: the database, by its name on the target.
     source: the source's metastore, to tell the lag, too.
     cmroot: the source's root, to tell the time of the target's state, and the lag in bytes.
@@ -30,6 +31,8 @@ class StatusOptions(Options):
     target: Where | None = None
     db: str | None = None
     source: Where | None = None
+    catalog: str | None = None
+    target_catalog: str | None = None
     cmroot: str | None = None
     source_db: str | None = None
 

@@ -67,9 +67,9 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
     sampling = options.sample is not None or options.sample_bytes is not None
     if sampling and options.target_cmroot is None:
         raise UsageError("--sample needs a place to remember what was compared when", hint="give --target-cmroot")
-    databases, rename, uri = names(options.db), renames(options.rename_db), options.settings.metastore_uri
+    databases, rename, of = names(options.db), renames(options.rename_db), options.settings.metastore
     mappings, patterns = pairs(options.map_location, "--map-location"), options.patterns
-    refuse_itself(uri(options.source), uri(options.target), databases, rename)
+    refuse_itself(of(options.source), of(options.target), databases, rename)
     with (
         options.runtime() as runtime,
         options.connected(options.source) as source,

@@ -17,6 +17,7 @@ from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, 
 from replicator.compare.compare_metadata import MetadataComparison
 from replicator.compare.comparison import Comparison, Level
 from replicator.compare.differences import Difference, Differences
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.policy import same_metastore
@@ -82,13 +83,15 @@ def verify(
     return report
 
 
-def refuse_itself(source: str, target: str, databases: Sequence[str], rename: Sequence[tuple[str, str]]) -> None:
-    """Raises UsageError where databases would be compared with themselves. source, target: URIs."""
+def refuse_itself(
+    source: MetastoreConfig, target: MetastoreConfig, databases: Sequence[str], rename: Sequence[tuple[str, str]]
+) -> None:
+    """Raises UsageError where databases would be compared with themselves."""
     renamed = dict(rename)
     itself = [name for name in databases if renamed.get(name, name) == name]
-    if itself and same_metastore(source, target):
+    if itself and source.catalog == target.catalog and same_metastore(source.uri, target.uri):
         raise UsageError(
-            f"--source and --target are one metastore, {source}: {', '.join(itself)} would be compared with itself",
+            f"--source and --target are one metastore, {source.uri}: {', '.join(itself)} would be compared with itself",
             hint="name another target, or --rename-db when the copy has another name on the same metastore",
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 import replicator
 from replicator.cli import table
-from replicator.commands.base import Options, pairs, renames
+from replicator.commands.base import CATALOGS, Options, pairs, renames
 from replicator.errors import UsageError
 
 DOOR_ONLY = {"as_json", "nagios", "allow_gaps"}
@@ -45,6 +45,14 @@ def test_every_command_is_a_function_whose_arguments_are_its_options(name: str) 
     fields = {each.name for each in dataclasses.fields(verb.options)}
     given = {(parameter.name or "").removeprefix("no_") for parameter in COMMANDS[name].params} - DOOR_ONLY
     assert given <= fields
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_on_a_metastore_takes_its_catalog_or_says_why_not(name: str) -> None:
+    command = COMMANDS[name]
+    given = {parameter.name for parameter in command.params if isinstance(parameter, click.Option)}
+    missing = {option for side, option in CATALOGS.items() if side in given} - given
+    assert not missing or "default catalog" in (command.help or ""), missing
 
 
 @pytest.mark.parametrize("name", COMMANDS)
