@@ -86,7 +86,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
     began = clocks.monotonic()
     with acquire(root.place, "capture") as lease:
         lease.check()
-        bind_catalog(root.place, source.bound_catalog)
+        bind_catalog(root.place, source)
         sweep_incoming(root.place)
         sweep_log(root.place, lease)
         with open_manifest(root) as manifest:

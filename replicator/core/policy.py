@@ -93,7 +93,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def target_catalog(self) -> str:
-        return self.target_metastore.catalog or ""
+        """Its name; that of Hive's own default where none is named."""
+        return self.target_metastore.catalog or "hive"
 
     @property
     def slot(self) -> str:

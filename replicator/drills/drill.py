@@ -29,6 +29,7 @@ from replicator.drills.shadows import Shadows
 from replicator.drills.sweep import sweep
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
 from replicator.events.reach import behind
+from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import Memory, iso
 from replicator.removal.audit import who
@@ -127,6 +128,8 @@ def drill(
 
 def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Callable[[], float]) -> Drill:
     """The record of a drill that is about to begin. Raises Refused, UsageError."""
+    if options.sample or options.queries or policy.smoke:
+        refuse_for_spark(replicas.metastore)
     chosen = {name.lower() for name in options.databases}
     unknown = sorted(chosen - {each.name for each in replicas.databases})
     if unknown:

@@ -7,7 +7,7 @@ import msgspec
 from cmroot.errors import FormatError
 from cmroot.store.place import Place
 from replicator.errors import Refused
-from replicator.metastore.values import CATALOG
+from replicator.metastore.client import MetastoreReader
 
 FILE = "catalog"
 _USED = ("log", "files", "loads")
@@ -17,21 +17,23 @@ class _Catalog(msgspec.Struct, frozen=True):
     catalog: str
 
 
-def bind_catalog(root: str, catalog: str | None) -> None:
-    """A root is of the first catalog that is captured into it, or loaded beside it (None: the default one). Raises
-    Refused for another. Under the root's lease; safe to run twice."""
-    refuse_other_catalog(root, catalog)
-    if root_catalog(root) is None and (catalog or CATALOG) != CATALOG:
-        (Place(root) / FILE).write_bytes(msgspec.json.encode(_Catalog(catalog or CATALOG)) + b"\n")
+def bind_catalog(root: str, metastore: MetastoreReader) -> None:
+    """A root is of the first catalog that is captured into it, loaded beside it, or cleaned up into it. Raises Refused
+    for another. Under a lease of the root's; safe to run twice."""
+    refuse_other_catalog(root, metastore)
+    bound = metastore.bound_catalog
+    if bound is not None and bound != metastore.default_catalog and root_catalog(root) is None:
+        (Place(root) / FILE).write_bytes(msgspec.json.encode(_Catalog(bound)) + b"\n")
 
 
-def refuse_other_catalog(root: str, catalog: str | None) -> None:
+def refuse_other_catalog(root: str, metastore: MetastoreReader) -> None:
     """As `bind_catalog`, for who binds nothing."""
-    wanted, at = catalog or CATALOG, Place(root)
-    known = root_catalog(root)
-    if known is None and any(map(_has_names, (at / name for name in _USED))):
-        known = CATALOG
-    if known is not None and known != wanted:
+    known, bound = root_catalog(root), metastore.bound_catalog
+    if known == bound or (known is None and not any(_has_names(Place(root) / name) for name in _USED)):
+        return
+    default = metastore.default_catalog
+    known, wanted = known or default, bound or default
+    if known != wanted:
         raise Refused(
             f"{root} is the root of catalog {known}, not of {wanted}", hint="use another $cmroot for each catalog"
         )

@@ -80,7 +80,12 @@ def opened(
     Raises NotificationLogOff for a metastore whose drops no capture would see, LeaseHeld when another gateway works on
     the root (there may be one), UsageError for an address that cannot be had."""
     upstream.current_event_id()
-    refuse_other_catalog(root.place, upstream.bound_catalog)
+    refuse_other_catalog(root.place, upstream)
+    if upstream.bound_catalog not in (None, upstream.default_catalog):
+        raise UsageError(
+            f"a gateway protects the server's default catalog {upstream.default_catalog}, not {upstream.bound_catalog}",
+            hint="name a metastore without a catalog of its own",
+        )
     with contextlib.ExitStack() as lease:
         lease.enter_context(acquire(join(root.place, LEASE), "gateway"))
         gateway = Gateway(upstream, root, listen, settings)

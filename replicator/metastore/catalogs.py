@@ -16,7 +16,7 @@ from thrift.Thrift import TApplicationException
 
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database, Partition, Table
-from replicator.errors import MetastoreError, ObjectNotFound
+from replicator.errors import MetastoreError, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.connection import Connections
 from replicator.metastore.convert.catalog_client import qualified
@@ -44,7 +44,12 @@ class InCatalog:
     @cached_property
     def catalog(self) -> str:
         """The one whose databases this handle knows."""
-        return self._catalog or _default_catalog(self.setting)
+        return self._catalog or self.default_catalog
+
+    @cached_property
+    def default_catalog(self) -> str:
+        """See `client.MetastoreReader`."""
+        return _default_catalog(self.setting)
 
     if TYPE_CHECKING:
 
@@ -83,6 +88,18 @@ class InCatalog:
     def _close_others(self) -> None:
         for each in self._others.values():
             each.close()
+
+
+def refuse_for_spark(metastore: MetastoreReader) -> None:
+    """Spark's Hive client sends no catalog: it would read a database of the same name in the default one. Raises
+    Refused for another."""
+    catalog = metastore.bound_catalog
+    if catalog is not None and catalog != metastore.default_catalog:
+        raise Refused(
+            f"catalog {catalog} of {metastore.uri} cannot be read with Spark, which knows the server's default catalog "
+            f"{metastore.default_catalog} only",
+            hint="this needs a metastore server whose metastore.catalog.default is this catalog",
+        )
 
 
 class Everywhere:

@@ -64,6 +64,11 @@ class MetastoreReader(Protocol):
         """The catalog that was asked for; None: the server's default one."""
         ...
 
+    @property
+    def default_catalog(self) -> str:
+        """The server's, of calls that name none; "hive" of a server without catalogs."""
+        ...
+
     def everywhere(self) -> MetastoreReader:
         """The same metastore with the databases of all catalogs, those of others as `@catalog#database`."""
         ...

@@ -28,6 +28,7 @@ from replicator.dumps.dump import DumpSettings, temporary_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
 from replicator.errors import ObjectNotFound, Refused, UsageError
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.pitr.available import AvailabilityTask, Available, look
@@ -174,6 +175,8 @@ def planned(
     into = (options.into or f"{options.db}_restored_{point.event}").lower()
     key = _key(root, options, point)
     existing = _existing(target, into, options, key)
+    if existing is not None and into == options.db:
+        refuse_other_catalog(root.place, target)
     state = DumpSettings(
         str(log[-1].metadata.get("source", "")),
         [options.db],

@@ -31,7 +31,9 @@ from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.core.spark import hive_settings
 from replicator.errors import Error, ObjectNotFound, UsageError
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.events.scope import Patterns
+from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.retain import Retain
@@ -130,6 +132,8 @@ def certify(
 
     Raises Refused when there are no ids, UsageError for an unknown run."""
     began, engines = clocks.monotonic(), runtime.engines
+    refuse_other_catalog(root.place, metastore)
+    refuse_for_spark(metastore)
     directories = _runs(metastore, root, asked, options.run)
     if options.run is not None:
         request = directories[0].read_run().request

@@ -23,7 +23,9 @@ from replicator.core.roles import follows, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
+from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore
+from replicator.metastore.convert.catalog_client import catalog_of
 from replicator.purge.backups.old_versions import parse_name
 from replicator.purge.counting import settle_counts
 from replicator.purge.onboarding import Onboarded, PurgeGap, WhiteList, onboard
@@ -83,6 +85,7 @@ class Purge(Job[Onboarded, Purged]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_for_spark(self.metastore)
         split_ids(self.options.ids)
         self._whitelist = WhiteList.parse(self.options.whitelist)
 
@@ -232,7 +235,7 @@ def described(
     metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
 ) -> tuple[list[Onboarded], list[PurgeGap]]:
     """Tables to purge and those that are white-listed and cannot be."""
-    onboarded, gaps = [], []
+    onboarded, gaps = [], _elsewhere(metastore, whitelist, options)
     id_table = split_ids(options.ids)[0].lower()
     for db in sorted(metastore.database_names()):
         if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
@@ -250,6 +253,19 @@ def described(
                 case gap:
                     gaps.append(gap)
     return onboarded, gaps
+
+
+def _elsewhere(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions) -> list[PurgeGap]:
+    """Tables of other catalogs that would be purged if they were in this one."""
+    everywhere, gaps = metastore.everywhere(), []
+    for db in everywhere.database_names():
+        name = db.partition("#")[2]
+        if not catalog_of(db) or not whitelist.has_database(name):
+            continue
+        names = [table for table in sorted(everywhere.table_names(db)) if whitelist.has(name, table)]
+        found = (onboard(table, options.field_path) for table in everywhere.tables(db, names, {}))
+        gaps += [PurgeGap(each.name, "in another catalog") for each in found if isinstance(each, Onboarded)]
+    return gaps
 
 
 def warehouse_of(metastore: Metastore) -> str:

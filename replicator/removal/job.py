@@ -25,7 +25,7 @@ from cmroot.lease import Lease, acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
 from replicator.core.runtime import Runtime
-from replicator.events.root_catalog import refuse_other_catalog
+from replicator.events.root_catalog import bind_catalog, refuse_other_catalog
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.removal.audit import begin_audit
@@ -57,7 +57,7 @@ class Job(ABC, Generic[Page, Done]):
 
     def __post_init__(self) -> None:
         if self.metastore:
-            refuse_other_catalog(self.root.place, self.metastore.bound_catalog)
+            refuse_other_catalog(self.root.place, self.metastore)
         self.live = LiveLocations(self.metastore) if self.metastore else Unregistered()
         if self.metastore:
             self.metastore = checked(self.metastore, self.check)
@@ -79,6 +79,8 @@ class Job(ABC, Generic[Page, Done]):
             with ExitStack() as stack:
                 if not dry_run:
                     stack.enter_context(self._held())
+                    if self.metastore:
+                        bind_catalog(self.root.place, self.metastore)
                 audit = begin_audit(self.root.place, self.name, clock=self.runtime.clock)
                 self.remover = Remover(
                     self.root.place,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hive_metastore import ttypes
@@ -12,12 +14,14 @@ from newer_calls import newer_client
 from plain_tables import PlainDatabase
 from policies import Replication
 
+import replicator
 from replicator import capture, dump, verify
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import ObjectNotFound, Refused
 from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.policies.roles import read_role
 from replicator.removal.live import LiveLocations
 from replicator.replay.places.neighbours import Neighbours
 
@@ -111,7 +115,7 @@ def test_a_policy_replicates_one_catalog_into_another(hives: Hives, tmp_path: Pa
         (replica_beside.metastore, pair.keys["target_cmroot"]),
     ):
         with pytest.raises(Refused, match="is the root of catalog c"):
-            refuse_other_catalog(root, unbound.bound_catalog)
+            refuse_other_catalog(root, unbound)
     with pytest.raises(Refused, match="is the root of catalog"):
         capture(source=source.uri, cmroot=pair.keys["cmroot"], engine="local")
 
@@ -135,3 +139,92 @@ def test_a_root_is_of_one_catalog(hives: Hives, tmp_path: Path) -> None:
     for root, catalog in ((roots[0], other.catalog), (roots[1], None)):
         with pytest.raises(Refused, match="is the root of catalog"):
             capture(source=source.uri, catalog=catalog, cmroot=root, engine="local")
+
+
+class TwoCatalogs(Replication):
+    """A policy between catalogs. same_names: the databases of the same name in both default catalogs."""
+
+    same_names: list[PlainDatabase]
+
+    def untouched(self) -> list[dict[str, Any]]:
+        return [each.everything() for each in self.same_names]
+
+
+@pytest.fixture
+def two(hives: Hives, tmp_path: Path) -> TwoCatalogs:
+    pair = TwoCatalogs(hives("4.2"), hives("4.2", "target"), tmp_path)
+    defaults = {"source": pair.source, "target": pair.target}
+    pair.same_names = [
+        PlainDatabase(each, f"{pair.name}_a", tmp_path / f"its_{side}") for side, each in defaults.items()
+    ]
+    pair.source, pair.target = in_catalog(hives("4.2"), tmp_path), in_catalog(hives("4.2", "target"), tmp_path)
+    pair.keys |= {"catalog": pair.source.catalog, "target_catalog": pair.target.catalog}
+    for each in pair.same_names:
+        each.create()
+        each.table("t", {"first": "another"})
+        each.partitioned("days", {"1": {"x": "another"}})
+    pair.db("a").table("t", {"first": "1"})
+    pair.db("a").partitioned("days", {"1": {"x": "one"}})
+    return pair
+
+
+def closed() -> str:
+    """A metastore that is not there."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return f"thrift://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: TwoCatalogs) -> None:
+    name, db = two.name, f"{two.name}_a"
+    untouched = two.untouched()
+    two.sync()
+
+    def config() -> dict[str, Any]:
+        return {"config": str(two.config())}
+
+    assert replicator.switchover(name, to="target", **config()).primary == "target"
+    two.replica("a").write("t", {"written there": "2"})
+    assert two.sync().reverse
+    assert replicator.switchover(name, to="source", **config()).primary == "source"
+    two.is_same()
+    point = two.db("a").metastore.current_event_id()
+    two.db("a").write("t", {"more": "3"})
+    two.sync()
+    assert replicator.status(name, **config()).seconds == 0
+    by_hand = {"source": two.source_uri, "target": two.target_uri, "db": db, "cmroot": two.keys["cmroot"]}
+    catalogs = {"catalog": two.source.catalog, "target_catalog": two.target.catalog}
+    assert replicator.status(**by_hand, **catalogs).status == "current"
+    assert replicator.status(target=two.target_uri, db=db).status == "no replica"
+
+    with pytest.raises(Refused, match="cannot be read with Spark"):
+        replicator.drill(name, **config())
+    assert replicator.drill(name, sample=0, **config()).status == "done"
+
+    into = replicator.restore(name, db=db, to=point, into=f"{db}_then", **config())
+    assert into.into == f"{db}_then" and f"{db}_then" not in two.same_names[0].metastore.database_names()
+    assert two.db("a_then").shown().keys() == two.db("a").shown().keys()
+    with pytest.raises(Refused, match="is the root of catalog"):
+        root = two.keys["cmroot"]
+        replicator.restore(cmroot=root, db=db, to=point, target=two.source_uri, into=db, force=True)
+    assert two.untouched() == untouched
+
+    here, two.keys["source"] = two.keys["source"], closed()
+    assert replicator.failover(name, force=True, **config()).primary == "target"
+    two.keys["source"] = here
+    two.replica("a").write("t", {"after": "4"})
+    assert replicator.failback(name, switch=True, **config()).primary == "source"
+    two.is_same()
+    roles = replicator.role_show(metastore=two.source_uri, catalog=two.source.catalog, db=db)
+    assert [each.role for each in roles.databases] == ["primary"]
+    assert [each.role for each in replicator.role_show(metastore=two.source_uri, db=db).databases] == ["none"]
+    assert two.untouched() == untouched
+
+
+def test_role_set_is_about_one_catalog(two: TwoCatalogs) -> None:
+    untouched = two.untouched()
+    replicator.role_set(
+        metastore=two.source_uri, catalog=two.source.catalog, db=f"{two.name}_a", role="fenced", force=True
+    )
+    assert "fenced" in str(read_role(two.source, f"{two.name}_a"))
+    assert two.untouched() == untouched

@@ -19,6 +19,11 @@ def qualified(catalog: str, db: str) -> str:
     return f"@{catalog}#{db}"
 
 
+def catalog_of(db: str) -> str:
+    """The catalog in a name of `qualified`; "" of any other."""
+    return db[1:].partition("#")[0] if db.startswith("@") else ""
+
+
 def bound(client: Any, catalog: str | None) -> Any:
     """The client for one catalog; None: the server's default one, which calls need not name."""
     return client if catalog is None else CatalogClient(client, catalog)

@@ -19,6 +19,7 @@ from cmroot.store.place import join, normal
 from replicator.core.report import Report
 from replicator.core.roles import follows, mark_of
 from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, backups, late, recorded
@@ -61,6 +62,7 @@ def restore_backup(
 
     Raises ObjectNotFound when there is none, Refused when the partition changes meanwhile, FilesMissing when bytes of a
     recycled backup are nowhere any more. Safe to run twice: the second time it is there already."""
+    refuse_other_catalog(root.place, metastore)
     table, partition, undo = options.table, options.partition, options.undo
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]

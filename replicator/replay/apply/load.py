@@ -85,7 +85,7 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
     root = create_or_open(roots.target).place
     with acquire(root, "load") as lease:
         lease.check()
-        bind_catalog(root, target.bound_catalog)
+        bind_catalog(root, target)
         sweep_incoming(root)
         sweep_staging(root)
         plan = plan_load(reader, target, options)

@@ -26,6 +26,7 @@ from replicator.core.roles import RoleMark, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.convert.catalog_client import catalog_of, qualified
 from replicator.replay.places.by_name import is_noted, lies_by_name, published_name
 from replicator.replay.places.clearing import Clearing, SparedPlace, begins_partition
 from replicator.replay.places.replica import SOURCE
@@ -81,6 +82,7 @@ class Neighbours:
         self._all = target  # with other catalogs, once it was read
         self._at: dict[str, list[Occupant]] = {}
         self._places: dict[Name, set[str]] = {}  # of a table and its partitions
+        self._catalogs: set[str] = set()  # others
         self._depth: dict[Name, int] = {}  # number of partition keys
         self._sources: dict[Name, str] = {}
         self._sorted: list[str] | None = None
@@ -137,8 +139,10 @@ class Neighbours:
                     elif begins_partition(below := real[len(holder.place) :], holder.key):
                         asked.setdefault((holder.db, holder.table), {}).setdefault(below.strip("/"), []).append(place)
             published = published_name(place)
-            if published is not None and not leaving.has(*published[:2]):
-                asked.setdefault(published[:2], {}).setdefault(published[2], []).append(place)
+            if published is not None:
+                for name in self._named(*published[:2]):
+                    if not leaving.has(*name):
+                        asked.setdefault(name, {}).setdefault(published[2], []).append(place)
         for name, belows in asked.items():
             for place, holder in self._asked_by_name(name, belows, leaving):
                 found[place].append(holder)
@@ -173,6 +177,11 @@ class Neighbours:
             yield from self._at.get(above, ())
             real = above
 
+    def _named(self, db: str, table: str) -> list[Name]:
+        """Tables of this name, in any catalog: a place that was published under it may be each one's."""
+        others = ((qualified(catalog, db), table) for catalog in self._catalogs)
+        return [(db, table), *(name for name in others if name in self._depth)]
+
     def _asked_by_name(
         self, name: Name, belows: Mapping[str, Sequence[str]], leaving: Leaving
     ) -> Iterator[tuple[str, Occupant]]:
@@ -204,7 +213,9 @@ class Neighbours:
         if not self._read:
             self._again.clear()
             self._all = self._target.everywhere()
-            for db in self._all.database_names():
+            names = self._all.database_names()
+            self._catalogs = {catalog for catalog in map(catalog_of, names) if catalog}
+            for db in names:
                 self._add_tables(db)
             self._read = True
         elif self._again:

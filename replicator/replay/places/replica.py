@@ -17,6 +17,7 @@ import msgspec
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
 from replicator.events.compare import comparable
 from replicator.metastore.convert.fields import ids
+from replicator.metastore.values import CATALOG
 from replicator.replay.places.placement import Placement, respelled, uri
 from replicator.replay.places.view_text import rename_databases
 
@@ -101,14 +102,23 @@ def _extra(extra: Mapping[str, Any], databases: Mapping[str, str]) -> dict[str, 
     for key in kept.keys() & _CREATION:
         made = copy.deepcopy(kept[key])
         fields = made["rec"]
-        structs = [fields, *(each["1"]["rec"] for each in fields.get("7", {"lst": ("rec", 0)})["lst"][2:])]
-        for each in structs:  # its own, and those of the tables that it reads: field 2 is the database in both
+        read = [each["1"]["rec"] for each in fields.get("7", {"lst": ("rec", 0)})["lst"][2:]]
+        for each in (fields, *read):  # its own, and those of the tables that it reads: field 2 is the database in both
             each["2"]["str"] = databases.get(each["2"]["str"], each["2"]["str"])
+        for each in read:
+            each.pop("17", None)  # the catalog
         if "4" in fields:
-            named = (name.partition(".") for name in fields["4"]["set"][2:])
-            fields["4"]["set"][2:] = [f"{databases.get(db, db)}{dot}{name}" for db, dot, name in named]
+            used = fields["4"]["set"]
+            used[2:] = [_in_database(name, fields["1"]["str"], databases) for name in used[2:]]
+        fields["1"]["str"] = CATALOG
         kept[key] = made
     return kept
+
+
+def _in_database(name: str, catalog: str, databases: Mapping[str, str]) -> str:
+    """The name of a table that a materialized view of this catalog reads, without its catalog."""
+    db, dot, table = name.removeprefix(f"{catalog}.").partition(".") if name.count(".") > 1 else name.partition(".")
+    return f"{databases.get(db, db)}{dot}{table}"
 
 
 def replica_partition(partition: Partition, table: Table, placement: Placement, *, shared: bool = False) -> Partition:
