@@ -32,6 +32,14 @@ class Transactional(Replication):
     def client(self) -> Any:
         return hive_client(self.hive)
 
+    def orc(self, *names: str, beside: str = "") -> None:
+        """Tables that may become transactional. beside: added to the names of their directories."""
+        for name in names:
+            place = f"file:{self.db('a').home}/{name}{beside}"
+            with self.client() as client:
+                client.table(self.database, name, {"EXTERNAL": "TRUE"}, kind="EXTERNAL_TABLE", location=place)
+            self.db("a").write(f"{name}{beside}", {"000000_0": "1"})  # a name that Hive gives files
+
     def run(self, *words: str) -> tuple[int, dict[str, Any]]:
         answer = command("--config", str(self.config()), *words)
         return answer.code, answer.output
@@ -54,3 +62,66 @@ def test_they_are_named_everywhere_and_the_rest_goes_on(story: Transactional) ->
         assert set(story.named(found)) == set(ACID), (words, output)
         assert all("transaction" in reason for reason in story.named(found).values())
     assert story.target.table_names(story.replica("a").name) == ["plain"]
+
+
+def test_what_becomes_transactional_is_named_and_is_no_replica_that_seems_current(story: Transactional) -> None:
+    source, replica = story.db("a"), story.replica("a")
+    story.orc("turned", "moved", "replaced", "kept")
+    story.run("sync", story.name)
+    with story.client() as client:
+        for name in ("turned", "moved"):
+            client.make_transactional(story.database, name)
+            source.write(f"{name}/delta_0000001_0000001", {"bucket_00000": "2"})
+        source.drop("replaced")
+        client.table(story.database, "replaced", FULL_ACID)
+        for name in ACID:  # and the reverse
+            client.drop(story.database, name)
+    for name in ACID:
+        source.table(name, {"plain": "3"}, kind="EXTERNAL_TABLE")
+    source.write("kept", {"second": "2"})
+    gaps = {"turned", "moved", "replaced"}
+    code, output = story.run("sync", story.name)
+    assert (code, set(story.named(output))) == (3, gaps), output
+    assert set(story.target.table_names(replica.name)) == {"plain", "kept", "turned", "moved", *ACID}
+    assert replica.shown()["turned"]["files"].keys() == {"000000_0"}
+    assert "transaction" in story.target.table(replica.name, "turned").parameters["replicator.left.out"]
+    code, output = story.run("verify", story.name)
+    assert (code, set(story.named(output))) == (4, gaps), output
+    assert {(each["object"].split(".")[1], each["kind"]) for each in output["differences"]} == {
+        ("turned", "format"),
+        ("moved", "format"),
+    }
+    for words in (["status"], ["lag"], ["check"]):
+        assert gaps <= set(story.named(story.run(*words, story.name)[1])), words
+
+    with story.client() as client:  # a rename, and a table in its old place
+        client.rename(story.database, "moved", "elsewhere")
+    story.orc("moved", beside="-again")  # Hive 4.2 leaves the directory of a renamed one where it is
+    code, output = story.run("sync", story.name)
+    assert (code, set(story.named(output))) == (3, {"turned", "elsewhere", "replaced"}), output
+    assert replica.shown()["moved"] == source.shown()["moved"]
+
+    with story.client() as client:
+        for name in ("turned", "elsewhere", "replaced"):
+            client.drop(story.database, name)
+    source.table("turned", {"third": "3"}, kind="EXTERNAL_TABLE")
+    assert story.run("sync", story.name)[0] == 0
+    assert story.run("verify", story.name)[0] == 0
+
+
+def test_a_renamed_one_leaves_no_replica_under_its_old_name(story: Transactional) -> None:
+    source, replica = story.db("a"), story.replica("a")
+    story.orc("moved")
+    story.run("sync", story.name)
+    with story.client() as client:
+        client.make_transactional(story.database, "moved")
+        story.run("sync", story.name)
+        client.rename(story.database, "moved", "elsewhere")
+        assert set(story.named(story.run("sync", story.name)[1])) == {"elsewhere", *ACID}
+        assert "moved" not in story.target.table_names(replica.name)
+        for name in ("elsewhere", *ACID):
+            client.drop(story.database, name)
+    assert story.run("sync", story.name)[0] == 0
+    assert not (replica.home / "moved" / "000000_0").exists()  # it was the source's to remove, too
+    code, output = story.run("verify", story.name)
+    assert code == 0, output

@@ -87,6 +87,19 @@ class HiveClient:
             request.processorIdentifier = "hs2@test"
             self.thrift.alter_table_req(request)
 
+    def make_transactional(self, db: str, name: str) -> None:
+        """An external table, too. Servers refuse the reverse."""
+        table = self.get(db, name)
+        for key in ("EXTERNAL", "TRANSLATED_TO_EXTERNAL", "external.table.purge"):
+            table.parameters.pop(key, None)
+        table.parameters["transactional"], table.tableType = "true", "MANAGED_TABLE"
+        self.alter(db, name, table)
+
+    def rename(self, db: str, name: str, new: str) -> None:
+        table = self.get(db, name)
+        table.tableName = new
+        self.alter(db, name, table)
+
     def drop(self, db: str, name: str) -> None:
         self.thrift.drop_table(db, name, True)
 

@@ -37,7 +37,7 @@ from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, n
 from replicator.replay.places.clearing import Clearing, SparedPlace, clear
 from replicator.replay.places.neighbours import Free, Leaving, Name, Neighbours
 from replicator.replay.places.placement import is_published, relative
-from replicator.replay.places.replica import has_sources_data
+from replicator.replay.places.replica import has_own_data, has_sources_data
 from replicator.replay.places.retired import Retired, has_left, note_left, note_retired, take_left
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.target import NEW
@@ -221,7 +221,7 @@ class Work:
     def _add_directories(self, table: Table, found: dict[str, Name]) -> None:
         """Where data lies that goes with a table which owns it, or had left it at the source before it was dropped."""
         directories: list[str] = []
-        if table.owns_data and table.location and not has_sources_data(table):
+        if has_own_data(table):
             names = self.target.partition_names(table.db, table.name) if table.is_partitioned else []
             directories = places_of(self.target, table, names)
         elif table.location and not has_sources_data(table):
@@ -353,7 +353,7 @@ def leaving_partitions(table: Table, names: Iterable[str]) -> Leaving:
 def places_of(target: MetastoreReader, table: Table, partitions: Sequence[str]) -> list[str]:
     """Directories that go with a dropped table: its own, and those of its partitions, by name, that lie elsewhere. None
     where it does not own its data."""
-    if not table.owns_data or not table.location or has_sources_data(table):
+    if not table.location or not has_own_data(table):
         return []
     found = [table.location]
     for batch in target.partitions(table.db, table.name, partitions) if partitions else ():

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
+from replicator.core.table_format import reason_of
 from replicator.events.compare import comparable
 from replicator.metastore.convert.fields import ids
 from replicator.metastore.values import CATALOG
@@ -70,6 +71,13 @@ def replica_database(database: Database, placement: Placement) -> Database:
 def has_sources_data(table: Table | None) -> bool:
     """Whether a table of the target is known by its metadata only: its files are the source's."""
     return table is not None and table.parameters.get(DATA) == "source"
+
+
+def has_own_data(table: Table) -> bool:
+    """Whether the data of a table of the target goes when the source drops the table: it owns it, or became managed at
+    the source after its last load, as transactional ones do."""
+    owns = table.owns_data or table.parameters.get(LEFT_OUT) == reason_of("acid")
+    return owns and bool(table.location) and not has_sources_data(table)
 
 
 def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: bool = False) -> Table:

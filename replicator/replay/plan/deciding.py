@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
 
 from replicator.core.model import Table
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
@@ -105,7 +108,7 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     name = _target_name(plan, lineage.now)
     there = _existing(plan, lineage.now, target)
     if reason := _why_left_out(plan, lineage.table) or _why_refused(plan, lineage, target):
-        plan.left_out.append(LeftOut(lineage, name, there or before, reason))
+        _plan_left_out(plan, LeftOut(lineage, name, there or before, reason))
         return
     shared = plan.sharing.of(lineage.table, before or there)
     final = replica_table(lineage.table, plan.placement, plan.mark, shared=shared)
@@ -123,6 +126,16 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     else:
         _plan_continued(plan, step, before, there)
     plan.tables.append(step)
+
+
+def _plan_left_out(plan: Plan, left_out: LeftOut) -> None:
+    """What the target has of it stays as long as the source has one of its name: later ranges would not find it."""
+    there = left_out.there
+    if there is not None and (there.db, there.name) != left_out.name and table_position(there) is not None:
+        plan.drops.append(msgspec.structs.replace(there, parameters={**there.parameters, LEFT_OUT: left_out.reason}))
+        plan.left[there.db, there.name] = left_out.lineage.left
+        left_out = replace(left_out, there=None)
+    plan.left_out.append(left_out)
 
 
 def _why_left_out(plan: Plan, table: Table) -> str:
