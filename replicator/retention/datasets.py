@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cmroot.store.place import is_local, join, normal, scheme, split_authority
 from replicator.core.model import Table
 from replicator.core.roles import follows, mark_of
+from replicator.core.table_format import SAID, table_format
 from replicator.errors import ConfigError, Error, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.retention.config.class_names import FINDERS, known
@@ -240,6 +241,9 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
                     yield Failed(table.db, followers[table.db])
             if followers[table.db]:
                 continue
+            if why := _foreign(table):
+                yield Failed(f"{table.db}.{table.name}", why)
+                continue
             settings = source.settings
             if from_store and job.store:
                 settings = job.store.resolve(job.store.key(f"hive/{table.db}/{table.name}")).settings
@@ -248,6 +252,16 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
             yield Failed(f"{table.db}.{table.name}", explained(error))
     if not found:
         yield Failed(str(asked.origin("hive.dataset") or Origin("hive.dataset", 0)), "matches no table")
+
+
+def _foreign(table: Table) -> str:
+    """Why partitions of a table cannot go with their files; nothing when they can."""
+    format = table_format(table)
+    if format == "acid":
+        return f"{SAID[format]}: its partitions go with the transactions that wrote them; drop them in Hive"
+    if format in SAID and format != "symlink":
+        return f"{SAID[format]}: its own log says which files count, so remove its data with its own tools"
+    return ""
 
 
 def explained(error: Exception) -> str:

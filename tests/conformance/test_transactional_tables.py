@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gobblin_examples as examples
 import pytest
 from hive_objects import FULL_ACID, INSERT_ONLY, hive_client
 from policies import Replication
@@ -110,7 +111,7 @@ def test_what_becomes_transactional_is_named_and_is_no_replica_that_seems_curren
 
 
 def test_a_renamed_one_leaves_no_replica_under_its_old_name(story: Transactional) -> None:
-    source, replica = story.db("a"), story.replica("a")
+    replica = story.replica("a")
     story.orc("moved")
     story.run("sync", story.name)
     with story.client() as client:
@@ -125,3 +126,22 @@ def test_a_renamed_one_leaves_no_replica_under_its_old_name(story: Transactional
     assert not (replica.home / "moved" / "000000_0").exists()  # it was the source's to remove, too
     code, output = story.run("verify", story.name)
     assert code == 0, output
+
+
+def test_retention_names_them_and_drops_no_partition_of_them(story: Transactional) -> None:
+    home, old = story.db("a").home, "2020-01-01-00"
+    with story.client() as client:
+        for name, parameters in ACID.items():
+            client.table(story.database, f"dated_{name}", parameters, keys=("datepartition",))
+            client.partition(story.database, f"dated_{name}", old)
+    story.db("a").write("job", {"job.conf": examples.HIVE + f"hive.dataset.whitelist = {story.database}\n"})
+    answer = command(
+        *("retention", "run", str(home / "job" / "job.conf"), "--metastore", story.source_uri),
+        *("--cmroot", str(story.here / "retention"), "--set", "gobblin.retention.hive.shouldDeleteData=true"),
+    )
+    assert (answer.code, answer.output.get("dropped")) == (3, 0), answer
+    named = {each["what"]: each["why"] for each in answer.output["failed"]}
+    for name in ACID:
+        assert "transactional" in named[f"{story.database}.dated_{name}"], answer
+    for name in ACID:
+        assert story.source.partition_names(story.database, f"dated_{name}") == [f"datepartition={old}"]

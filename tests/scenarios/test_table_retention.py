@@ -104,6 +104,18 @@ def test_sample_5_drops_partitions_and_leaves_their_data_unless_told_otherwise(d
     assert {(row["outcome"], row["what"]) for row in rows} == {("done", "partition")} and len(rows) == 2
 
 
+def test_tables_whose_own_log_says_which_files_count_are_named_and_left_alone(db: Dated) -> None:
+    values = db.dated("events", 1, 4, 5, parameters={"table_type": "ICEBERG"})
+    db.dated("orders", 1, 4)
+    for options in (["--dry-run"], []):
+        done = db.run("--set", DELETES, *options, code=3)
+        assert [(each["what"], "an Iceberg table" in each["why"]) for each in done["failed"]] == [
+            (f"{db.name}.events", True)
+        ]
+    assert db.values("events") == db.files("events") == set(values)
+    assert len(db.values("orders")) == 1
+
+
 def test_with_its_data_a_partition_goes_to_cmroot_and_its_files_can_be_put_back(db: Dated) -> None:
     values = db.dated("orders", 1, 4, 5)
     done = db.run("--set", DELETES)

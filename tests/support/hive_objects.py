@@ -74,6 +74,13 @@ class HiveClient:
             request = ttypes.CreateTableRequest(table=made, processorCapabilities=HIVE, processorIdentifier="hs2@test")
             self.thrift.create_table_req(request)
 
+    def partition(self, db: str, name: str, *values: str) -> None:
+        """Where the table says."""
+        storage = self.get(db, name).sd
+        storage.location = None
+        made = ttypes.Partition(values=list(values), dbName=db, tableName=name, sd=storage, parameters={})
+        self.thrift.add_partition(made)
+
     def get(self, db: str, name: str) -> Any:
         request = ttypes.GetTableRequest(dbName=db, tblName=name)
         request.capabilities = ttypes.ClientCapabilities([ttypes.ClientCapability.INSERT_ONLY_TABLES])
