@@ -4,10 +4,8 @@ read, and compare nothing.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from replicator.captures.unlistable import REFUSED
 from replicator.compare.comparison import Comparison
@@ -15,7 +13,7 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition, Statistics, Table, partition_name
 from replicator.events.compare import has_column_statistics
 from replicator.events.scope import matches_name
-from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, side_by_side
+from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, read_both
 from replicator.text.partition_filter import PartitionFilter
 
 
@@ -53,133 +51,194 @@ class TablePair:
     pages: Iterable[PartitionPages] = field(default=())
 
 
+@dataclass(frozen=True)
+class _Tables:
+    """Some of one side's tables by name, and its answer for those that it does not give."""
+
+    found: dict[str, Table]
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What one side has in a table. partitions: None where one call does not answer for all."""
+
+    statistics: Statistics | None = None
+    partitions: Sequence[Partition] | None = ()
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What one side is asked for when the contents of both are known."""
+
+    statistics: Sequence[Statistics] = ()
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A table with its contents. page: its partitions, without the statistics of those that are marked; is_large:
+    instead of that their names are to be read."""
+
+    pair: TablePair
+    page: PartitionPages | None = None
+    is_large: bool = False
+
+
+_NOTHING, _NO_REST = _Contents(), _Rest()
+
+
 def read_tables(
     comparison: Comparison,
     databases: tuple[str, str],
     names: Sequence[str],
     left_out: Callable[[Table, Table | None], str],
 ) -> Iterator[TablePair]:
-    """Tables of one database (its names on both sides), in the order of `names`. left_out: why loads leave a table of
-    the source out, asked in the caller's thread. Raises ObjectNotFound for one that goes away meanwhile."""
-    traffic = comparison.source.traffic
-    both = partial(_both, comparison, *databases)
-    batches = side_by_side(traffic, both, batched(names, TABLE_BATCH), weigh=lambda _: 0.0)
+    """Tables of one database (its names on both sides), in the order of `names`, both sides read at the same time.
+    left_out: why loads leave a table of the source out, asked in the caller's thread. Raises ObjectNotFound for one
+    that goes away meanwhile."""
+    reader = _Reader(comparison, databases)
+    tables = read_both(reader.sides, reader.tables, batched(names, TABLE_BATCH), weigh=lambda _: 0.0)
     pairs = (
         replace(pair, left_out=left_out(pair.source, pair.target)) if pair.source is not None else pair
-        for pair in itertools.chain.from_iterable(batches)
+        for some, here, there in tables
+        for pair in _pairs(some, here, there)
     )
-    reader = _Reader(comparison)
-    yield from side_by_side(traffic, reader.read, pairs, weigh=_weight, known=reader.nothing_to_read)
+    contents = read_both(reader.sides, reader.contents, pairs, weigh=_weight, known=_nothing_to_read)
+    joined = (reader.joined(*each) for each in contents)
+    rest = read_both(reader.sides, reader.rest, joined, weigh=lambda _: 0.0, known=_no_rest)
+    return (reader.whole(*each) for each in rest)
 
 
-def _both(comparison: Comparison, db: str, replica: str, names: Sequence[str]) -> list[TablePair]:
-    refused: dict[str, str] = {}
-    here = {table.name: table for table in comparison.source.tables(db, names, refused)}
-    there = {table.name: table for table in comparison.target.tables(replica, names, refused)}
-    return [
-        TablePair(name, None, None, f"{REFUSED}: {refused[name]}")
-        if name in refused
-        else TablePair(name, here.get(name), there.get(name))
-        for name in names
-    ]
+def _pairs(names: Sequence[str], here: _Tables, there: _Tables) -> Iterator[TablePair]:
+    refused = here.refused | there.refused
+    for name in names:
+        if name in refused:
+            yield TablePair(name, None, None, f"{REFUSED}: {refused[name]}")
+        else:
+            yield TablePair(name, here.found.get(name), there.found.get(name))
 
 
-def _weight(pair: TablePair) -> float:
-    return TABLE_WEIGHT + sum(len(each.source) for each in pair.pages if isinstance(pair.pages, list))
+def _weight(contents: _Contents) -> float:
+    return TABLE_WEIGHT + len(contents.partitions or ())
+
+
+def _nothing_to_read(pair: TablePair) -> _Contents | None:
+    """For a pair whose tables are all there is to compare."""
+    source, target = pair.source, pair.target
+    if source is None or target is None or pair.left_out:
+        return _NOTHING
+    return None if _are_partitioned(source, target) or _any_statistics(source, target) else _NOTHING
+
+
+def _no_rest(joined: _Joined) -> _Rest | None:
+    return None if joined.is_large or (joined.page and joined.page.marked) else _NO_REST
 
 
 class _Reader:
-    """Reads what a table has on both sides."""
+    """Reads what tables have, each side for itself; a side is 0, the source, or 1."""
 
-    def __init__(self, comparison: Comparison) -> None:
-        self._patterns, self._source, self._target = comparison.patterns, comparison.source, comparison.target
+    def __init__(self, comparison: Comparison, databases: tuple[str, str]) -> None:
+        self.sides = (comparison.source, comparison.target)
+        self._databases, self._patterns = databases, comparison.patterns
 
-    def nothing_to_read(self, pair: TablePair) -> TablePair | None:
-        """The pair, where both tables are all there is to compare."""
-        source, target = pair.source, pair.target
-        if source is None or target is None or pair.left_out:
-            return pair
-        return None if _are_partitioned(source, target) or _any_statistics(source, target) else pair
+    def tables(self, side: int, names: Sequence[str]) -> _Tables:
+        refused: dict[str, str] = {}
+        found = {table.name: table for table in self.sides[side].tables(self._databases[side], names, refused)}
+        return _Tables(found, refused)
 
-    def read(self, pair: TablePair) -> TablePair:
-        source, target = pair.source, pair.target
-        assert source is not None and target is not None
-        statistics = None
+    def contents(self, side: int, pair: TablePair) -> _Contents:
+        source, target = _both(pair)
+        table, metastore = (source, target)[side], self.sides[side]
+        statistics, partitions = None, None
         if _any_statistics(source, target):
-            statistics = (
-                self._source.table_statistics(source.db, source.name, _columns(source)),
-                self._target.table_statistics(target.db, target.name, _columns(target)),
-            )
+            statistics = metastore.table_statistics(table.db, table.name, _columns(table))
+        if _are_partitioned(source, target):
+            partitions = metastore.few_partitions(table.db, table.name)
+        return _Contents(statistics, partitions)
+
+    def joined(self, pair: TablePair, here: _Contents, there: _Contents) -> _Joined:
+        if here is _NOTHING:
+            return _Joined(pair)
+        source, target = _both(pair)
+        if _any_statistics(source, target):
+            pair = replace(pair, statistics=(here.statistics, there.statistics))
         if not _are_partitioned(source, target):
-            return replace(pair, statistics=statistics)
-        names, pages = self._partitions(source, target)
-        return replace(pair, statistics=statistics, names=names, pages=pages)
-
-    def _partitions(self, source: Table, target: Table) -> tuple[PartitionNames, Iterable[PartitionPages]]:
+            return _Joined(pair)
         held = self._patterns.filter_for(source)  # names are the source's, on both sides
-        here = self._source.few_partitions(source.db, source.name)
-        there = None if here is None else self._target.few_partitions(target.db, target.name)
-        if here is None or there is None:
-            return self._many(source, target, held)
-        mine, others = dict(_named(source, here, held)), dict(_named(target, there, held))
-        names = _only_one(mine.keys(), others.keys())
-        common = [name for name in sorted(mine) if name in others]
-        if not common:
-            return names, []
-        page = self._page(source, target, [mine[name] for name in common], [others[name] for name in common])
-        return names, [page]
-
-    def _many(
-        self, source: Table, target: Table, held: PartitionFilter | None
-    ) -> tuple[PartitionNames, Iterable[PartitionPages]]:
-        """Of a table with more partitions than one call answers for: names first."""
-        wanted, found = (
-            {name for name in names if held is None or matches_name(held, name)}
-            for names in (
-                self._source.partition_names(source.db, source.name),
-                self._target.partition_names(target.db, target.name),
-            )
+        if here.partitions is None or there.partitions is None:
+            return _Joined(pair, is_large=True)
+        mine, others = _wanted(source, here.partitions, held), _wanted(target, there.partitions, held)
+        common = [values for values in sorted(mine) if values in others]
+        page = _unmeasured(source, [mine[values] for values in common], [others[values] for values in common])
+        names = PartitionNames(
+            frozenset(partition_name(source.partition_keys, values) for values in mine.keys() - others.keys()),
+            frozenset(partition_name(target.partition_keys, values) for values in others.keys() - mine.keys()),
         )
-        return _only_one(wanted, found), self._pages(source, target, sorted(wanted & found))
+        return _Joined(replace(pair, names=names), page)
+
+    def rest(self, side: int, joined: _Joined) -> _Rest:
+        """Of a table with more partitions than one call answers for: names first."""
+        table = _both(joined.pair)[side]
+        if joined.is_large:
+            return _Rest(names=self.sides[side].partition_names(table.db, table.name))
+        return _Rest(self._statistics(side, table, joined.page.marked if joined.page else ()))
+
+    def whole(self, joined: _Joined, here: _Rest, there: _Rest) -> TablePair:
+        pair, page = joined.pair, joined.page
+        if page is not None:
+            return replace(pair, pages=[replace(page, statistics=(here.statistics, there.statistics))])
+        if not joined.is_large:
+            return pair
+        source, target = _both(pair)
+        held = self._patterns.filter_for(source)
+        wanted, found = (
+            {name for name in side.names if held is None or matches_name(held, name)} for side in (here, there)
+        )
+        names = PartitionNames(frozenset(wanted - found), frozenset(found - wanted))
+        return replace(pair, names=names, pages=self._pages(source, target, sorted(wanted & found)))
 
     def _pages(self, source: Table, target: Table, names: Sequence[str]) -> Iterator[PartitionPages]:
-        here = self._source.partitions(source.db, source.name, names)
-        there = self._target.partitions(target.db, target.name, names)
+        here = self.sides[0].partitions(source.db, source.name, names)
+        there = self.sides[1].partitions(target.db, target.name, names)
         for some, others in zip(here, there, strict=True):
-            yield self._page(source, target, some, others)
+            page = _unmeasured(source, some, others)
+            measured = (self._statistics(0, source, page.marked), self._statistics(1, target, page.marked))
+            yield replace(page, statistics=measured)
 
-    def _page(
-        self, source: Table, target: Table, here: Sequence[Partition], there: Sequence[Partition]
-    ) -> PartitionPages:
-        """Both sides of some partitions, in any order."""
-        flagged = {each.values for side in (here, there) for each in side if has_column_statistics(each.parameters)}
-        on_both = {each.values for each in there}.intersection(each.values for each in here)
-        marked = [
-            partition_name(source.partition_keys, each.values)
-            for each in here
-            if each.values in flagged and each.values in on_both
-        ]
+    def _statistics(self, side: int, table: Table, marked: Sequence[str]) -> Sequence[Statistics]:
         if not marked:
-            return PartitionPages(here, there, [], ([], []))
-        statistics = (
-            self._source.partition_statistics(source.db, source.name, _columns(source), marked),
-            self._target.partition_statistics(target.db, target.name, _columns(target), marked),
-        )
-        return PartitionPages(here, there, marked, statistics)
+            return ()
+        return self.sides[side].partition_statistics(table.db, table.name, _columns(table), marked)
 
 
-def _named(
+def _both(pair: TablePair) -> tuple[Table, Table]:
+    assert pair.source is not None and pair.target is not None
+    return pair.source, pair.target
+
+
+def _unmeasured(source: Table, here: Sequence[Partition], there: Sequence[Partition]) -> PartitionPages:
+    """Both sides of some partitions, in any order, without their statistics."""
+    flagged = {each.values for side in (here, there) for each in side if has_column_statistics(each.parameters)}
+    on_both = flagged and {each.values for each in there}.intersection(each.values for each in here)
+    marked = [
+        partition_name(source.partition_keys, each.values)
+        for each in here
+        if each.values in flagged and each.values in on_both
+    ]
+    return PartitionPages(here, there, marked, ((), ()))
+
+
+def _wanted(
     table: Table, partitions: Sequence[Partition], held: PartitionFilter | None
-) -> Iterator[tuple[str, Partition]]:
-    for each in partitions:
-        name = partition_name(table.partition_keys, each.values)
-        if held is None or matches_name(held, name):
-            yield name, each
-
-
-def _only_one(wanted: Iterable[str], found: Iterable[str]) -> PartitionNames:
-    here, there = frozenset(wanted), frozenset(found)
-    return PartitionNames(here - there, there - here)
+) -> dict[tuple[str, ...], Partition]:
+    """By their values those that a filter holds, or all."""
+    keys = table.partition_keys
+    return {
+        each.values: each
+        for each in partitions
+        if held is None or matches_name(held, partition_name(keys, each.values))
+    }
 
 
 def _are_partitioned(source: Table, target: Table) -> bool:

@@ -10,7 +10,7 @@ from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Difference, difference
 from replicator.core.model import Constraint, Table
 from replicator.core.not_replicated import NotReplicated
-from replicator.metastore.parallel.side_by_side import side_by_side
+from replicator.metastore.parallel.side_by_side import read_both
 from replicator.replay.places.replica_constraints import not_replicated, noted_lack, replica_constraints
 
 
@@ -19,9 +19,9 @@ def compare_constraints(
 ) -> Iterator[Difference | NotReplicated]:
     """`pairs`: tables of a source's database, and what the target has of them."""
     names = [table.name for table, _ in pairs if not table.is_view]
-    sides = [(comparison.source, db), (comparison.target, comparison.replica(db))]
-    here, there = side_by_side(
-        comparison.source.traffic, lambda side: side[0].constraints(side[1], names), sides, weigh=lambda _: 0.0
+    sides, databases = (comparison.source, comparison.target), (db, comparison.replica(db))
+    ((_, here, there),) = read_both(
+        sides, lambda side, some: sides[side].constraints(databases[side], some), [names], weigh=lambda _: 0.0
     )
     kinds = comparison.target.constraint_kinds() if here else frozenset[str]()
     for table, replica in pairs:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from cmroot.store.place import normal
+from replicator.compare.alike import Alike, alike_partitions, without_marks
 from replicator.compare.both_sides import PartitionPages, TablePair, read_tables
 from replicator.compare.compare_constraints import compare_constraints
 from replicator.compare.compare_files import FilePair, names_whole_paths
@@ -41,7 +42,6 @@ from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.published import at_place
 
 CONSTRAINTS_BATCH = 500  # tables
-NO_STATISTICS = "DO_NOT_UPDATE_STATS"  # an instruction to the server, which takes it out when it creates a table
 NOWHERE = "/dev/null/external"  # where placement would put what lies outside its database; never compared
 
 V = TypeVar("V", bound=Value)
@@ -222,11 +222,19 @@ class MetadataComparison:
         for name in sorted(names.extra):
             self._differs(f"{table}/{name}", "partition extra", None, name)
         self._count(len(names.missing) + len(names.extra))
+        is_told = homes.source_table is not None and not self._comparison.map_locations
+        alike = alike_partitions(source, target) if is_told else None
         for pages in read.pages:
-            yield from self._partition_batch(source, target, pages, placement, homes)
+            yield from self._partition_batch(source, target, pages, placement, homes, alike)
 
     def _partition_batch(
-        self, source: Table, target: Table, pages: PartitionPages, placement: Placement, homes: Homes
+        self,
+        source: Table,
+        target: Table,
+        pages: PartitionPages,
+        placement: Placement,
+        homes: Homes,
+        alike: Alike | None,
     ) -> Iterator[FilePair]:
         others = {partition.values: partition for partition in pages.target}
         for partition in pages.source:
@@ -237,7 +245,8 @@ class MetadataComparison:
             if other is None:  # dropped while we read
                 self._differs(name, "partition missing", key, None)
                 continue
-            self._compare_partition(name, source, target, partition, other, placement, homes)
+            if alike is None or not alike.proves(partition, other):
+                self._compare_partition(name, source, target, partition, other, placement, homes)
             if partition.location and other.location:
                 yield FilePair(name, partition.location, other.location, _size(partition.parameters))
         here, there = ({each.partition: each for each in side} for side in pages.statistics)
@@ -314,9 +323,7 @@ def _plain(obj: V) -> V:
     """Without what cannot be the same on both sides: the servers' own times, and marks of replication."""
     if isinstance(obj, Table | Partition):
         obj = comparable(obj)  # type: ignore[assignment]
-        parameters = own_parameters(obj.parameters)
-        parameters.pop(NO_STATISTICS, None)
-        return msgspec.structs.replace(obj, create_time=0, parameters=parameters)
+        return msgspec.structs.replace(obj, create_time=0, parameters=without_marks(obj.parameters))
     if isinstance(obj, Database):
         return msgspec.structs.replace(obj, parameters=own_parameters(obj.parameters), extra={})
     return msgspec.structs.replace(obj, create_time=0, extra={})

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,31 @@ def test_a_verify_asks_both_sides_once_for_a_small_table(
             calls = proxy.count()
             assert calls["get_partitions"] <= TABLES + 1 and not calls["get_partition_names"]
             assert sum(calls.values()) - _constraints(calls) <= TABLES + 30
+
+
+def test_a_verify_reads_both_sides_at_the_same_time(
+    many: PlainDatabase, target_metastore: Running, tmp_path: Path
+) -> None:
+    """The first call for partitions of each side is answered when the other side was asked, too."""
+    rename = {many.name: f"{many.name}_copy"}
+    out = str(tmp_path / "dump")
+    replicator.dump(source=many.metastore.uri, cmroot=str(tmp_path / "cm"), db=many.name, out=out)
+    replicator.load(out, target=target_metastore.uri, target_cmroot=str(tmp_path / "tcm"), rename_db=rename)
+    meeting, met = threading.Barrier(2), list[int]()
+    with counting(many.metastore.uri) as here, counting(target_metastore.uri) as there:
+        limit_metastores([(proxy.uri, Limit(connections=1)) for proxy in (here, there)])
+        for proxy in (here, there):
+
+            def meet(call: str, proxy: CountingProxy = proxy) -> None:
+                if call == "get_partitions":
+                    proxy.before = lambda _: None
+                    with suppress(threading.BrokenBarrierError):
+                        met.append(meeting.wait(timeout=20))
+
+            proxy.before = meet
+        found = replicator.verify(source=here.uri, target=there.uri, db=many.name, rename_db=rename)
+        assert found.status == "same"
+        assert (here.busiest, there.busiest, sorted(met)) == (1, 1, [0, 1])
 
 
 def test_a_far_server_is_asked_on_many_connections_and_the_log_is_the_same(many: PlainDatabase, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, islice, tee
 from typing import Generic, TypeVar
 
 from replicator.core.batches import batched
@@ -40,31 +41,69 @@ def side_by_side(
     weigh: how much was read, to tell a busy server from a large table; 0 where it cannot be compared with what else is
     read at the time. known: what needs no reading.
     The first error ends it, as does a caller that stops: what has not begun never does."""
-    walk = _Walk(traffic, read, weigh)
-    ahead: deque[Future[Read]] = deque()
-    source = iter(items)
-    pool = ThreadPoolExecutor(MOST, thread_name_prefix="read")
-    try:
+    with _Ahead(traffic, _Walk(traffic, read, weigh), items, known) as ahead:
+        yield from ahead
+
+
+def read_both(
+    sides: tuple[MetastoreReader, MetastoreReader],
+    read: Callable[[int, Item], Read],
+    items: Iterable[Item],
+    *,
+    weigh: Callable[[Read], float] = lambda _: 1.0,
+    known: Callable[[Item], Read | None] = lambda _: None,
+) -> Iterator[tuple[Item, Read, Read]]:
+    """As `side_by_side`, of two metastores at the same time, each as many at once as it answers: every item with
+    `read(0, item)`, which asks the first of `sides`, and `read(1, item)`."""
+    given, *drawn = tee(items, 3)
+    walks = [
+        _Ahead(side.traffic, _Walk(side.traffic, partial(read, number), weigh), drawn[number], known)
+        for number, side in enumerate(sides)
+    ]
+    with walks[0] as here, walks[1] as there:
+        here.fill()
+        there.fill()
+        yield from zip(given, here, there, strict=True)
+
+
+class _Ahead(Generic[Item, Read]):
+    """A walk's results in order, with those that are read ahead. Not for several threads."""
+
+    def __init__(
+        self, traffic: Traffic, walk: _Walk[Item, Read], items: Iterable[Item], known: Callable[[Item], Read | None]
+    ) -> None:
+        self._traffic, self._walk, self._items, self._known = traffic, walk, iter(items), known
+        self._pool = ThreadPoolExecutor(MOST, thread_name_prefix="read")
+        self._results: deque[Future[Read]] = deque()
+
+    def __enter__(self) -> _Ahead[Item, Read]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._walk.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)  # a call under way ends with its client
+
+    def __iter__(self) -> Iterator[Read]:
         while True:
-            while len(ahead) <= 2 * traffic.at_once:
-                drawn = list(islice(source, 1))
-                if not drawn:
-                    break
-                ahead.append(_submitted(pool, walk, drawn[0], known(drawn[0])))
-            if not ahead:
+            self.fill()
+            if not self._results:
                 return
-            yield ahead.popleft().result()
-    finally:
-        walk.stop()
-        pool.shutdown(wait=False, cancel_futures=True)  # a call under way ends with its client
+            yield self._results.popleft().result()
 
+    def fill(self) -> None:
+        while len(self._results) <= 2 * self._traffic.at_once:
+            drawn = list(islice(self._items, 1))
+            if not drawn:
+                return
+            self._results.append(self._submitted(drawn[0]))
 
-def _submitted(pool: ThreadPoolExecutor, walk: _Walk[Item, Read], item: Item, answer: Read | None) -> Future[Read]:
-    if answer is None:
-        return pool.submit(walk.one, item)
-    done: Future[Read] = Future()
-    done.set_result(answer)
-    return done
+    def _submitted(self, item: Item) -> Future[Read]:
+        answer = self._known(item)
+        if answer is None:
+            return self._pool.submit(self._walk.one, item)
+        done: Future[Read] = Future()
+        done.set_result(answer)
+        return done
 
 
 class _Walk(Generic[Item, Read]):
