@@ -34,3 +34,39 @@ def test_what_they_are_made_of_is_renamed(hives: Callable[..., Running], hive: s
     assert found.viewOriginalText == f"select a from {renamed}.t"
     assert (found.creationMetadata.dbName, set(found.creationMetadata.tablesUsed)) == (renamed, {f"{renamed}.t"})
     assert [each.table.dbName for each in found.creationMetadata.sourceTables or ()] in ([], [renamed])
+
+
+@pytest.mark.parametrize("hive", ["3.1", "4.2"])
+def test_one_is_made_after_what_it_reads(hives: Callable[..., Running], hive: str, tmp_path: Path) -> None:
+    """A server refuses a materialized view over what it does not have yet."""
+    source, target = hives(hive), hives(hive, "target")
+    pair = Replication(source, target, tmp_path)
+    db, renamed = f"{pair.name}_a", f"{pair.name}_renamed"
+    pair.keys["rename_db"] = {db: renamed}
+    pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
+    reads = {"view": "t", **{f"mv{4 - n}": f"mv{5 - n}" if n else "view" for n in range(4)}}
+    with hive_client(source) as client:
+        for name, read in reads.items():
+            text = f"select a from {db}.{read}"
+            fields = {"viewOriginalText": text, "viewExpandedText": text}
+            if name == "view":
+                client.table(db, name, kind="VIRTUAL_VIEW", **fields)
+                continue
+            made = ttypes.CreationMetadata(catName="hive", dbName=db, tblName=name, tablesUsed={f"{db}.{read}"})
+            if hive != "3.1":
+                made.sourceTables = [
+                    ttypes.SourceTable(table=client.get(db, read), insertedCount=0, updatedCount=0, deletedCount=0)
+                ]
+            client.table(db, name, kind="MATERIALIZED_VIEW", creationMetadata=made, **fields)
+    assert pair.sync().not_replicated == []
+    assert set(pair.target.table_names(renamed)) == {"t", *reads}
+    with hive_client(target) as client:
+        for name, read in reads.items():
+            if name != "view":
+                assert set(client.get(renamed, name).creationMetadata.tablesUsed) == {f"{renamed}.{read}"}
+
+    with hive_client(source) as client:  # all at once, the table that they read, too
+        for name in [*reversed(reads), "t"]:
+            client.drop(db, name)
+    assert pair.sync().not_replicated == []
+    assert pair.target.table_names(renamed) == []

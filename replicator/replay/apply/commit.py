@@ -43,6 +43,7 @@ from replicator.replay.places.replica import (
 )
 from replicator.replay.places.retired import close_retired
 from replicator.replay.places.server_rules import as_served, lacking
+from replicator.replay.places.view_order import in_waves
 from replicator.replay.plan.plan import TablePlan
 from replicator.replay.plan.published import at_place
 from replicator.replay.plan.squash import Lineage
@@ -108,10 +109,9 @@ class Commit:
         )
 
     def tables(self, advance: Callable[[int], None]) -> None:
-        """Creates and alters tables, side by side; views after the tables they may read. Those that are to be like the
+        """Creates and alters tables, side by side; views after what they may read. Those that are to be like the
         source's, and may not be, are read together."""
-        for views in (False, True):
-            steps = [step for step in self._work.plan.tables if step.table and step.table.is_view == views]
+        for steps in in_waves((step.table, step) for step in self._work.plan.tables if step.table):
             unlike: list[TablePlan] = []
             with self._work.side_by_side(len(steps)) as executor:
                 for step in steps:

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from threading import Lock
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ from replicator.replay.places.neighbours import Free, Leaving, Name, Neighbours
 from replicator.replay.places.placement import is_published, relative
 from replicator.replay.places.replica import has_own_data, has_sources_data
 from replicator.replay.places.retired import Retired, has_left, note_left, note_retired, take_left
+from replicator.replay.places.view_order import in_waves
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.target import NEW
 from replicator.text.quantity import count_text
@@ -207,7 +209,8 @@ class Work:
     def drop_tables(self, tables: Sequence[Table]) -> None:
         """Drops tables, with those of the plan in mind, many at a time: first their data goes."""
         going = {(each.db, each.name) for each in (*self.plan.drops, *tables)}
-        for some in batched(tables, DROPPED):
+        waves = reversed(in_waves((table, table) for table in tables))
+        for some in chain.from_iterable(batched(wave, DROPPED) for wave in waves):
             directories: dict[str, Name] = {}
             with self.side_by_side(len(some)) as executor:
                 for table in some:

@@ -20,6 +20,7 @@ from replicator.events.compare import comparable
 from replicator.metastore.convert.fields import ids
 from replicator.metastore.values import CATALOG
 from replicator.replay.places.placement import Placement, respelled, uri
+from replicator.replay.places.view_order import CREATION
 from replicator.replay.places.view_text import rename_databases
 
 LAST_ID = "repl.last.id"  # Hive's: the last event of the source that the object contains
@@ -107,7 +108,7 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
 def _extra(extra: Mapping[str, Any], databases: Mapping[str, str]) -> dict[str, Any]:
     """What of a table only newer servers know; a materialized view's creation metadata names databases."""
     kept = {key: value for key, value in extra.items() if key not in _SERVERS_OWN_FIELDS}
-    for key in kept.keys() & _CREATION:
+    for key in kept.keys() & CREATION:
         made = copy.deepcopy(kept[key])
         fields = made["rec"]
         read = [each["1"]["rec"] for each in fields.get("7", {"lst": ("rec", 0)})["lst"][2:]]
@@ -149,7 +150,6 @@ def replica_statistics(statistics: Statistics, placement: Placement) -> Statisti
     return msgspec.structs.replace(statistics, db=placement.database(statistics.db))
 
 
-_CREATION = ids("Table", "creationMetadata")
 _SERVERS_OWN_FIELDS = ids("Table", "catName", "writeId", "id", "txnId")  # since Hive 3 and 4
 
 
