@@ -90,15 +90,11 @@ class Fold(Inventory):
                 table_id = self._table_id(db, table_name)
                 self._db.executemany(
                     "INSERT OR REPLACE INTO statistics VALUES (?, ?, ?)",
-                    [
-                        (table_id, each.partition or "", msgspec.json.encode(each))
-                        for each in statistics
-                        if each.columns
-                    ],
+                    [(table_id, each.partition or "", msgspec.json.encode(each)) for each in statistics if each],
                 )
                 self._db.executemany(
                     "DELETE FROM statistics WHERE table_id = ? AND partition = ?",
-                    [(table_id, each.partition or "") for each in statistics if not each.columns],
+                    [(table_id, each.partition or "") for each in statistics if not each],
                 )
 
     def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:

@@ -37,7 +37,7 @@ from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
 from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
-from replicator.captures.walk import Measured, refresh_tables, walk_database
+from replicator.captures.walk import Measured, note_engines, refresh_tables, walk_database
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.core.runtime import Runtime
@@ -303,6 +303,7 @@ class _Run:
                 for change in differences:
                     if change.touched not in moving:
                         self._log.observe(change)
+        note_engines(self._source, self._manifest)
         self.report.compare_seconds = round(clocks.monotonic() - began, 3)
 
     def scan(self) -> None:

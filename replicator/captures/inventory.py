@@ -158,6 +158,11 @@ class Inventory:
     def statistics(self, db: str, name: str) -> list[Statistics]:
         return self._bodies(Statistics, "statistics WHERE table_id = ? ORDER BY partition", self._table_id(db, name))
 
+    def measured(self, db: str, name: str) -> frozenset[str]:
+        """The partitions of a table that have statistics, and "" where the table has."""
+        rows = self._db.execute("SELECT partition FROM statistics WHERE table_id = ?", (self._table_id(db, name),))
+        return frozenset(name for (name,) in rows)
+
     def constraints(self, db: str, name: str) -> tuple[Constraint, ...]:
         found = self._bodies(tuple[Constraint, ...], "constraints WHERE table_id = ?", self._table_id(db, name))
         return found[0] if found else ()

@@ -24,16 +24,21 @@ from replicator.events.record import Change, DropTable, SetStatistics, partition
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
 from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 
+ENGINES = "statistics_engines"  # state of a manifest: whose statistics were read of all tables
+
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be read of a table, and the changes of the table itself. constraints: whether they are compared."""
+    """What is to be read of a table, and the changes of the table itself. statistics: whether those of the table are
+    read; measured: partitions whose statistics are read although they do not say that they have any. constraints:
+    whether they are compared."""
 
     table: Table
     changes: Sequence[Change]
     is_recreated: bool
     partitions: bool
     statistics: bool
+    measured: frozenset[str]
     constraints: bool
 
 
@@ -92,7 +97,8 @@ def _walk_tables(
     """Differences of tables: themselves, their partitions, their column statistics. One that goes away meanwhile is
     left to the event that says so; if it was new, what was reported of it is taken back, so that a rename finds it
     unknown."""
-    plans = (_plan(known, table, deep=deep) for table in tables)
+    told = announces_statistics(source, known)
+    plans = (_plan(known, table, told, deep=deep) for table in tables)
     looked_at = _LookedAt(source, known)
     read = partial(_read, source)
     for contents in side_by_side(source.traffic, read, plans, weigh=_weight, known=_nothing_to_read):
@@ -128,17 +134,37 @@ class _LookedAt:
         yield from walk_constraints(self._source, self._known, self._db, self._names)
 
 
-def _plan(known: Manifest, table: Table, *, deep: bool) -> _Plan:
+def announces_statistics(source: MetastoreReader, known: Manifest) -> bool:
+    """Whether events tell how the statistics of every engine differ from the known ones."""
+    return source.announces_statistics() and known.recall(ENGINES) == _engines(source)
+
+
+def note_engines(source: MetastoreReader, known: Manifest) -> None:
+    """After a comparison of all tables: the statistics of these engines have been read."""
+    if source.announces_statistics():
+        known.remember(ENGINES, _engines(source))
+
+
+def _engines(source: MetastoreReader) -> str:
+    return " ".join(source.statistics_engines())
+
+
+def _plan(known: Manifest, table: Table, told: bool, *, deep: bool) -> _Plan:
+    """told: events tell of statistics. What has lost both its statistics and their mark without one, only `deep`
+    finds."""
     before = known.table(table.db, table.name)
     changes = list(compare.table_change(before, table))
     is_recreated = any(change.creates for change in changes)
-    has_columns = bool(table.storage and table.storage.columns)
+    has_columns = bool(table.storage and table.storage.columns) and not table.is_view
+    measured = known.measured(table.db, table.name) if deep and not is_recreated else frozenset[str]()
+    may_differ = deep or bool(changes) or not told
     return _Plan(
         table,
         changes,
         is_recreated,
         partitions=table.is_partitioned and not table.is_view and (deep or is_recreated),
-        statistics=compare.has_column_statistics(table.parameters) and has_columns and not table.is_partitioned,
+        statistics=has_columns and ("" in measured or (may_differ and compare.has_column_statistics(table.parameters))),
+        measured=measured,
         constraints=not table.is_view and (deep or before is None),
     )
 
@@ -153,18 +179,18 @@ def _weight(contents: _Contents) -> float:
 
 def _read(source: MetastoreReader, plan: _Plan) -> _Contents:
     """Reads the metastore only: it runs in a thread."""
-    table, columns = plan.table, _columns(plan.table)
+    table, own = plan.table, None
     try:
+        if plan.statistics:
+            own = source.table_statistics(table.db, table.name, _columns(table))
         if not plan.partitions:
-            return _Contents(plan, statistics=source.table_statistics(table.db, table.name, columns))
+            return _Contents(plan, own)
         if not plan.is_recreated:
             few = source.few_partitions(table.db, table.name)
-            return _Contents(plan, partitions=few, partition_statistics=_statistics(source, table, few or ()))
+            return _Contents(plan, own, few, _statistics(source, plan, few or ()))
         rest = source.all_partitions(table.db, table.name)
         first = next(rest, [])
-        return _Contents(
-            plan, partitions=first, partition_statistics=_statistics(source, table, first or ()), rest=rest
-        )
+        return _Contents(plan, own, first, _statistics(source, plan, first), rest)
     except MetastoreError as error:
         return _Contents(plan, error=error)
 
@@ -190,7 +216,7 @@ def _content_changes(source: MetastoreReader, known: Manifest, contents: _Conten
         rest = rest if is_whole else source.partitions(table.db, table.name, names)
     yield from _batch_changes(known, plan, first, contents.partition_statistics, known_statistics)
     for batch in rest:
-        yield from _batch_changes(known, plan, batch, _statistics(source, table, batch), known_statistics)
+        yield from _batch_changes(known, plan, batch, _statistics(source, plan, batch), known_statistics)
 
 
 def _batch_changes(
@@ -203,23 +229,26 @@ def _batch_changes(
     table = plan.table
     before = {} if plan.is_recreated else known.partitions_by_name(table.db, table.name, _names(table, batch))
     yield from compare.partition_changes(table, before, batch)
-    if marked := _marked(table, batch):
+    if marked := _marked(plan, batch):
         yield from compare.statistics_change(table.db, table.name, known_statistics, statistics, marked)
 
 
-def _statistics(source: MetastoreReader, table: Table, batch: Sequence[Partition]) -> list[Statistics]:
-    marked = _marked(table, batch)
+def _statistics(source: MetastoreReader, plan: _Plan, batch: Sequence[Partition]) -> list[Statistics]:
+    table, marked = plan.table, _marked(plan, batch)
     return source.partition_statistics(table.db, table.name, _columns(table), marked) if marked else []
 
 
-def _marked(table: Table, batch: Sequence[Partition]) -> list[str]:
-    """Names of those that say that they have column statistics."""
-    if table.storage is None or not any(compare.has_column_statistics(each.parameters) for each in batch):
+def _marked(plan: _Plan, batch: Sequence[Partition]) -> list[str]:
+    """Names of those that say that they have column statistics, or had some."""
+    table, measured = plan.table, plan.measured
+    if table.storage is None:
+        return []
+    if not measured and not any(compare.has_column_statistics(each.parameters) for each in batch):
         return []
     return [
         name
         for name, partition in zip(_names(table, batch), batch, strict=True)
-        if compare.has_column_statistics(partition.parameters)
+        if name in measured or compare.has_column_statistics(partition.parameters)
     ]
 
 
@@ -263,19 +292,19 @@ class Measured:
                 continue
             try:
                 table = source.table(db, name)
-                if not table.is_partitioned:
+                if None in about:
                     yield from compare.table_change(before, table)
                     yield from _table_statistics(source, known, table)
-                else:
+                if table.is_partitioned:
                     yield from _some_partitions(source, known, table, sorted(each for each in about if each))
             except ObjectNotFound:
                 continue
 
 
 def _table_statistics(source: MetastoreReader, known: Manifest, table: Table) -> Iterator[Change]:
-    """Differences of the statistics of a table without partitions."""
+    """Differences of the statistics of a table itself."""
     columns = _columns(table)
-    before = known.statistics(table.db, table.name)
+    before = [each for each in known.statistics(table.db, table.name) if each.partition is None]
     if columns and (before or compare.has_column_statistics(table.parameters)):
         now = source.table_statistics(table.db, table.name, columns)
         yield from compare.statistics_change(table.db, table.name, before, [now] if now else [], [None])

@@ -22,7 +22,6 @@ SKEW = timedelta(seconds=30)
 EVENT_GRAIN = 2  # seconds: events have whole ones, and are given them at the begin of the change
 
 _CATALOG = ids("Database", "catalogName")  # servers send it since Hive 3
-_SINCE_4 = ids("Database", "createTime", "type")
 
 
 # Whether they answer
@@ -72,8 +71,6 @@ def levels_fit(source: Database | None, target: Database | None) -> Finding:
             "what only newer servers know is not replicated; keep the target at least as new as the source",
         )
     text = one if one == other else f"source: {one}; target: {other}"
-    if source is not None and not _SINCE_4.isdisjoint(source.extra):
-        text += "; of column statistics, only those of the engine hive are replicated and compared"
     return Finding("versions", "ok", text)
 
 

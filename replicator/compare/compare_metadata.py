@@ -20,7 +20,7 @@ from replicator.compare.compare_constraints import compare_constraints
 from replicator.compare.compare_files import FilePair, names_whole_paths
 from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Differences, Homes, compare, difference
-from replicator.core.model import Database, Partition, Statistics, Table, Value, partition_name
+from replicator.core.model import HIVE, Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
 from replicator.core.table_format import AS_THEY_ARE, DELTA, OUTSIDE, SUPPORTED, table_format, why_not_replicated
 from replicator.errors import ObjectNotFound
@@ -37,7 +37,7 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_table,
 )
-from replicator.replay.places.server_rules import as_served, lacking
+from replicator.replay.places.server_rules import as_served, lacking, storable
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.published import at_place
 
@@ -194,7 +194,7 @@ class MetadataComparison:
         homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
         replica = replica_table(source, placement, _NO_MARK, shared=shared)
         replica, reasons = lacking(replica, target)
-        self.not_replicated += [NotReplicated(name, reason) for reason in reasons]
+        self._lacks(name, reasons)
         self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
         if not source.is_view:
             self._look_for(name, named_paths(source, replica))
@@ -290,14 +290,26 @@ class MetadataComparison:
         )
 
     def _compare_statistics(self, name: str, source: Statistics | None, target: Statistics | None) -> None:
+        if source is not None:
+            source, reasons = storable(source, self._target.statistics_engines())
+            self._lacks(name.partition("/")[0], reasons)
         wanted, found = (
-            {each.column: each for each in side.columns} if side is not None else {} for side in (source, target)
+            {(engine, each.column): each for engine, columns in side.by_engine().items() for each in columns}
+            if side is not None
+            else {}
+            for side in (source, target)
         )
-        for column in sorted(wanted.keys() | found.keys()):
-            a, b = wanted.get(column), found.get(column)
+        for engine, column in sorted(wanted.keys() | found.keys()):
+            a, b = wanted.get((engine, column)), found.get((engine, column))
             if a != b:
                 wanted_data, found_data = (each and {each.type: each.data} for each in (a, b))
-                self.differences.add(difference(name, "statistics", wanted_data, found_data, column))
+                key = column if engine == HIVE else f"{column} ({engine})"
+                self.differences.add(difference(name, "statistics", wanted_data, found_data, key))
+
+    def _lacks(self, name: str, reasons: Iterable[str]) -> None:
+        """Each is said once."""
+        found = (NotReplicated(name, reason) for reason in reasons)
+        self.not_replicated += [each for each in found if each not in self.not_replicated[-1:]]
 
     def _compare(self, name: str, wanted: Value, found: Value, homes: Homes) -> None:
         for each in compare(name, as_served(wanted, found), found, homes):

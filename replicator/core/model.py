@@ -8,6 +8,7 @@ Times are seconds since the epoch, as the metastore sends them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -182,6 +183,9 @@ class Function(Value, frozen=True, omit_defaults=True):
     extra: dict[str, Any] = {}
 
 
+HIVE = "hive"  # the engine whose statistics every metastore has
+
+
 class ColumnStatistic(Value, frozen=True, omit_defaults=True):
     """Statistics of one column; `data` is thrift's ColumnStatisticsData in TJSON form."""
 
@@ -191,13 +195,29 @@ class ColumnStatistic(Value, frozen=True, omit_defaults=True):
 
 
 class Statistics(Value, frozen=True, omit_defaults=True):
-    """Column statistics of a table, or of one partition when `partition` names one (Hive's escaped name)."""
+    """Column statistics of a table, or of one partition when `partition` names one (Hive's escaped name). columns:
+    those of the engine `hive`; others: of other engines, by engine."""
 
     db: str
     table: str
     partition: str | None = None
     columns: tuple[ColumnStatistic, ...] = ()
     last_analyzed: int = 0
+    others: dict[str, tuple[ColumnStatistic, ...]] = {}
+
+    @classmethod
+    def of_engines(
+        cls, db: str, table: str, partition: str | None, engines: Mapping[str, tuple[ColumnStatistic, ...]]
+    ) -> Statistics:
+        others = {engine: columns for engine, columns in engines.items() if engine != HIVE}
+        return cls(db=db, table=table, partition=partition, columns=engines.get(HIVE, ()), others=others)
+
+    def by_engine(self) -> dict[str, tuple[ColumnStatistic, ...]]:
+        return {HIVE: self.columns, **self.others}
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.columns or self.others)
 
 
 PRIMARY_KEY, FOREIGN_KEY, UNIQUE = "PRIMARY KEY", "FOREIGN KEY", "UNIQUE"

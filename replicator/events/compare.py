@@ -11,6 +11,8 @@ from replicator.core.roles import without_role
 from replicator.events import record as kinds
 from replicator.events.record import Change, partition_names
 
+COMPUTED_BY_IMPALA = "impala.lastComputeStatsTime"
+
 
 def database_change(known: Database | None, now: Database) -> Iterator[Change]:
     if known is None:
@@ -84,8 +86,9 @@ def statistics_change(
 
 
 def has_column_statistics(parameters: Mapping[str, str]) -> bool:
-    """Whether the metastore marked column statistics as present (StatsSetupConst.COLUMN_STATS_ACCURATE)."""
-    return '"COLUMN_STATS"' in parameters.get("COLUMN_STATS_ACCURATE", "")
+    """Whether the metastore marked column statistics as present (StatsSetupConst.COLUMN_STATS_ACCURATE), of any engine,
+    or Impala did."""
+    return '"COLUMN_STATS"' in parameters.get("COLUMN_STATS_ACCURATE", "") or COMPUTED_BY_IMPALA in parameters
 
 
 def comparable(obj: Table | Partition) -> Table | Partition:

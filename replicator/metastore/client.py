@@ -117,6 +117,14 @@ class MetastoreReader(Protocol):
         """All permanent functions of a database."""
         ...
 
+    def statistics_engines(self) -> tuple[str, ...]:
+        """Whose column statistics are read and can be set: before Hive 4 those of `hive` alone."""
+        ...
+
+    def announces_statistics(self) -> bool:
+        """Whether its log tells every change of column statistics."""
+        ...
+
     def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
         """Column statistics of a table; None when the metastore has none."""
         ...
@@ -203,6 +211,7 @@ class Metastore(MetastoreReader, Protocol):
 
     def set_partition_statistics(self, statistics: Sequence[Statistics]) -> None: ...
 
-    def drop_statistics(self, db: str, table: str, partition: str, column: str) -> None:
-        """Of one column of a table, or of a partition by its name. Safe to run twice: none is no error."""
+    def drop_statistics(self, db: str, table: str, partition: str, column: str, engine: str | None) -> None:
+        """Of one column of a table, or of a partition by its name. engine: None for those of every engine. Safe to run
+        twice: none is no error."""
         ...

@@ -25,8 +25,8 @@ from replicator.errors import (
     NotAMetastore,
     NotAuthenticated,
 )
-from replicator.metastore.greeting import WENT_AWAY, Found, SilentPeer, Strange, greet, recognise
 from replicator.metastore.transports.dialing import Dialer
+from replicator.metastore.transports.greeting import WENT_AWAY, Found, SilentPeer, Strange, greet, recognise
 from replicator.metastore.transports.tls import failure
 from replicator.metastore.transports.transport import Transport
 

@@ -13,7 +13,7 @@ from typing import Any
 from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.Thrift import TApplicationException
 
-from replicator.core.model import EXTERNAL, Partition, Statistics, Table
+from replicator.core.model import EXTERNAL, Partition, Table
 from replicator.metastore import values
 
 Send = Callable[[Any], Any]  # what to do with a client
@@ -92,26 +92,6 @@ def drop_partitions(db: str, table: str, names: Sequence[str]) -> Send:
         needResult=False,
     )
     return methodcaller("drop_partitions_req", request)
-
-
-def table_statistics(db: str, table: str, columns: Sequence[str]) -> Send:
-    request = ttypes.TableStatsRequest(dbName=db, tblName=table, colNames=list(columns))
-    request.engine = values.ENGINE
-    return methodcaller("get_table_statistics_req", request)
-
-
-def partition_statistics(db: str, table: str, columns: Sequence[str], names: Sequence[str]) -> Send:
-    request = ttypes.PartitionsStatsRequest(dbName=db, tblName=table, colNames=list(columns), partNames=list(names))
-    request.engine = values.ENGINE
-    return methodcaller("get_partitions_statistics_req", request)
-
-
-def set_partition_statistics(statistics: Sequence[Statistics]) -> Send:
-    """Of partitions of one table: the server takes the table from the first."""
-    items = [values.statistics_to_thrift(item) for item in statistics]
-    request = ttypes.SetPartitionsStatsRequest(colStats=items, needMerge=False)
-    request.engine = values.ENGINE
-    return methodcaller("set_aggr_stats_for", request)
 
 
 def next_events(after: int, limit: int, skip: Collection[str] = ()) -> Send:

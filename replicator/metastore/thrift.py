@@ -6,7 +6,6 @@ made in `requests`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 from replicator.core.batches import batched
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table, partition_name
+from replicator.core.model import Database, Function, NotificationEvent, Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore import requests
 from replicator.metastore import values as convert
@@ -28,6 +27,7 @@ from replicator.metastore.notifications import LISTENERS, is_refusal, log_off, r
 from replicator.metastore.parallel.side_by_side import side_by_side
 from replicator.metastore.parallel.traffic import Traffic
 from replicator.metastore.requests import Send
+from replicator.metastore.statistics_calls import StatisticsCalls
 from replicator.text.quantity import count_text
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
@@ -42,7 +42,7 @@ def connect(metastore: str | MetastoreConfig) -> ThriftMetastore:
     return ThriftMetastore(metastore)
 
 
-class ThriftMetastore(InCatalog, ConstraintCalls):
+class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
     """Implements `client.Metastore`; `timeout` in seconds bounds one answer (None: as configured), `retries` the
     repeats of a read."""
 
@@ -302,51 +302,6 @@ class ThriftMetastore(InCatalog, ConstraintCalls):
 
     def drop_function(self, db: str, name: str) -> None:
         self._change(f"drop function {db}.{name}", call("drop_function", db, name))
-
-    # --- statistics: the calls that answer for several columns do not say when these were analyzed
-
-    def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
-        if not columns:
-            return None
-        answer = self._of_table(db, table, "statistics", requests.table_statistics(db, table, columns))
-        found = convert.column_statistics_from_thrift(answer.tableStats or ())
-        return Statistics(db=db, table=table, columns=found) if found else None
-
-    def partition_statistics(
-        self, db: str, table: str, columns: Sequence[str], names: Sequence[str]
-    ) -> list[Statistics]:
-        found = []
-        for batch in batched(names, PARTITION_BATCH) if columns else ():
-            request = requests.partition_statistics(db, table, columns, batch)
-            answer = self._of_table(db, table, "partition statistics", request)
-            for name, items in (answer.partStats or {}).items():
-                if items:
-                    stats = convert.column_statistics_from_thrift(items)
-                    found.append(Statistics(db=db, table=table, partition=name, columns=stats))
-        return found
-
-    def set_table_statistics(self, statistics: Statistics) -> None:
-        thrift = convert.statistics_to_thrift(statistics)
-        what = f"set statistics of {statistics.db}.{statistics.table}"
-        self._change(what, call("update_table_column_statistics", thrift))
-
-    def set_partition_statistics(self, statistics: Sequence[Statistics]) -> None:
-        by_table = defaultdict(list)
-        for item in statistics:
-            by_table[item.db, item.table].append(item)
-        for (db, table), items in by_table.items():
-            for batch in batched(items, PARTITION_BATCH):
-                what = f"set statistics of {count_text(len(batch), 'partition')} of {db}.{table}"
-                self._change(what, requests.set_partition_statistics(batch))
-
-    def drop_statistics(self, db: str, table: str, partition: str, column: str) -> None:
-        call_ = (
-            call("delete_partition_column_statistics", db, table, partition, column)
-            if partition
-            else call("delete_table_column_statistics", db, table, column)
-        )
-        with suppress(ObjectNotFound):  # there were none
-            self._change(f"drop statistics of {db}.{table} {partition} {column}".replace("  ", " "), call_)
 
     # --- below
 

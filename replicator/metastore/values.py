@@ -18,8 +18,6 @@ from replicator.metastore.convert.codecs import from_text, from_thrift, partial_
 CATALOG = "hive"  # the default one, which constraints' calls must name
 T = TypeVar("T")
 
-ENGINE = "hive"  # whose statistics: some 4.x releases require it, older ones skip it
-
 
 def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], T]:
     """Which catalog an object is in is a matter of the connection: a value has the default one."""
@@ -84,9 +82,11 @@ def column_statistics_from_thrift(columns: Iterable[Any]) -> tuple[ColumnStatist
     return tuple(map(from_thrift(ColumnStatistic), columns))
 
 
-def statistics_to_thrift(statistics: Statistics) -> Any:
+def statistics_to_thrift(statistics: Statistics, engine: str) -> Any:
+    """Those of one engine: some 4.x releases require its name, servers before Hive 4 skip it."""
     description = to_thrift(Statistics)(statistics)
     description.isTblLevel = statistics.partition is None
-    struct = ttypes.ColumnStatistics(description, list(map(to_thrift(ColumnStatistic), statistics.columns)))
-    struct.engine = ENGINE
+    columns = statistics.by_engine().get(engine, ())
+    struct = ttypes.ColumnStatistics(description, list(map(to_thrift(ColumnStatistic), columns)))
+    struct.engine = engine
     return struct

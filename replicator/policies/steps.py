@@ -47,8 +47,8 @@ from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
-from replicator.replay.places.replica_constraints import NO_CONSTRAINT
 from replicator.replay.places.retired import RetiredSwept, has_retired, sweep_retired
+from replicator.replay.places.server_rules import STANDING
 from replicator.replay.places.stays import Stays
 from replicator.replay.places.view_text import NO_VIEW
 from replicator.replay.plan.difference import ByDifference
@@ -309,7 +309,7 @@ class Steps:
         for pair in self.direction.pairs:
             if pair.name in idle and pair.target is not None:
                 said = from_property(pair.target.parameters.get(PROPERTY), pair.name)
-                self.lacking += [each for each in said if each.reason.startswith((NO_CONSTRAINT, NO_VIEW, NOT_TAKEN))]
+                self.lacking += [each for each in said if each.reason.startswith((*STANDING, NO_VIEW, NOT_TAKEN))]
         chosen = {name: batch.begin for batch in work.passed for name in batch.databases}
         if not chosen:
             return

@@ -140,13 +140,12 @@ def _steady(part: Part) -> Table | Partition:
 
 
 def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[str]) -> None:
-    """Of purged parts, as their extremes may be erased values. Safe to run twice."""
+    """Of purged parts and of their table, as their extremes may be erased values: those of every engine. Safe to run
+    twice."""
     columns = [column.name for column in (table.storage.columns if table.storage else ())]
-    if not table.is_partitioned:
-        found = metastore.table_statistics(table.db, table.name, columns)
-        for column in found.columns if found else ():
-            metastore.drop_statistics(table.db, table.name, "", column.column)
-        return
-    for statistics in metastore.partition_statistics(table.db, table.name, columns, list(names)):
-        for column in statistics.columns:
-            metastore.drop_statistics(table.db, table.name, statistics.partition or "", column.column)
+    found = [metastore.table_statistics(table.db, table.name, columns)]
+    if table.is_partitioned:
+        found += metastore.partition_statistics(table.db, table.name, columns, list(names))
+    for each in filter(None, found):
+        for column in {column.column: None for some in each.by_engine().values() for column in some}:
+            metastore.drop_statistics(table.db, table.name, each.partition or "", column, None)

@@ -47,8 +47,8 @@ from replicator.errors import (
 )
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.greeting import CALL
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.transports.greeting import CALL
 
 TEXT = Storage(
     columns=(Column(name="a", type="int", comment="größe 🦆"), Column(name="b", type="array<string>")),

@@ -31,8 +31,8 @@ from replicator.gateways.relay import MANY as MANY_VALUES
 from replicator.gateways.server import opened, parse_listen
 from replicator.gateways.service import Timeouts
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.greeting import CALL as GREETING
 from replicator.metastore.thrift import connect
+from replicator.metastore.transports.greeting import CALL as GREETING
 
 # ---- what passes ----------------------------------------------------------------------------------------------------
 

@@ -194,7 +194,29 @@ def _engine_statistics(home: Home) -> None:
     home.needs("4.0", "4.2")
     home.create()
     home.create_table("t")
-    set_statistics(home, "t", 3, engine="impala")
+    home.create_table("p", keys=[("p", "int", None)])
+    home.add_partitions("p", [("1",)])
+    for number, engine in enumerate(_ENGINES):
+        set_statistics(home, "t", number, engine=engine)
+    set_statistics(home, "p", 3, engine="impala")
+    set_statistics(home, "p", 4, "p=1", "impala")
+
+
+_ENGINES = ("hive", "impala")
+
+
+def _other_engine_statistics(home: Home) -> None:
+    set_statistics(home, "t", 6, engine="impala")
+    home.client.delete_table_column_statistics(home.db, "t", "b", "impala")
+    home.client.delete_partition_column_statistics(home.db, "p", "p=1", "a", "impala")
+
+
+def _engines_shown(home: Home) -> Any:
+    return [
+        statistics_shown(home, table, names, engine)
+        for engine in _ENGINES
+        for table, names in (("t", ()), ("p", ()), ("p", ("p=1",)))
+    ]
 
 
 def _partition_statistics(home: Home) -> None:
@@ -307,9 +329,10 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "engines",
-        "column statistics of other engines",
+        "column statistics of other engines, changed and deleted",
         _engine_statistics,
-        lambda home: statistics_shown(home, "t", engine="impala"),
+        _engines_shown,
+        _other_engine_statistics,
     ),
     Feature(
         "partstats",

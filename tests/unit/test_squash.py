@@ -31,6 +31,7 @@ from replicator.captures.manifest import Manifest
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (
     EXTERNAL,
+    HIVE,
     Column,
     ColumnStatistic,
     Database,
@@ -232,12 +233,16 @@ class Warehouse:
             statistics, columns=tuple(merged[name] for name in sorted(merged))
         )
 
-    def drop_statistics(self, db: str, table: str, partition: str, column: str) -> None:
+    def drop_statistics(self, db: str, table: str, partition: str, column: str, engine: str | None) -> None:
+        assert engine == HIVE
         key = table, partition or None
         kept = tuple(each for each in self.statistics[key].columns if each.column != column)
         self.statistics[key] = msgspec.structs.replace(self.statistics[key], columns=kept)
         if not kept:
             del self.statistics[key]
+
+    def statistics_engines(self) -> tuple[str, ...]:
+        return (HIVE,)
 
     def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
         return self.statistics.get((table, None))
@@ -532,7 +537,7 @@ class History:
         before = self.source.statistics.get((name, key))
         if number % 4 == 0 and before:
             for column in before.columns:
-                self.source.drop_statistics(DB, name, key or "", column.column)
+                self.source.drop_statistics(DB, name, key or "", column.column, HIVE)
         else:
             (
                 self.source.set_partition_statistics([statistics])

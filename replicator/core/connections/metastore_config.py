@@ -48,7 +48,8 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     references to secrets. protection: the least of the connection's SASL layer. tls: with ca, certificate and key as
     PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
     max_connections, max_calls_per_second: of one process. catalog: whose databases are meant, on Hive 3 and newer;
-    None: the server's default one.
+    None: the server's default one. statistics_engines: whose column statistics are replicated beside those of `hive`,
+    on Hive 4 and newer.
     """
 
     uri: str
@@ -77,6 +78,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_calls_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None
     catalog: str | None = None
+    statistics_engines: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ("impala",)
 
     @property
     def addresses(self) -> list[Address]:

@@ -18,6 +18,13 @@ Rows = dict[int, str]
 
 _GET_ERRORS: Rows = {1: "MetaException o1", 2: "NoSuchObjectException o2"}
 _ADD_ERRORS: Rows = {1: "NoSuchObjectException o1", 2: "MetaException o2"}
+_DROPPED: Rows = {
+    0: "bool success",
+    1: "NoSuchObjectException o1",
+    2: "MetaException o2",
+    3: "InvalidObjectException o3",
+    4: "InvalidInputException o4",
+}
 
 
 def _get(request: str, answer: str) -> tuple[Rows, Rows]:
@@ -36,6 +43,14 @@ METHODS: dict[str, tuple[Rows, Rows]] = {
     "add_not_null_constraint": ({1: "AddNotNullConstraintRequest req"}, _ADD_ERRORS),
     "add_default_constraint": ({1: "AddDefaultConstraintRequest req"}, _ADD_ERRORS),
     "add_check_constraint": ({1: "AddCheckConstraintRequest req"}, _ADD_ERRORS),
+    "delete_table_column_statistics": (
+        {1: "string db_name", 2: "string tbl_name", 3: "string col_name", 4: "string engine"},
+        _DROPPED,
+    ),
+    "delete_partition_column_statistics": (
+        {1: "string db_name", 2: "string tbl_name", 3: "string part_name", 4: "string col_name", 5: "string engine"},
+        _DROPPED,
+    ),
 }
 
 

@@ -15,7 +15,7 @@ import msgspec
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import Place, normal
 from replicator.core.batches import batched
-from replicator.core.model import Database, Partition, Statistics, Table
+from replicator.core.model import Database, Partition, Table
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.dumps.reached import after_load, reached
@@ -23,6 +23,7 @@ from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.events.scope import Patterns
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
+from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
 from replicator.replay.copy.keyed_executor import KeyedExecutor
 from replicator.replay.copy.outcomes import Outcomes
@@ -39,7 +40,6 @@ from replicator.replay.places.replica import (
     comparable_table,
     replica_function,
     replica_partition,
-    replica_statistics,
 )
 from replicator.replay.places.retired import close_retired
 from replicator.replay.places.server_rules import as_served, lacking
@@ -287,44 +287,12 @@ class Commit:
         steps = [step for step in self._work.plan.tables if step.table and step.lineage.statistics]
         with self._work.side_by_side(len(steps)) as executor:
             for step in steps:
-                self._submit(executor, step, self._statistics, step)
+                self._submit(executor, step, set_statistics, self._work, step)
         with self._work.side_by_side(len(steps)) as executor:
             for step, there in self._found(step for step in steps if None in step.lineage.statistics):
                 if step.table and comparable_table(there) != comparable_table(step.table):
                     wanted = noted_like(step.table, there)
                     self._submit(executor, step, self._work.target.alter_table, *step.name, wanted)
-
-    def _statistics(self, step: TablePlan) -> None:
-        whole, partitions = [], []
-        for name, statistics in step.lineage.statistics.items():
-            replica = msgspec.structs.replace(
-                replica_statistics(statistics, self._work.plan.placement), db=step.name[0], table=step.name[1]
-            )
-            fate = step.lineage.partitions.get(name) if name is not None else None
-            if name is None:
-                whole.append(replica)
-            elif fate is None or fate.now is not None:
-                partitions.append(replica)
-        for each in whole:
-            if step.exists:
-                self._drop_statistics(step, [each], self._work.target.table_statistics(*step.name, _columns(step)))
-            if each.columns:
-                self._work.target.set_table_statistics(each)
-        for batch in batched(partitions, PARTITION_BATCH):
-            if step.exists:
-                names = [each.partition for each in batch if each.partition]
-                there = self._work.target.partition_statistics(*step.name, _columns(step), names)
-                self._drop_statistics(step, batch, *there)
-            self._work.target.set_partition_statistics([each for each in batch if each.columns])
-
-    def _drop_statistics(self, step: TablePlan, wanted: Sequence[Statistics], *there: Statistics | None) -> None:
-        """Those of columns that the source has none of any more: setting the others leaves them."""
-        kept = {each.partition: {column.column for column in each.columns} for each in wanted}
-        for each in there:
-            for column in each.columns if each else ():
-                if each and column.column not in kept.get(each.partition, ()):
-                    self._work.target.drop_statistics(*step.name, each.partition or "", column.column)
-                    self._work.changed.count()
 
     def _name(self, step: TablePlan, paths: Iterable[NamedPath]) -> None:
         for each in paths:
@@ -392,7 +360,3 @@ class Commit:
         source = next(source for source, replica in databases.items() if replica == name)
         wanted = reached(metadata.scope, source)
         return after_load(parameters, wanted, moves=moves, whole=metadata.kind == BOOTSTRAP)
-
-
-def _columns(step: TablePlan) -> list[str]:
-    return [column.name for column in step.table.storage.columns] if step.table and step.table.storage else []

@@ -33,11 +33,11 @@ from replicator.replay.apply.brake import stop_excess
 from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.cloning import Cloning
 from replicator.replay.apply.commit import Commit
-from replicator.replay.apply.constraint_commit import ConstraintCommit
 from replicator.replay.apply.orphans import clear_orphans
 from replicator.replay.apply.planning import LoadSettings, compare, plan_load, roots_of
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import prune
+from replicator.replay.apply.table_details import ConstraintCommit
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
 from replicator.replay.apply.work import Changed, Replay, Work
 from replicator.replay.copy.staging import sweep_staging

@@ -26,7 +26,7 @@ from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE
 from replicator.replay.plan.admission import check_target
-from replicator.replay.plan.deciding import lack_constraints, looked_at, make_plan
+from replicator.replay.plan.deciding import lack_constraints, lack_statistics, looked_at, make_plan
 from replicator.replay.plan.difference import ByDifference, stay
 from replicator.replay.plan.isolation import isolate, touched_objects
 from replicator.replay.plan.plan import Plan, Sharing
@@ -132,6 +132,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
     make_plan(plan, there)
     if any(step.lineage.constraints for step in plan.tables):
         lack_constraints(plan, target.constraint_kinds())
+    if any(each.others for step in plan.tables for each in step.lineage.statistics.values()) or plan.lacked:
+        lack_statistics(plan, target.statistics_engines())
     if snapshots:
         plan.snapshot = plan.metadata.id
         if plan.by_difference is None:

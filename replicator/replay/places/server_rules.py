@@ -8,19 +8,33 @@ Pure. docs/compatibility.md has the table, and a test per rule sees a server do 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from replicator.core.model import EXTERNAL, MANAGED, Database, Partition, Table, Value
+from replicator.core.model import (
+    EXTERNAL,
+    HIVE,
+    MANAGED,
+    ColumnStatistic,
+    Database,
+    Partition,
+    Statistics,
+    Table,
+    Value,
+)
 from replicator.core.not_replicated import REMOTE
 from replicator.metastore.convert.fields import ids
+from replicator.replay.places.replica_constraints import NO_CONSTRAINT
 
 V = TypeVar("V", bound=Value)
 TRANSLATED = "TRANSLATED_TO_EXTERNAL"
 ACCURATE = "COLUMN_STATS_ACCURATE"
+NO_STATISTICS = "this metastore has no column statistics"  # begin of the reason why a table lacks some
+STANDING = (NO_CONSTRAINT, NO_STATISTICS)
+"""Begins of reasons that stand until a dump speaks again of what a table lacks."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,12 @@ def _no_managed_location(wanted: Database, found: Database) -> Database:
     if found.managed_location or not found.extra.keys().isdisjoint(_SINCE_4):
         return wanted
     return msgspec.structs.replace(wanted, managed_location=None)
+
+
+def _no_other_engines(wanted: Statistics, found: Statistics) -> Statistics:
+    """found: with the engines that its server has."""
+    kept = {engine: columns for engine, columns in wanted.others.items() if engine in found.others}
+    return msgspec.structs.replace(wanted, others=kept)
 
 
 _SINCE_4 = ids("Database", "createTime", "type")
@@ -157,6 +177,13 @@ LACKS: tuple[Rule, ...] = (
         (Database,),
         _no_managed_location,
     ),
+    Rule(
+        f"column statistics of other engines than `{HIVE}`",
+        ("2.3", "3.1"),
+        f"{NO_STATISTICS} of other engines than {HIVE}, or `statistics_engines` does not name them",
+        (Statistics,),
+        _no_other_engines,
+    ),
     Rule("REMOTE database, and its data connector", ("2.3", "3.1", "4.0", "4.2"), REMOTE, (Database,), _no_connector),
 )
 """What a user can set, and some servers cannot store: named as not replicated."""
@@ -170,6 +197,12 @@ def lacking(wanted: V, found: V) -> tuple[V, list[str]]:
             wanted = without
             reasons.append(rule.reason)
     return wanted, reasons
+
+
+def storable(statistics: Statistics, engines: Iterable[str]) -> tuple[Statistics, list[str]]:
+    """`lacking`, of a server that has the statistics of these engines."""
+    others: dict[str, tuple[ColumnStatistic, ...]] = dict.fromkeys(engines, ())
+    return lacking(statistics, Statistics(db=statistics.db, table=statistics.table, others=others))
 
 
 def as_served(wanted: V, found: V) -> V:

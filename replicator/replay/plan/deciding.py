@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from replicator.core.model import Table
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
 from replicator.core.table_format import why_not_replicated
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Refused
@@ -22,6 +22,7 @@ from replicator.replay.places.replica import (
     replica_table,
 )
 from replicator.replay.places.replica_constraints import NO_CONSTRAINT, not_replicated, replica_constraints
+from replicator.replay.places.server_rules import NO_STATISTICS, STANDING, storable
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
@@ -239,8 +240,8 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
 
 
 def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """Views, constraints and refused objects that the target says it lacks, and of which the range says nothing. A
-    bootstrap says all there is."""
+    """Views, constraints, statistics and refused objects that the target says it lacks, and of which the range says
+    nothing. A bootstrap says all there is."""
     if plan.metadata.kind == BOOTSTRAP and plan.squashed.records:
         return
     touched = {called.name for lineage in plan.squashed.lineages for called in lineage.names}
@@ -251,7 +252,7 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
             db, _, name = each.object.partition(".")
             if each.reason.startswith((NO_VIEW, NOT_TAKEN)) and (db, name) in touched:
                 continue
-            if each.reason.startswith((NO_VIEW, NO_CONSTRAINT, NOT_TAKEN)) and _is_left(plan.squashed, db, name):
+            if each.reason.startswith((*STANDING, NO_VIEW, NOT_TAKEN)) and _is_left(plan.squashed, db, name):
                 plan.lacked.append(each)
 
 
@@ -273,6 +274,24 @@ def lack_constraints(plan: Plan, kinds: frozenset[str]) -> None:
         _, lacking = replica_constraints(step.lineage.constraints, kinds, plan.placement.databases.get)
         if lacking:
             plan.lacked.append(not_replicated(name, lacking))
+
+
+def lack_statistics(plan: Plan, engines: Sequence[str]) -> None:
+    """Names tables with statistics of engines that the target does not have. engines: those that it has. What a table
+    itself lacks stands until a dump says otherwise; of partitions it is said when a dump brings them."""
+    for step in plan.tables:
+        if step.lineage.now is None or not step.lineage.statistics:
+            continue
+        name, lacking = ".".join(step.lineage.now), dict[str, None]()
+        for partition, statistics in step.lineage.statistics.items():
+            begin = "of partitions, " if partition else ""
+            lacking |= dict.fromkeys(begin + reason for reason in storable(statistics, engines)[1])
+        if None in step.lineage.statistics:
+            plan.lacked[:] = [
+                each for each in plan.lacked if each.object != name or not each.reason.startswith(NO_STATISTICS)
+            ]
+        stands = any(each.object == name and each.reason.startswith(STANDING) for each in plan.lacked)
+        plan.lacked += [NotReplicated(name, reason) for reason in sorted(lacking) if not stands]
 
 
 def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:

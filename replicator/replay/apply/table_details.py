@@ -1,4 +1,5 @@
-"""Constraints of a load: dropped before the tables change, added when all of them are there.
+"""Column statistics and constraints of a load's tables: these are dropped before the tables change, and added when all
+of them are there.
 
 A 2.3 server changes no columns of a table that a key refers to, so those of such a table go first, and come back. A
 foreign key is added last, as it needs its parent's key. Every step may run twice: it looks at what is there.
@@ -8,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from replicator.core.batches import batched
-from replicator.core.model import FOREIGN_KEY, PRIMARY_KEY, UNIQUE, Constraint, Table
+from replicator.core.model import FOREIGN_KEY, PRIMARY_KEY, UNIQUE, Constraint, Statistics, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.work import Work
+from replicator.replay.places.replica import replica_statistics
 from replicator.replay.places.replica_constraints import (
     LACKING,
     NO_CONSTRAINT,
@@ -26,6 +30,7 @@ from replicator.replay.places.replica_constraints import (
     replica_constraints,
     with_lack,
 )
+from replicator.replay.places.server_rules import storable
 from replicator.replay.plan.plan import TablePlan
 
 Name = tuple[str, str]
@@ -209,3 +214,50 @@ def _source_name(step: TablePlan) -> str:
 
 def _is_of(each: NotReplicated, tables: set[str]) -> bool:
     return each.reason.startswith(NO_CONSTRAINT) and each.object in tables
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+def set_statistics(work: Work, step: TablePlan) -> None:
+    """Sets those that the dump has, of engines that the target has, and drops those that the source has no more. May
+    run twice."""
+    whole, partitions, engines = [], [], work.target.statistics_engines()
+    for name, statistics in step.lineage.statistics.items():
+        replica, _ = storable(replica_statistics(statistics, work.plan.placement), engines)
+        replica = msgspec.structs.replace(replica, db=step.name[0], table=step.name[1])
+        fate = step.lineage.partitions.get(name) if name is not None else None
+        if name is None:
+            whole.append(replica)
+        elif fate is None or fate.now is not None:
+            partitions.append(replica)
+    for each in whole:
+        if step.exists:
+            _drop_statistics(work, step, [each], work.target.table_statistics(*step.name, _columns(step)))
+        if each:
+            work.target.set_table_statistics(each)
+    for batch in batched(partitions, PARTITION_BATCH):
+        if step.exists:
+            names = [each.partition for each in batch if each.partition]
+            _drop_statistics(work, step, batch, *work.target.partition_statistics(*step.name, _columns(step), names))
+        work.target.set_partition_statistics([each for each in batch if each])
+
+
+def _drop_statistics(work: Work, step: TablePlan, wanted: Sequence[Statistics], *there: Statistics | None) -> None:
+    """Those of columns that the source has none of any more: setting the others leaves them."""
+    kept = {(each.partition, *column) for each in wanted for column in _measured(each)}
+    for each in there:
+        for column, engine in _measured(each) if each else ():
+            if each and (each.partition, column, engine) not in kept:
+                work.target.drop_statistics(*step.name, each.partition or "", column, engine)
+                work.changed.count()
+
+
+def _measured(statistics: Statistics) -> Iterator[tuple[str, str]]:
+    """(column, engine) of each."""
+    for engine, columns in statistics.by_engine().items():
+        yield from ((each.column, engine) for each in columns)
+
+
+def _columns(step: TablePlan) -> list[str]:
+    return [column.name for column in step.table.storage.columns] if step.table and step.table.storage else []
