@@ -169,6 +169,8 @@ class _Check:
         defaults = metastores.default_database
         self._look("versions", lambda: metastores.levels_fit(defaults(source), defaults(target)))
         self._look("sides", lambda: metastores.are_two(source, target))
+        self._look("catalog", lambda: metastores.judge_catalog(self.policy.cmroot, source), "critical")
+        self._look("catalog", lambda: metastores.judge_catalog(self.policy.target_cmroot, target), "critical")
         for side, metastore in (("source", source), ("target", target)):
             self._look(
                 f"clock {side}",

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from cmroot.store.resolve import as_written
 from replicator.checks.finding import Figure, Finding, Health
 from replicator.core.model import Database, NotificationEvent
 from replicator.errors import NotificationLogOff, ObjectNotFound
 from replicator.events.reach import TTL, Reach, newest_event
 from replicator.events.reader import digest
+from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.convert.fields import ids
 from replicator.text.quantity import count_text, duration_text
@@ -59,6 +61,14 @@ def level(default: Database | None) -> str:
     if default is None:
         return "unknown interface"
     return "interface of Hive 3 or newer" if _CATALOG & default.extra.keys() else "interface of Hive 2"
+
+
+def judge_catalog(cmroot: str, metastore: MetastoreReader) -> list[Finding]:
+    """Of a root and its metastore; nothing where none is named. Raises Refused for another one's root."""
+    refuse_other_catalog(str(as_written(cmroot)), metastore)
+    if metastore.bound_catalog is None:
+        return []
+    return [Finding("catalog", "ok", f"{cmroot} is, or will be, the root of catalog {metastore.catalog}")]
 
 
 def levels_fit(source: Database | None, target: Database | None) -> Finding:

@@ -31,6 +31,7 @@ EngineName = Literal["auto", "local", "spark"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a policy's name is a slot's (cmroot.pins) and a directory's
 _DEFAULT_PORT = "9083"
+_CATALOG = "hive"  # the default one, unless a server has another
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+")
 
 
@@ -87,14 +88,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source_key(self) -> str:
-        """The source's URI, and its catalog where it names one."""
-        catalog = self.source_metastore.catalog
-        return f"{self.source}#{catalog}" if catalog else self.source
+        """The source's URI, and its catalog where it names another than Hive's own default."""
+        catalog = self.source_metastore.catalog or _CATALOG
+        return self.source if catalog == _CATALOG else f"{self.source}#{catalog}"
 
     @property
     def target_catalog(self) -> str:
         """Its name; that of Hive's own default where none is named."""
-        return self.target_metastore.catalog or "hive"
+        return self.target_metastore.catalog or _CATALOG
 
     @property
     def slot(self) -> str:

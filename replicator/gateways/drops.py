@@ -21,17 +21,9 @@ from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
 from cmroot.keep.journal import DONE, INTERCEPTING, DropCall
 from cmroot.store.emptied import remove_if_empty
-from replicator.errors import MetastoreError, ObjectNotFound
+from replicator.errors import ObjectNotFound
 from replicator.gateways.believed import refusal_of
-from replicator.gateways.calls import (
-    DEFAULT_CATALOG,
-    SHAPES,
-    Drop,
-    NotUnderstood,
-    meta_exception_field,
-    understand,
-    without_deletion,
-)
+from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
 from replicator.gateways.log_lines import one_line
 from replicator.gateways.messages import (
     INTERNAL_ERROR,
@@ -96,7 +88,7 @@ class Drops:
         self._locks = _Locks(self._stopped)
         self._undecided: dict[str, Intercept] = {}
         self._settling = threading.Lock()
-        self._catalog = _default_catalog(upstream)
+        self._catalog = upstream.default_catalog
 
     def give_up(self) -> None:
         """From any thread: what is not sent yet is refused, and put back."""
@@ -285,16 +277,6 @@ def refusal(header: MessageHeader, message: str) -> bytes:
     if field is None:
         return application_error(header, INTERNAL_ERROR, message)
     return declared_error(header, field, message)
-
-
-def _default_catalog(upstream: Upstream) -> str:
-    """That of calls that name none: also of all calls that ask what a drop would delete."""
-    try:
-        return upstream.setting("metastore.catalog.default").strip().lower() or DEFAULT_CATALOG
-    except MetastoreError as error:
-        if error.transient:
-            raise
-        return DEFAULT_CATALOG  # 2.3 has no catalogs, and does not tell this setting
 
 
 def _kind(intercept: Intercept) -> str:

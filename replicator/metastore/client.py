@@ -65,6 +65,11 @@ class MetastoreReader(Protocol):
         ...
 
     @property
+    def catalog(self) -> str:
+        """The one whose databases are meant."""
+        ...
+
+    @property
     def default_catalog(self) -> str:
         """The server's, of calls that name none; "hive" of a server without catalogs."""
         ...

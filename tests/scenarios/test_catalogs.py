@@ -16,6 +16,7 @@ from policies import Replication
 
 import replicator
 from replicator import capture, dump, verify
+from replicator.core.config import read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import ObjectNotFound, Refused
 from replicator.events.root_catalog import refuse_other_catalog
@@ -191,7 +192,17 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
     point = two.db("a").metastore.current_event_id()
     two.db("a").write("t", {"more": "3"})
     two.sync()
+    beside = two.same_names[0]
+    beside.alter("t", another="1")  # its event is nobody's backlog
+    beside.alter("t", another="2")
+    untouched = two.untouched()
     assert replicator.status(name, **config()).seconds == 0
+    found = {(each.name, each.health) for each in replicator.check(name, **config()).findings}
+    assert found >= {("catalog", "ok")} and not [each for each in found if each[1] == "critical"], found
+    (two.replica("a").home / "t" / "first").unlink()
+    assert replicator.verify(name, engine="local", **config()).status == "different"
+    assert replicator.repair(name, db=db, engine="local", **config()).status == "repaired"
+    assert replicator.verify(name, engine="local", **config()).status == "same"
     by_hand = {"source": two.source_uri, "target": two.target_uri, "db": db, "cmroot": two.keys["cmroot"]}
     catalogs = {"catalog": two.source.catalog, "target_catalog": two.target.catalog}
     assert replicator.status(**by_hand, **catalogs).status == "current"
@@ -215,16 +226,26 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
     two.replica("a").write("t", {"after": "4"})
     assert replicator.failback(name, switch=True, **config()).primary == "source"
     two.is_same()
+    written = {key: two.keys.pop(key) for key in ("catalog", "target_catalog")}
+    found = [each for each in replicator.check(name, **config()).findings if each.name == "catalog"]
+    assert [(each.health, "is the root of catalog" in each.text) for each in found] == [("critical", True)] * 2
+    two.keys |= written
     roles = replicator.role_show(metastore=two.source_uri, catalog=two.source.catalog, db=db)
     assert [each.role for each in roles.databases] == ["primary"]
     assert [each.role for each in replicator.role_show(metastore=two.source_uri, db=db).databases] == ["none"]
     assert two.untouched() == untouched
 
 
-def test_role_set_is_about_one_catalog(two: TwoCatalogs) -> None:
+def test_role_set_and_init_are_about_one_catalog(two: TwoCatalogs, tmp_path: Path) -> None:
     untouched = two.untouched()
     replicator.role_set(
         metastore=two.source_uri, catalog=two.source.catalog, db=f"{two.name}_a", role="fenced", force=True
     )
     assert "fenced" in str(read_role(two.source, f"{two.name}_a"))
     assert two.untouched() == untouched
+    catalogs = {"catalog": two.source.catalog, "target_catalog": two.target.catalog}
+    places = {key: two.keys[key] for key in ("cmroot", "target_cmroot", "dumps")}
+    file = tmp_path / "first.toml"
+    replicator.init(source=two.source_uri, target=two.target_uri, file=file, check=False, **catalogs, **places)
+    policy = read_config(file).policy("main")
+    assert [policy.source_metastore.catalog, policy.target_metastore.catalog] == list(catalogs.values())

@@ -179,6 +179,16 @@ def test_policies_overlap_where_they_write_one_database_of_one_target() -> None:
         refuse_overlaps([one, other], existing)
 
 
+@pytest.mark.parametrize("side", ["catalog", "target_catalog"])
+def test_a_policy_that_spells_out_the_default_catalog_overlaps_one_that_does_not(side: str) -> None:
+    one, other = parse("one", databases="sales"), parse("other", databases="sales", **{side: "hive"})
+    for existing in ({one.source_key: ["sales"]}, {other.source_key: ["sales"]}):
+        (found,) = overlaps([one, other], existing)
+        assert found.policies == ("one", "other")
+    elsewhere = parse("elsewhere", databases="sales", target_catalog="lake")
+    assert overlaps([one, elsewhere], {one.source_key: ["sales"]}) == []
+
+
 def test_policies_that_only_could_overlap_do_not() -> None:
     one, other = parse("one", databases="sales"), parse("other", databases=".*")
     assert overlaps([one, other], {"thrift://a:9083": ["mart"]}) == []
