@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import local_runtime
 from hive_metastore import ttypes
 from newer_calls import newer_client
 from plain_tables import PlainDatabase
@@ -18,11 +19,15 @@ import replicator
 from replicator import capture, dump, verify
 from replicator.core.config import read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.policy import parse_policy
 from replicator.errors import ObjectNotFound, Refused
 from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.policies.direction import Sides
 from replicator.policies.roles import read_role
+from replicator.policies.run import sync_once
+from replicator.policies.steps import SyncSettings
 from replicator.removal.live import LiveLocations
 from replicator.replay.places.neighbours import Neighbours
 
@@ -68,6 +73,11 @@ def test_every_call_is_about_the_handles_catalog(version: str, hives: Hives, tmp
         assert [each.object for each in live.references(other.table(name, "u").location or "")] == [
             f"@{other.catalog}#{name}.u"
         ]
+        later = PlainDatabase(in_catalog(running, tmp_path), name, tmp_path / "later")
+        later.create()
+        made = later.table("t", {"first": "1"})
+        live.refresh()
+        assert [each.db for each in live.references(made.location or "")] == [f"@{later.metastore.catalog}#{name}"]
     for table in ("t", "p", "u"):
         other.drop_table(name, table)
     other.drop_database(name)
@@ -167,6 +177,21 @@ def two(hives: Hives, tmp_path: Path) -> TwoCatalogs:
     pair.db("a").table("t", {"first": "1"})
     pair.db("a").partitioned("days", {"1": {"x": "one"}})
     return pair
+
+
+def test_replicas_of_one_name_in_two_catalogs_share_no_directory(two: TwoCatalogs, tmp_path: Path) -> None:
+    two.sync()
+    before = two.replica("a").everything()
+    db, target = f"{two.name}_a", two.same_names[1].metastore
+    for name in target.table_names(db):
+        target.drop_table(db, name)
+    target.drop_database(db)
+    places = {key: str(tmp_path / f"other_{key}") for key in ("cmroot", "target_cmroot", "dumps")}
+    default = {key: value for key, value in two.keys.items() if "catalog" not in key}
+    other = parse_policy("other", {**default, **places}, MetastoreConfig)
+    with pytest.raises(Refused, match=rf"would lie at .*, where @{two.target.catalog}#{db}"):
+        sync_once(Sides(other, two.same_names[0].metastore, target, local_runtime()), SyncSettings())
+    assert two.replica("a").everything() == before
 
 
 def closed() -> str:
