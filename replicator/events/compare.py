@@ -10,6 +10,7 @@ from replicator.core.model import Database, Function, Partition, Statistics, Tab
 from replicator.core.roles import without_role
 from replicator.events import record as kinds
 from replicator.events.record import Change, partition_names
+from replicator.metastore.convert.fields import ids
 
 COMPUTED_BY_IMPALA = "impala.lastComputeStatsTime"
 
@@ -25,8 +26,16 @@ def same_database(known: Database, now: Database) -> bool:
     """Whether only a role has changed, or nothing: roles are each metastore's own, and no change of the source."""
     if known == now:
         return True
-    plain = (msgspec.structs.replace(each, parameters=without_role(each.parameters)) for each in (known, now))
-    return next(plain) == next(plain)
+    return _plain(known) == _plain(now)
+
+
+def _plain(database: Database) -> Database:
+    """Without its role, and without the catalog, which servers tell, and events do not."""
+    extra = {key: value for key, value in database.extra.items() if key not in _CATALOG}
+    return msgspec.structs.replace(database, parameters=without_role(database.parameters), extra=extra)
+
+
+_CATALOG = ids("Database", "catalogName")
 
 
 def function_changes(known: Sequence[Function], now: Sequence[Function]) -> Iterator[Change]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from engines import local_runtime
 from hive_metastore import ttypes
@@ -15,10 +16,13 @@ from metastores import MetastoreFactory
 from newer_calls import newer_client, partition, table
 from policies import Replication
 
+from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.fold import read_records
 from replicator.checks.metastores import log_is_on
 from replicator.core.model import Database, NotificationEvent
+from replicator.core.roles import ROLE
 from replicator.errors import NotificationRefused
 from replicator.events import record as kinds
 from replicator.events.decode import decode
@@ -185,6 +189,23 @@ def test_transactions_and_other_catalogs_are_known_and_no_backlog(server: Server
     captured = capture(server.metastore, root, CaptureSettings([db], scan=False), local_runtime())
     assert (captured.unknown, captured.unknown_kinds, captured.records) == ([], {}, 1)
     assert (captured.events, captured.through_event) == (len(events), events[-1].id)
+
+
+def test_a_database_that_is_altered_is_recorded_once_and_a_role_never(server: Server, tmp_path: Path) -> None:
+    """The event does not tell the catalog, which the server does."""
+    client, db, place = server.client, server.db, server.place
+    client.create_database(ttypes.Database(name=db, locationUri=f"{place}/{db}"))
+    root = create_or_open(str(tmp_path / "cmroot"))
+    capture(server.metastore, root, CaptureSettings([db]), local_runtime())
+    records = []
+    for parameters in ({"k": "v"}, {"k": "v", ROLE: "primary"}, {"k": "v", ROLE: "fenced"}):
+        there = server.metastore.database(db)
+        server.metastore.alter_database(db, msgspec.structs.replace(there, parameters=parameters))
+        captured = capture(server.metastore, root, CaptureSettings([db]), local_runtime())
+        records.append((captured.records, captured.observed, captured.events))
+    assert records == [(1, 0, 1), (1, 0, 1), (1, 0, 1)]  # of a role the marker
+    log = [record.change for segment in segments(root.place) for record in read_records(segment)]
+    assert [type(each) for each in log[-3:]] == [kinds.AlterDatabase, kinds.EventsRead, kinds.EventsRead]
 
 
 def test_an_idle_cluster_with_queries_is_not_behind(hives: Hives, source_metastore: Running, tmp_path: Path) -> None:

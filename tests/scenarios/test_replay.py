@@ -139,7 +139,7 @@ def _counted(calls: Counter[str], name: str, call: Callable[..., object], *given
 def test_writers_wait_for_each_other_where_a_server_would_have_one_of_them_sleep(
     source_metastore: Running, metastore_factory: MetastoreFactory, tmp_path: Path
 ) -> None:
-    racing = metastore_factory("racing", settings={RETRY_INTERVAL: "2000ms"})
+    racing = metastore_factory("racing", hive="2.3", settings={RETRY_INTERVAL: "2000ms"})
     pair = Replication(source_metastore, racing, tmp_path)
     db = pair.db("a")
     for number in range(40):
@@ -164,6 +164,7 @@ def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
     db = pair.db("a")
     db.partitioned("t", {"old": {"f": "1"}})
     pair.sync()
+    before = pair.source.current_event_id()
     pages: list[int] = []
     for number in range(20):
         db.add("t", {f"{number:02d}": {"f": str(number)}})
@@ -175,9 +176,10 @@ def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
     for place in ("replicator.events.reader.EVENT_BATCH", "replicator.captures.capture.EVENT_BATCH"):
         monkeypatch.setattr(place, 5)
     monkeypatch.setattr("replicator.events.reader.LOOK_BACK", 2)
+    written = pair.source.current_event_id() - before
     run = pair.sync()
-    assert (run.status, run.records) == ("synced", 25)
-    assert len(pages) > 6 and set(pages) == {5}
+    assert written > 20 and (run.status, run.records) == ("synced", written)
+    assert len(pages) >= 6 and set(pages) == {5}
     pair.is_same("a")
 
 

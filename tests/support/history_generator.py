@@ -46,7 +46,7 @@ class _State:
             function = client.get_function(db, name)
             self.found[f"function {name}"] = [function.className, [each.uri for each in function.resourceUris or []]]
         for name in client.get_all_tables(db):
-            self._table(client.get_table(db, name))
+            self._table(client.get_table_req(ttypes.GetTableRequest(dbName=db, tblName=name)).table)
 
     def _table(self, table: Any) -> None:
         key = f"table {table.tableName}"
