@@ -11,14 +11,20 @@ from random import Random
 
 import msgspec
 import pytest
+from engines import local_runtime
 from faults import Fault, run_with
+from hmsclient.genthrift.hive_metastore import ttypes
 from policies import Replication
 from replication_fixture import command
 
 from cmroot.pins import drop_slot, find_slot, give_up_slot
 from replicator.checks.check import check
+from replicator.compare.comparison import Comparison
+from replicator.compare.verify import verify
+from replicator.core.model import ColumnStatistic, Statistics
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import ConfigError, ObjectNotFound, Refused
+from replicator.metastore.convert.tjson import struct_to_tjson
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering
 
@@ -46,6 +52,23 @@ def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Replicat
     assert slot and (slot.position, slot.awaits) == (third.position, "")
     kinds = [run.kind for run in pair.memory.runs().runs]
     assert kinds == ["nothing", "incremental", "bootstrap"]
+
+
+def test_statistics_of_a_whole_partitioned_table_follow(pair: Replication) -> None:
+    """As Impala's COMPUTE STATS writes them."""
+    pair.db("a").partitioned("days", {"1": {"x": "one"}})
+    name = f"{pair.name}_a"
+    for highest in (5, 6):
+        longs = ttypes.LongColumnStatsData(lowValue=1, highValue=highest, numNulls=0, numDVs=2)
+        data = struct_to_tjson(ttypes.ColumnStatisticsData(longStats=longs))
+        pair.source.set_table_statistics(Statistics(name, "days", None, (ColumnStatistic("a", "int", data),), 1))
+        pair.sync()
+        there = pair.target.table_statistics(name, "days", ["a", "b"])
+        assert there and there.columns == (ColumnStatistic("a", "int", data),)
+        assert verify(Comparison(pair.source, pair.target), [name], local_runtime()).status == "same"
+    pair.source.drop_statistics(name, "days", "", "a")
+    pair.sync()
+    assert pair.target.table_statistics(name, "days", ["a", "b"]) is None
 
 
 def test_a_new_database_is_bootstrapped_beside_the_others_increment(pair: Replication) -> None:

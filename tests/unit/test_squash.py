@@ -295,7 +295,7 @@ steps = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from("fg")),
     st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from("fg")),
     st.tuples(st.just("remove"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from("fg")),
-    st.tuples(st.just("analyze"), st.sampled_from(NAMES), st.sampled_from(PARTS)),
+    st.tuples(st.just("analyze"), st.sampled_from(NAMES), st.sampled_from((*PARTS, ""))),
     st.tuples(st.just("sweep"), st.sampled_from((*PLACES, "/outside/x/p=1", f"{SOURCE_HOME}/a/p=1"))),
     st.tuples(st.just("list")),
 )
@@ -527,7 +527,8 @@ class History:
                     self.manifest.unlist([found[:2]])
 
     def analyze(self, name: str, value: str) -> None:
-        obj = self._object(name, value)
+        """Without a value of the table, also of one with partitions."""
+        obj = self._object(name, value) if value else self.source.tables.get(name)
         if obj is None:
             return
         key = f"p={value}" if isinstance(obj, Partition) else None
