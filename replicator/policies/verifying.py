@@ -5,7 +5,7 @@ and where the log then has records of a table after the checkpoint that the repl
 table is only behind. So writes without events are no differences either. It needs no lease of the policy: it reads
 both sides, and writes what it remembers, and what it captures, under their own leases.
 
-And what a run tries again: tables that the target did not take in earlier runs.
+And what a run tries again: what the target did not take in earlier runs.
 """
 
 from __future__ import annotations
@@ -189,34 +189,37 @@ class Background:
 
 
 def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[Loaded], None]) -> list[NotReplicated]:
-    """Loads tables that an earlier run left out and this one has not loaded either, whole, as a repair of them does.
-    What is lacking now, of `lacking`. count: gets what each load did. A failure is a warning of the run. May run
-    twice."""
+    """Loads what an earlier run left out and this one has not loaded either, whole, as a repair of it does. What is
+    lacking now, of `lacking`. count: gets what each load did. A failure is a warning of the run. May run twice."""
     for pair in steps.direction.matching:
-        tables = _refused_tables(steps, pair)
-        if not tables:
+        names = _still_refused(steps, pair)
+        if not names:
             continue
         try:
-            loaded = _load_again(steps, pair, tables)
+            loaded = _load_again(steps, pair, names)
         except Error as error:
             if error.transient:
                 raise
             steps.warnings.append(f"{pair.name}: what its replica lacks was tried again, and failed: {error}")
             continue
-        tried = {f"{pair.name}.{name}" for name in tables}
+        tried = {f"{pair.name}.{name}" for name in names}
         rest = (each for each in lacking if not (each.object in tried and each.reason.startswith(NOT_TAKEN)))
         lacking = merged(rest, loaded.not_replicated)
         count(loaded)
     return list(lacking)
 
 
-def _refused_tables(steps: Steps, pair: Pair) -> list[str]:
-    """Tables that are lacking, by the names of now, where some were refused before this run."""
+def _still_refused(steps: Steps, pair: Pair) -> list[str]:
+    """Tables and functions that are lacking, by the names of now, where some were refused before this run; those too
+    that only the target has, whose drop it refused."""
     before = _refused(pair, pair.target.parameters.get(PROPERTY)) if pair.target is not None else set()
-    if not before or steps.policy.publish == "snapshot":  # a snapshot's directories are its own run's
+    if not before:
         return []
     now = _refused(pair, steps.direction.target.database(pair.replica).parameters.get(PROPERTY))
-    return sorted(now.intersection(steps.direction.source.table_names(pair.name)))
+    there: set[str] = set()
+    for side, db in ((steps.direction.source, pair.name), (steps.direction.target, pair.replica)) if now else ():
+        there |= {*side.table_names(db), *side.function_names(db)}
+    return sorted(now & there)
 
 
 def _refused(pair: Pair, said: str | None) -> set[str]:
@@ -224,7 +227,7 @@ def _refused(pair: Pair, said: str | None) -> set[str]:
     return {each.object.partition(".")[2] for each in found if each.reason.startswith(NOT_TAKEN)}
 
 
-def _load_again(steps: Steps, pair: Pair, tables: Sequence[str]) -> Loaded:
+def _load_again(steps: Steps, pair: Pair, names: Sequence[str]) -> Loaded:
     direction, policy = steps.direction, steps.policy
     both = Comparison(
         direction.source,
@@ -236,7 +239,7 @@ def _load_again(steps: Steps, pair: Pair, tables: Sequence[str]) -> Loaded:
     )
     settings = RepairSettings(
         pair.name,
-        tables,
+        differing=[f"{pair.name}.{name}" for name in names],
         cmroot=direction.target_root.place,
         warehouse=direction.warehouse,
         external=direction.external,
