@@ -32,7 +32,7 @@ from replicator.captures.constraining import (
 from replicator.captures.contents import Contents
 from replicator.captures.fold import open_manifest
 from replicator.captures.intercepts import Intercepts
-from replicator.captures.left_out import left_out
+from replicator.captures.left_out import data_connectors, left_out, remember_connectors
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
 from replicator.captures.ungiven import Refusals
@@ -373,6 +373,9 @@ class _Run:
         self.report.not_replicated += [
             NotReplicated(each.name, REMOTE) for each in self._manifest.databases() if each.connector
         ]
+        connectors = data_connectors(self._source, self._manifest.scope())
+        remember_connectors(self._manifest, connectors)
+        self.report.not_replicated += connectors
         self._contents.remember_unnamed()
         self.report.unknown, self.report.unknown_kinds = self._unread.listed(), dict(self._unread.kinds)
         self._log.publish(self._contents.keepers.names, self._sight)

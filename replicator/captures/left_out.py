@@ -1,11 +1,11 @@
-"""Tables that are captured and that no load brings: in formats of which a copy of the files is no copy of the table.
+"""What no load brings: tables in formats of which a copy of the files is no copy of the table, and data connectors.
 
-Which they are tells the manifest; only of a Delta table the log has to be read, each of its files once.
+Which tables tells the manifest; only of a Delta table the log has to be read, each of its files once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import msgspec
@@ -18,8 +18,14 @@ from cmroot.store.resolve import located
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.core.delta_log import names_outside
-from replicator.core.not_replicated import NotReplicated
+from replicator.core.not_replicated import CONNECTOR, NO_CONNECTOR, NotReplicated
+from replicator.core.shadow import is_shadow
 from replicator.core.table_format import DELTA, OUTSIDE, reason_of
+from replicator.errors import ObjectNotFound
+from replicator.metastore.client import MetastoreReader
+
+DEFAULT = "default"  # the database that every metastore has
+_KEY = "connectors"  # state of a manifest
 
 
 def left_out(
@@ -42,6 +48,35 @@ def left_out(
 def gaps(tables: dict[str, str]) -> list[NotReplicated]:
     """What `left_out` found, as reports name it."""
     return [NotReplicated(name, reason) for name, reason in tables.items()]
+
+
+def data_connectors(source: MetastoreReader, databases: Collection[str]) -> list[NotReplicated]:
+    """The data connectors of a metastore, where these are all of its databases, but for a `default` without tables and
+    those of drills: they are in none."""
+    names = source.data_connectors()
+    if not names or not all(_is_aside(source, name) for name in source.database_names() if name not in databases):
+        return []
+    return [NotReplicated(f"{CONNECTOR}{name}", NO_CONNECTOR) for name in sorted(names)]
+
+
+def _is_aside(source: MetastoreReader, db: str) -> bool:
+    try:
+        return is_shadow(source.database(db)) or (db == DEFAULT and not source.table_names(db))
+    except ObjectNotFound:
+        return True
+
+
+def remember_connectors(manifest: Manifest, found: Sequence[NotReplicated]) -> None:
+    """What a capture found, for dumps."""
+    if found or manifest.recall(_KEY):
+        manifest.remember(_KEY, msgspec.json.encode(found).decode())
+
+
+def remembered_connectors(manifest: Manifest, databases: Collection[str]) -> list[NotReplicated]:
+    """What the last capture found, if these are all databases that are captured."""
+    if not {each.name for each in manifest.databases()}.issubset({DEFAULT, *databases}):
+        return []
+    return msgspec.json.decode(manifest.recall(_KEY) or "[]", type=list[NotReplicated])
 
 
 def _outside(manifest: Manifest, root: str, db: str, name: str) -> Iterator[bool]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from replicator.captures.left_out import data_connectors
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
 from replicator.compare.compare_metadata import MetadataComparison
 from replicator.compare.comparison import Comparison, Level
@@ -77,7 +78,8 @@ def verify(
     report.objects = metadata.objects
     report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
     report.differing = sorted(metadata.differences.objects)
-    report.not_replicated = metadata.not_replicated
+    connectors = data_connectors(comparison.source, names) if tables is None else []
+    report.not_replicated = [*connectors, *metadata.not_replicated]
     report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
     report.seconds = round(clocks.monotonic() - began, 3)
     return report

@@ -19,16 +19,18 @@ REMOTE = (
     "it is REMOTE: its tables are another system's, and its data connector, which may have passwords, is not replicated"
 )
 """Of a database."""
+CONNECTOR = "data connector "  # begin of the name of such an object, which is in no database
+NO_CONNECTOR = "it may have passwords: make it by hand where it is wanted"
 NOT_TAKEN = "the target's metastore does not take it"  # begin of the reason of such an object
 ROOM = 3500  # characters of its value: metastores keep 4000 of a property
 
 
 @dataclass(frozen=True)
 class NotReplicated:
-    """`object`: "db.table" (or a database alone), as the source calls it; `partition`: its escaped name, empty for the
-    whole object; `reason`: a sentence. `bytes`: that are concerned, None where nobody knows; `since`: seconds since the
-    epoch at which it was noticed. `unknown`: nobody could see which files it has, so what the replica has of it stays;
-    the dump names the files that were seen last."""
+    """`object`: "db.table" (or a database alone, or a data connector), as the source calls it; `partition`: its escaped
+    name, empty for the whole object; `reason`: a sentence. `bytes`: that are concerned, None where nobody knows;
+    `since`: seconds since the epoch at which it was noticed. `unknown`: nobody could see which files it has, so what
+    the replica has of it stays; the dump names the files that were seen last."""
 
     object: str
     reason: str

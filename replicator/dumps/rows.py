@@ -13,7 +13,7 @@ from cmroot.log.captured import FILES, RELEASE, segments
 from cmroot.root import ChangeRoot
 from replicator.captures.constraining import is_known
 from replicator.captures.fold import read_records
-from replicator.captures.left_out import gaps, left_out
+from replicator.captures.left_out import gaps, left_out, remembered_connectors
 from replicator.captures.manifest import Manifest
 from replicator.captures.unlistable import Uncaptured, remembered, sight_at
 from replicator.core.batches import batched
@@ -215,7 +215,8 @@ class Content:
         unseen = list(self._uncaptured())
         formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
         reported = (obj.reported() for obj in unseen)
-        lacking = merged(self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
+        connectors = remembered_connectors(self._manifest, self._selection.databases)
+        lacking = merged(connectors, self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
         for db in self._selection.databases:
             database = self._manifest.database(db)
             if database is not None and database.location:

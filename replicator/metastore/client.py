@@ -84,6 +84,10 @@ class MetastoreReader(Protocol):
         """Raises ObjectNotFound."""
         ...
 
+    def data_connectors(self) -> list[str]:
+        """Names of the data connectors, which are in no database and no catalog; none before Hive 4."""
+        ...
+
     def table_names(self, db: str) -> list[str]:
         """Tables and views of a database. Raises ObjectNotFound when the database does not exist."""
         ...

@@ -15,6 +15,7 @@ from thrift.Thrift import TApplicationException
 
 from replicator.core.model import EXTERNAL, Partition, Table
 from replicator.metastore import values
+from replicator.metastore.convert.methods import method
 
 Send = Callable[[Any], Any]  # what to do with a client
 INSERT_ONLY = 2  # ClientCapability.INSERT_ONLY_TABLES, since 3.0: without it one such table fails a whole batch
@@ -92,6 +93,16 @@ def drop_partitions(db: str, table: str, names: Sequence[str]) -> Send:
         needResult=False,
     )
     return methodcaller("drop_partitions_req", request)
+
+
+def data_connectors(client: Any) -> list[str]:
+    """Names; none of a server that does not know them."""
+    try:
+        return list(method("get_dataconnectors")(client))
+    except TApplicationException as error:
+        if error.type != TApplicationException.UNKNOWN_METHOD:
+            raise
+        return []
 
 
 def next_events(after: int, limit: int, skip: Collection[str] = ()) -> Send:

@@ -139,6 +139,10 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
                 self.database(name)  # 2.3 answers with a NullPointerException when there is none
             raise
 
+    def data_connectors(self) -> list[str]:
+        """Older servers are not asked: they log an error for each call that they do not know."""
+        return list(self._read("data connectors", requests.data_connectors)) if self.announces_constraints() else []
+
     # --- tables
 
     def table_names(self, db: str) -> list[str]:

@@ -18,6 +18,7 @@ from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, i
 from cmroot.waiting import patiently
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.fold import read_records
+from replicator.captures.left_out import data_connectors
 from replicator.captures.recording import Captured
 from replicator.captures.unlistable import sight_at
 from replicator.compare.repair import REPAIR
@@ -152,12 +153,10 @@ class Steps:
         return captured
 
     def left_out(self, captured: Captured) -> list[NotReplicated]:
-        """Tables of the policy that no run replicates, for their format."""
-        if self.policy.formats == AS_THEY_ARE:
-            return []
+        """What of the policy no run replicates: tables for their format, and data connectors."""
         names, patterns = {pair.name for pair in self.direction.matching}, self.direction.patterns
-        found = []
-        for name, reason in captured.formats.items():
+        found = data_connectors(self.direction.source, names)
+        for name, reason in captured.formats.items() if self.policy.formats != AS_THEY_ARE else ():
             db, _, table = name.partition(".")
             if db in names and patterns.match(table):
                 found.append(NotReplicated(name, reason))

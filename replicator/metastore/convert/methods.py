@@ -34,6 +34,7 @@ def _get(request: str, answer: str) -> tuple[Rows, Rows]:
 # name -> the fields of its arguments, and of its result
 METHODS: dict[str, tuple[Rows, Rows]] = {
     "get_catalogs": ({}, {0: "GetCatalogsResponse success", 1: "MetaException o1"}),
+    "get_dataconnectors": ({}, {0: "list<string> success", 1: "MetaException o1"}),
     "get_unique_constraints": _get("UniqueConstraintsRequest", "UniqueConstraintsResponse"),
     "get_not_null_constraints": _get("NotNullConstraintsRequest", "NotNullConstraintsResponse"),
     "get_default_constraints": _get("DefaultConstraintsRequest", "DefaultConstraintsResponse"),
