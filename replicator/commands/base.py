@@ -23,8 +23,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
-import msgspec
-
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from replicator.commands.ranges import Natural, Share, check
@@ -108,7 +106,7 @@ class Options:
         for side, option in CATALOGS.items():
             given, catalog = getattr(self, side, None), getattr(self, option, None)
             if given and catalog:
-                bound[side] = msgspec.structs.replace(self.settings.metastore(given), catalog=catalog)
+                bound[side] = self.settings.metastore(given, catalog)
         return replace(self, config=self.settings, **bound) if bound else self
 
     @property

@@ -128,21 +128,22 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The URI of `metastore`."""
         return self.metastore(given).uri
 
-    def metastore(self, given: str | MetastoreConfig) -> MetastoreConfig:
+    def metastore(self, given: str | MetastoreConfig, catalog: str | None = None) -> MetastoreConfig:
         """A metastore by its name in this file, by its URI, or as a value. A URI that one table of the file has is that
-        table's metastore, with its identity. Raises UsageError for none of these, and for a URI that several tables
-        have with different keys; ConfigError for a value whose keys do not fit together."""
+        table's metastore, with its identity. catalog: in place of its own. Raises UsageError for none of these, and for
+        a URI that several tables have with different keys; ConfigError for a value whose keys do not fit together."""
         if isinstance(given, MetastoreConfig):
-            return checked(given)
+            return checked(_in(given, catalog))
         if given in self.metastores:
-            return self.metastores[given]
-        same = [name for name, each in self.metastores.items() if each.uri == given]
-        if same and any(self.metastores[name] != self.metastores[same[0]] for name in same):
+            return _in(self.metastores[given], catalog)
+        same = {name: _in(each, catalog) for name, each in self.metastores.items() if each.uri == given}
+        found = next(iter(same.values()), None)
+        if any(each != found for each in same.values()):
             raise UsageError(f"{given} is the URI of several metastores", hint=f"name one of them: {', '.join(same)}")
-        if same:
-            return self.metastores[same[0]]
+        if found is not None:
+            return found
         if ":" in given:
-            return checked(given)
+            return checked(_in(MetastoreConfig(given), catalog))
         raise UsageError(
             f"{given!r} is neither a metastore's URI nor one's name in {self.looked_for}",
             hint=nearest(given, self.metastores)
@@ -153,6 +154,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The defaults that are set, by name."""
         values = msgspec.to_builtins(self.defaults)
         return {key: value for key, value in values.items() if value is not None}
+
+
+def _in(metastore: MetastoreConfig, catalog: str | None) -> MetastoreConfig:
+    return metastore if catalog is None else msgspec.structs.replace(metastore, catalog=catalog)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -255,6 +255,10 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
     found = [each for each in replicator.check(name, **config()).findings if each.name == "catalog"]
     assert [(each.health, "is the root of catalog" in each.text) for each in found] == [("critical", True)] * 2
     two.keys |= written
+    two.db("gone").table("t", {"first": "1"})
+    two.sync()
+    two.keys["databases"] = db
+    assert two.sync(drop_left=True).dropped == [f"{db}_then", f"{name}_gone"] and not two.replica("gone").exists()
     roles = replicator.role_show(metastore=two.source_uri, catalog=two.source.catalog, db=db)
     assert [each.role for each in roles.databases] == ["primary"]
     assert [each.role for each in replicator.role_show(metastore=two.source_uri, db=db).databases] == ["none"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from replicator.commands.role import RoleShowOptions
 from replicator.core.config import Config, parse_config
 from replicator.core.connections.metastore_config import MetastoreConfig, addresses, checked
 from replicator.core.connections.secret import read_secret
@@ -79,6 +80,16 @@ def test_a_metastore_is_found_by_name_by_its_uri_and_as_a_value() -> None:
     assert "other" in raised.value.hint and "twin" in raised.value.hint
     with pytest.raises(ConfigError, match="password"):
         found.metastore(MetastoreConfig(URI, password="file:/x"))
+
+
+def test_a_uri_of_tables_that_differ_by_their_catalog_is_one_metastores() -> None:
+    found = config(**{name: {"uri": URI, "auth": "kerberos", "catalog": name} for name in ("lake", "mart")})
+    with pytest.raises(UsageError, match="several metastores"):
+        found.metastore(URI)
+    for given in (URI, "mart"):
+        assert found.metastore(given, "lake") == found.metastore("lake")
+    asked = RoleShowOptions(metastore=URI, catalog="mart", config=found).complete()
+    assert asked.metastore == found.metastore("mart")
 
 
 def test_secrets_are_read_from_files_variables_and_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
