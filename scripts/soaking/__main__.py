@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -12,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.__main__ import DOCUMENT
 from benchmarks.measure import Outcome, record
+from msgspec.structs import replace
 from postgres import running_postgres
 
 from replicator.compare.comparison import Comparison
@@ -32,6 +34,7 @@ from replicator.errors import Error
 from replicator.metastore.embedded.distributions import PYSPARK, VERSIONS
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.run import Remembering
+from soaking.comparing import differences
 from soaking.mortals import Follower, Killer, Server
 from soaking.watching import METADATA, Marks, Poller
 from soaking.writers import PlainWriter, SqlWriter
@@ -45,7 +48,8 @@ SPARK = {"spark.hadoop.hive.metastore.failure.retries": "3", "spark.hadoop.hive.
 @dataclass
 class Soaked:
     """What happened. `lags`: by kind of mark, seconds: count, p50, p95, p99, longest. `never_seen`: marks that were
-    waiting in the end. `broken`: partitions that a reader saw before their file. `status`: same, or different."""
+    waiting in the end. `broken`: partitions that a reader saw before their file. `status`: same, or different.
+    `blind`: differences that were made on the target in the end, and who did not see them."""
 
     status: str = "different"
     seconds: float = 0.0
@@ -65,10 +69,12 @@ class Soaked:
     files: int = 0
     differences: list[str] = field(default_factory=list)
     policy_ended_by_itself: bool = False
+    blind: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        return self.status == "same" and not (self.never_seen or self.broken or self.policy_ended_by_itself)
+        bad = self.never_seen or self.broken or self.policy_ended_by_itself or self.blind
+        return self.status == "same" and not bad
 
 
 def main() -> int:
@@ -129,8 +135,8 @@ class Soak:
         self, source: Server, target: Server, here: ThriftMetastore, there: ThriftMetastore, spark: SparkSql | None
     ) -> None:
         keys = self._keys(source, target)
-        marks = Marks()
-        plain = PlainWriter(here, "soak_plain", self._here / "data", marks, self._rate(), self._new_dice())
+        marks, newer = Marks(), self._asked.hive.startswith("4")
+        plain = PlainWriter(here, "soak_plain", self._here / "data", marks, self._rate(), self._new_dice(), newer=newer)
         writers: list[PlainWriter | SqlWriter] = [plain]
         if spark is not None:
             writers.append(SqlWriter(spark, "soak_sql", marks, 0.3, self._new_dice()))
@@ -144,6 +150,8 @@ class Soak:
             self._follow(here, there, follower, killer, poller, writers)
         finally:
             follower.kill()
+        if self.soaked.status == "same":
+            self.soaked.blind = list(self._not_seen(here, there))
         self._tell(writers, killer, marks, poller, keys)
 
     def _follow(
@@ -219,12 +227,32 @@ class Soak:
                 found = verify(Comparison(here, there), databases, Runtime(local()))
                 self.soaked.status, self.soaked.objects, self.soaked.files = found.status, found.objects, found.files
                 self.soaked.differences = [str(each) for each in found.differences[:20]]
+                self.soaked.differences += self._seen_by_others(here.uri, there.uri) if found.status == "same" else []
             except Error as error:
                 self.soaked.differences = [f"{type(error).__name__}: {error}"]
             self.soaked.caught_up_seconds = round(time.monotonic() - began, 1)
+            if self.soaked.differences:
+                self.soaked.status = "different"
             if self.soaked.status == "same" or self.soaked.caught_up_seconds > CATCH_UP:
                 return
             time.sleep(1)
+
+    def _not_seen(self, here: ThriftMetastore, there: ThriftMetastore) -> Iterator[str]:
+        """Makes differences on the target, which nobody mends any more; those that a comparison does not see."""
+        comparison = Comparison(here, there)
+        seers: dict[str, Callable[[], set[str]]] = {
+            "verify": lambda: {str(each) for each in verify(comparison, self._databases, Runtime(local())).differences},
+            "the soak": lambda: set(self._seen_by_others(here.uri, there.uri)),
+        }
+        for what, tamper in TAMPERING.items():
+            before = {name: see() for name, see in seers.items()}
+            tamper(there)
+            yield from (f"{name}: {what}" for name, see in seers.items() if not see() - before[name])
+
+    def _seen_by_others(self, source: str, target: str) -> list[str]:
+        """Differences that no reader of the product sees, the first ones."""
+        found = differences(source, target, self._databases, newer=self._asked.hive != PYSPARK)
+        return [f"without the product: {each}"[:500] for each in itertools.islice(found, 20)]
 
     def _tell(
         self, writers: list[PlainWriter | SqlWriter], killer: Killer, marks: Marks, poller: Poller, keys: dict[str, str]
@@ -241,6 +269,26 @@ class Soak:
         soaked.lags = {kind: lags_of(lags) for kind, lags in marks.lags.items()}
         soaked.never_seen = sum(len(marks.waiting(kind)) for kind in marks.lags)
         soaked.broken = poller.broken[:20]
+
+
+def _spoil(target: ThriftMetastore) -> None:
+    home = Path((target.table("soak_plain", "days").location or "").removeprefix("file:"))
+    file = min(home.glob("p=*/day-*"))
+    aside = file.with_name(".aside")  # the file may be a link of the root's
+    aside.write_text(file.read_text()[::-1] + "\n")
+    aside.replace(file)
+
+
+def _lose_partition(target: ThriftMetastore) -> None:
+    target.drop_partitions("soak_plain", "days", [max(target.partition_names("soak_plain", "days"))])
+
+
+def _note(target: ThriftMetastore) -> None:
+    table = target.table("soak_plain", "marks")
+    target.alter_table("soak_plain", "marks", replace(table, parameters={**table.parameters, "mark": "other"}))
+
+
+TAMPERING = {"a file with other content": _spoil, "a partition less": _lose_partition, "another property": _note}
 
 
 def local() -> AutoEngine:
@@ -269,7 +317,8 @@ def outcome_of(soaked: Soaked) -> Outcome:
         f"Killed: {listed(soaked.kills)}. Runs: {listed(soaked.runs)}; failed with: {listed(soaked.errors)}.",
         f"In the end: {soaked.status} ({soaked.objects:,} objects, {soaked.files:,} files by checksum), "
         f"{soaked.caught_up_seconds:.0f} s after the last write; {soaked.never_seen} marks never seen, "
-        f"{len(soaked.broken)} partitions shown before their files.",
+        f"{len(soaked.broken)} partitions shown before their files; differences that were made then and not seen: "
+        f"{', '.join(soaked.blind) or 'none'}.",
     ]
     return outcome
 

@@ -109,8 +109,10 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         try:
+            turns: list[Mortal] = []  # each has its turn
             while not self._over.wait(self._every * self._dice.uniform(0.5, 1.5)):
-                chosen = self._dice.choice(self._mortals)
+                turns = turns or self._dice.sample(self._mortals, len(self._mortals))
+                chosen = turns.pop()
                 chosen.kill()
                 self.kills[chosen.name] += 1
                 time.sleep(self._dice.uniform(0, 2))

@@ -14,11 +14,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from hmsclient.genthrift.hive_metastore import ttypes
 from plain_tables import PlainDatabase
 
+from replicator.core.model import ColumnStatistic, Statistics
 from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
+from replicator.metastore.convert.tjson import struct_to_tjson
 from replicator.metastore.thrift import ThriftMetastore
+from soaking.constraining import PARENT, Constrainer
 from soaking.watching import METADATA, PARTITION, SPARK, Marks
 
 PLACES = [f"t{number}" for number in range(12)]  # names of tables that come and go
@@ -35,7 +39,10 @@ PLAIN_SHARES = {
     "drop a partition": 4,
     "rename": 2,
     "drop": 2,
+    "analyze": 4,
+    "function": 2,
 }
+NEWER_SHARES = {"analyze a partition": 4, "constrain": 5, "unconstrain": 3}  # that servers since 4.0 tell by events
 SQL_SHARES = {"insert": 45, "overwrite": 15, "create": 10, "append": 15, "drop a partition": 5, "drop": 5, "rename": 5}
 
 
@@ -90,7 +97,7 @@ class Writer(threading.Thread):
 
 
 class PlainWriter(Writer):
-    """`rate`: of time since the beginning, operations a second."""
+    """`rate`: of time since the beginning, operations a second; newer: on a server since Hive 4.0."""
 
     def __init__(
         self,
@@ -100,18 +107,24 @@ class PlainWriter(Writer):
         marks: Marks,
         rate: Callable[[float], float],
         dice: random.Random,
+        *,
+        newer: bool = False,
     ) -> None:
-        super().__init__("thrift writer", PLAIN_SHARES, dice)
+        super().__init__("thrift writer", PLAIN_SHARES | (NEWER_SHARES if newer else {}), dice)
         self._db = PlainDatabase(metastore, db, warehouse)
+        self._constraints = Constrainer(metastore.uri, db, newer=newer)
         self._marks, self._rate = marks, rate
         self._number = 0
         self._days: list[int] = []
         self._tables: dict[str, set[str]] = {}
+        self._functions: list[str] = []
         self._began = self._next = time.monotonic()
 
     def begin(self) -> None:
         self._db.create()
         self._db.table("marks")
+        self._db.table(PARENT)
+        self._constraints.begin()
         self._db.partitioned("days", {})
         self._began = self._next = time.monotonic()
 
@@ -137,6 +150,11 @@ class PlainWriter(Writer):
                 self._days.append(number)
                 if len(self._days) > KEPT_DAYS:
                     self._drop_day()
+            case "function" if self._functions and self._dice.random() < 0.4:
+                self._db.metastore.drop_function(self._db.name, self._functions.pop())
+            case "function":
+                self._db.function(f"function{number}")
+                self._functions.append(f"function{number}")
             case _ if parts is None:
                 self._db.partitioned(name, {str(number): content})
                 self._tables[name] = {str(number)}
@@ -149,12 +167,22 @@ class PlainWriter(Writer):
                 free = self._dice.choice(PLACES)
                 if free not in self._tables:
                     self._db.rename(name, free)
+                    self._constraints.renamed(name, free)
                     self._tables[free] = self._tables.pop(name)
             case "drop":
                 self._db.drop(name)
+                self._constraints.gone(name)
                 del self._tables[name]
+            case "constrain":
+                self._constraints.add(name, number, self._dice)
+            case "unconstrain":
+                self._constraints.drop(name, self._dice)
+            case "analyze":
+                self._db.metastore.set_table_statistics(self._statistics("days"))
             case _ if part is None:
                 return
+            case "analyze a partition":
+                self._db.metastore.set_partition_statistics([self._statistics(name, f"p={part}")])
             case "alter a partition":
                 self._db.alter_partition(name, part, note=str(number))
             case "write":  # a file that nothing announces
@@ -166,6 +194,12 @@ class PlainWriter(Writer):
                 self._db.drop_partitions(name, [part])
                 parts.remove(part)
 
+    def _statistics(self, table: str, partition: str | None = None) -> Statistics:
+        longs = ttypes.LongColumnStatsData(lowValue=1, highValue=self._number, numNulls=0, numDVs=2)
+        data = struct_to_tjson(ttypes.ColumnStatisticsData(longStats=longs))
+        columns = (ColumnStatistic(column="a", type="int", data=data),)
+        return Statistics(self._db.name, table, partition, columns, last_analyzed=1)
+
     def _drop_day(self) -> None:
         day = self._days.pop(0)
         self._marks.withdraw(PARTITION, day)
@@ -176,6 +210,8 @@ class PlainWriter(Writer):
         found = {name: self._values(name) for name in names if name in PLACES}
         self._days = sorted(int(value) for value in self._values("days"))
         self._tables = found
+        self._functions = [each.name for each in self._db.metastore.functions(self._db.name)]
+        self._constraints.look(found)
         for leftover in {each.name for each in self._db.home.iterdir()} - {*names}:
             shutil.rmtree(self._db.home / leftover)  # of a drop that was made, and not answered
 
