@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks import (
+    backlog,
     bootstrapping,
     copying,
     decoding,
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "housekeeping": housekeeping.run,
     "purge": purging.run,
     "tables": many_tables.run,
+    "backlog": backlog.run,
 }
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
