@@ -25,15 +25,20 @@ from hypothesis import strategies as st
 import replicator.replay.apply.commit as committing
 import replicator.replay.apply.prepare as preparing
 from cmroot.log.captured import FILES
+from replicator.captures.constraining import consequences
 from replicator.captures.fold import catch_up
 from replicator.captures.inventory import DataObject
 from replicator.captures.manifest import Manifest
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (
+    CHECK,
     EXTERNAL,
+    FOREIGN_KEY,
     HIVE,
+    PRIMARY_KEY,
     Column,
     ColumnStatistic,
+    Constraint,
     Database,
     Partition,
     Statistics,
@@ -51,6 +56,7 @@ from replicator.events.record import Change, ChangeRecord
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import _by_place, begun_places
 from replicator.replay.apply.prepare import Preparation
+from replicator.replay.apply.table_details import ConstraintCommit
 from replicator.replay.apply.work import Work
 from replicator.replay.copy.copy_task import fold_entries
 from replicator.replay.places.clearing import SparedPlace
@@ -86,6 +92,7 @@ class Warehouse:
     tables: dict[str, Table] = field(default_factory=dict)
     parts: dict[str, dict[str, Partition]] = field(default_factory=dict)
     statistics: dict[tuple[str, str | None], Statistics] = field(default_factory=dict)
+    keys: dict[str, dict[str, Constraint]] = field(default_factory=dict)  # constraints by table and name
     files: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, str] = field(default_factory=dict)
     calls: int | None = None
@@ -153,6 +160,8 @@ class Warehouse:
         self._change()
         self.table(db, name)
         del self.tables[name], self.parts[name]
+        self.keys.pop(name, None)
+        self._refer_to(name, None)
         self.statistics = {key: each for key, each in self.statistics.items() if key[0] != name}
 
     def alter_table(self, db: str, name: str, table: Table) -> None:
@@ -171,6 +180,9 @@ class Warehouse:
                     if (part.location or "").startswith(f"{old}/"):
                         self.parts[name][key] = at(part, new + (part.location or "")[len(old) :])
             self.parts[table.name] = self.parts.pop(name)
+            if name in self.keys:
+                self.keys[table.name] = self.keys.pop(name)
+            self._refer_to(name, table.name)
             for key in [key for key in self.statistics if key[0] == name]:
                 self.statistics[table.name, key[1]] = self.statistics.pop(key)
         del self.tables[name]
@@ -244,6 +256,47 @@ class Warehouse:
     def statistics_engines(self) -> tuple[str, ...]:
         return (HIVE,)
 
+    def _refer_to(self, old: str, new: str | None) -> None:
+        """Foreign keys follow a table, or end with it."""
+        for table, some in self.keys.items():
+            followed = {
+                name: msgspec.structs.replace(each, parent=(DB, new)) if new and each.parent == (DB, old) else each
+                for name, each in some.items()
+            }
+            self.keys[table] = {name: each for name, each in followed.items() if new or each.parent != (DB, old)}
+
+    def constraint_kinds(self) -> frozenset[str]:
+        return frozenset((PRIMARY_KEY, FOREIGN_KEY, CHECK))
+
+    def constraints(self, db: str, names: Sequence[str]) -> dict[str, tuple[Constraint, ...]]:
+        return {name: tuple(self.keys[name].values()) for name in names if self.keys.get(name)}
+
+    def foreign_keys(self, db: str) -> dict[str, tuple[Constraint, ...]]:
+        found = {table: tuple(each for each in some.values() if each.parent) for table, some in self.keys.items()}
+        return {table: some for table, some in found.items() if some}
+
+    def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
+        """Names are unique in a table, which has one primary key; a foreign key's parent has one."""
+        self._change()
+        self.table(db, table)
+        there = self.keys.setdefault(table, {})
+        assert constraint.name not in there, constraint
+        assert constraint.kind != PRIMARY_KEY or not self.has_key(table), constraint
+        assert not constraint.parent or self.has_key(constraint.parent[1]), constraint
+        there[constraint.name] = constraint
+
+    def has_key(self, table: str) -> bool:
+        return any(each.kind == PRIMARY_KEY for each in self.keys.get(table, {}).values())
+
+    def drop_constraint(self, db: str, table: str, name: str) -> None:
+        """Foreign keys go with the key that they refer to: a server does not show them any more."""
+        self._change()
+        if name not in self.keys.get(table, {}):
+            raise ObjectNotFound(name)
+        going = self.keys[table].pop(name)
+        if going.kind == PRIMARY_KEY:
+            self._refer_to(table, None)
+
     def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
         return self.statistics.get((table, None))
 
@@ -296,6 +349,8 @@ steps = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from("fg")),
     st.tuples(st.just("remove"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from("fg")),
     st.tuples(st.just("analyze"), st.sampled_from(NAMES), st.sampled_from((*PARTS, ""))),
+    st.tuples(st.just("constrain"), st.sampled_from(NAMES), st.sampled_from((PRIMARY_KEY, CHECK))),
+    st.tuples(st.just("refer"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
     st.tuples(st.just("sweep"), st.sampled_from((*PLACES, "/outside/x/p=1", f"{SOURCE_HOME}/a/p=1"))),
     st.tuples(st.just("list")),
 )
@@ -342,7 +397,10 @@ class History:
             position=self.position + 1, event=self.position + 1, time=0, change=change, observed=observed
         )
         self.records.append(record)
+        follow = consequences(self.manifest, change)
         self.manifest.apply(record)
+        for each in follow:
+            self._record(each)
         return record.position
 
     def _free(self, place: str) -> bool:
@@ -548,6 +606,44 @@ class History:
         now = self.source.statistics.get((name, key), Statistics(db=DB, table=name, partition=key))
         self._record(kinds.SetStatistics(db=DB, table=name, statistics=(now,)), observed=True)
 
+    def constrain(self, name: str, kind: str) -> None:
+        """A constraint that is there goes."""
+        if name not in self.source.tables:
+            return
+        before = {table: dict(some) for table, some in self.source.keys.items()}
+        there = [each for each in before.get(name, {}).values() if each.kind == kind]
+        if there:
+            self.source.drop_constraint(DB, name, there[0].name)
+        else:
+            made = Constraint(kind=kind, name=f"{kind[0]}{next(self._numbers)}", columns=("c",))
+            self.source.add_constraint(DB, name, made)
+        self._constrained(before)
+
+    def refer(self, name: str, parent: str) -> None:
+        """A foreign key of the table, to itself too; one that is there goes."""
+        if not {name, parent} <= self.source.tables.keys():
+            return
+        before = {table: dict(some) for table, some in self.source.keys.items()}
+        there = [each for each in before.get(name, {}).values() if each.parent == (DB, parent)]
+        if there:
+            self.source.drop_constraint(DB, name, there[0].name)
+        elif self.source.has_key(parent):
+            made = Constraint(
+                kind=FOREIGN_KEY,
+                name=f"F{next(self._numbers)}",
+                columns=("c",),
+                parent=(DB, parent),
+                parent_columns=("c",),
+            )
+            self.source.add_constraint(DB, name, made)
+        self._constrained(before)
+
+    def _constrained(self, before: dict[str, dict[str, Constraint]]) -> None:
+        """Whole, table by table, as a capture records what an event or another table's change says."""
+        for table, some in self.source.keys.items():
+            if some != before.get(table, {}):
+                self._record(kinds.SetConstraints(db=DB, table=table, constraints=tuple(some.values())))
+
     def list(self) -> None:
         """A capture lists what may have changed, and ends."""
         written: dict[str, int] = {}
@@ -646,6 +742,8 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     there = {name: read_part(reader, each, parts[name]) for name, each in there.items()}
     plan = make_plan(Plan(metadata, PLACEMENT, after, squashed), there)
     work = ModelWork(plan, reader, target.root, Runtime(ENGINE, jobs=1))
+    constraints = ConstraintCommit(work)
+    constraints.remember()
     ModelPreparation(work).prepare()
     commit = Commit(work)
     rows = [each.filter(pc.less_equal(each["position"], end)) for each in history.rows]
@@ -664,9 +762,11 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
         target.files[file.target] = file.checksum
     for path in removed:
         target.files.pop(path, None)
+    constraints.drop()
     commit.tables(lambda steps: None)
     commit.partitions(gathered(surviving_partitions(squashed, records), size=2, waiting=3), lambda steps: None)
     commit.statistics()
+    constraints.add()
     commit.checkpoint()
 
 
@@ -688,6 +788,7 @@ def shown(warehouse: Warehouse) -> dict[str, Any]:
             replica_part = replica_partition(part, table, PLACEMENT) if is_source else part
             facts[f"{name}/{key}"] = msgspec.structs.replace(replica_part, create_time=0)
             facts[f"{name}/{key} files"] = warehouse.below(part.location)
+    facts["constraints"] = {table: some for table, some in warehouse.keys.items() if some}
     facts["statistics"] = {key: each.columns for key, each in warehouse.statistics.items()}
     return facts
 
@@ -735,6 +836,7 @@ def tables_at(history: History, position: int) -> dict[str, Table]:
 
 @thorough
 @example([], [("drop", "c"), ("locate", "b", "/outside/x"), ("drop", "b"), ("locate part", "a", "1", "/outside/x")])
+@example([], [("constrain", "b", PRIMARY_KEY), ("refer", "a", "b"), ("drop", "c"), ("rename", "b", "c")])
 @given(st.lists(steps, max_size=12), st.lists(steps, min_size=1, max_size=16))
 def test_a_range_at_once_leads_to_the_state_of_the_source(before: Any, after: Any) -> None:
     history, target, begin = begun(before, after)
