@@ -119,6 +119,8 @@ class MetadataComparison:
                     pairs.clear()
             elif wanted:
                 self._differs(name, "table missing", name, None)
+            elif found and each.name in self._refused(sides):  # neither dropped nor renamed
+                self.not_replicated.append(NotReplicated(name, self._refused(sides)[each.name]))
             elif found:
                 self._differs(name, "table extra", None, f"{sides.target.name}.{each.name}")
         self._compare_constraints(sides.source.name, pairs)

@@ -102,6 +102,7 @@ def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot
         for each in out_of_scope:
             work = Work(_plan(each), target, root.place, runtime, lease.check)
             Preparation(work).prepare()
+            work.outcomes.must_be_taken()
             Commit(work).drop_databases()
             for name, partitions in each.partitions.items():
                 work.drop_partitions(target.table(each.db, name), partitions)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hive_metastore import ttypes
+from hive_objects import hive_client
+from plain_tables import PlainDatabase
 from policies import Replication
 from postgres import Postgres
 from replication_fixture import command
@@ -124,3 +127,62 @@ def test_tables_and_functions_are_tried_again_without_a_change(
     for name in ("good", "bad"):
         assert replica.shown()[name]["files"] == source.shown()[name]["files"]
     assert command("--config", str(pair.config()), "verify", pair.name).code == 0
+
+
+# ---- drops and renames ----------------------------------------------------------------------------------------------
+
+
+def verified(pair: Replication) -> int:
+    return command("--config", str(pair.config()), "verify", pair.name).code
+
+
+def test_a_refused_rename_is_no_matter_of_the_others(story: Replication) -> None:
+    source, replica = story.db("a"), story.replica("a")
+    for name in ("one", "two"):
+        external(story, name)
+    assert named(story.sync()) == []
+    source.rename("one", ODD)
+    external(story, "one")  # another one in its place
+    source.write("two", {"second": "2"})
+    assert named(story.sync()) == [ODD, "one"]
+    assert set(story.target.table_names(replica.name)) == {"one", "two"}
+    assert replica.shown()["two"] == source.shown()["two"]
+    source.metastore.drop_table(source.name, "one")  # Hive 4 renames no directory: both lie in one
+    assert named(story.sync()) == [ODD]
+    source.rename(ODD, "even")
+    assert named(story.sync()) == []
+    story.is_same("a")
+
+
+def test_a_refused_drop_is_no_matter_of_the_others(hives: Callable[..., Running], tmp_path: Path) -> None:
+    """Of what a materialized view reads that the people of the target have made."""
+    pair = Replication(hives("4.2"), hives("4.2", "target"), tmp_path)
+    source, replica = pair.db("a"), pair.replica("a")
+    for name in ("anew", "gone", "other"):
+        external(pair, name)
+    pair.sync()
+    theirs = PlainDatabase(pair.target, f"theirs_{pair.name}", tmp_path / "theirs")
+    theirs.create()
+    with hive_client(hives("4.2", "target")) as client:
+        used = ("anew", "gone")
+        made = ttypes.CreationMetadata(catName="hive", dbName=theirs.name, tblName="mv")
+        made.tablesUsed = {f"{replica.name}.{name}" for name in used}
+        made.sourceTables = [
+            ttypes.SourceTable(table=client.get(replica.name, name), insertedCount=0, updatedCount=0, deletedCount=0)
+            for name in used
+        ]
+        client.table(theirs.name, "mv", kind="MATERIALIZED_VIEW", creationMetadata=made)
+    for name in ("anew", "gone", "other"):
+        source.drop(name)
+    source.table("anew", {"another": "1"}, kind="EXTERNAL_TABLE")
+    external(pair, "later")
+    assert named(pair.sync()) == ["anew", "gone"]
+    assert "another" not in replica.shown()["anew"]["files"], "nothing takes the place of a table that stays"
+    assert named(pair.sync()) == ["gone"]  # the other has become what the source has, by difference
+    assert set(pair.target.table_names(replica.name)) == {"anew", "gone", "later"}
+    assert verified(pair) == 3
+    with hive_client(hives("4.2", "target")) as client:
+        client.drop(theirs.name, "mv")
+    assert named(pair.sync()) == []
+    pair.is_same("a")
+    assert verified(pair) == 0

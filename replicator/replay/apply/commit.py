@@ -26,7 +26,6 @@ from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
 from replicator.replay.copy.keyed_executor import KeyedExecutor
-from replicator.replay.copy.outcomes import Outcomes
 from replicator.replay.places.by_name import noted_like
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.replica import (
@@ -59,7 +58,7 @@ class Commit:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._lacking: list[NotReplicated] = []
-        self.outcomes = Outcomes()
+        self.outcomes = work.outcomes
         self._named: dict[str, tuple[str, NamedPath]] = {}  # by what they are on the target: each is looked for once
 
     def databases(self) -> None:

@@ -26,7 +26,7 @@ from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
 from replicator.replay.places.retired import Retired
-from replicator.replay.plan.plan import Plan, TablePlan
+from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.published import (
     at_place,
     is_moved_by_renaming,
@@ -54,7 +54,9 @@ class Preparation:
         self.sweep_marks()
         self._begin_databases()
         self._work.drop_tables(self._work.plan.drops)
+        self._leave_refused()
         self._rename_tables()
+        self._leave_refused()
         for step in self._work.plan.tables:
             self._settle(step)
         for step in self._work.plan.tables:
@@ -81,6 +83,14 @@ class Preparation:
             return self._work.target.database(database).parameters.get(LOADING) == self._work.plan.metadata.id
         except ObjectNotFound:
             return False
+
+    def _leave_refused(self) -> None:
+        """A table that the target does not drop or rename stays, and nothing takes its place."""
+        plan, outcomes = self._work.plan, self._work.outcomes
+        for step in [each for each in plan.tables if outcomes.is_refused(each.source)]:
+            plan.left_out.append(LeftOut(step.lineage, step.name, None, outcomes.reason(step.source)))
+            plan.tables.remove(step)
+        plan.drops[:] = [each for each in plan.drops if not outcomes.is_refused(plan.source_of((each.db, each.name)))]
 
     def _begin_databases(self) -> None:
         loading = {LOADING: self._work.plan.metadata.id, SOURCE: self._work.plan.metadata.root_id}
@@ -126,28 +136,39 @@ class Preparation:
             for step in self._work.plan.tables
             if step.rename_from and not any(called.moved for called in step.lineage.names)
         }
+        sources, begun = {step.rename_from: step.source for step in self._work.plan.tables}, dict[Name, Name]()
+        outcomes = self._work.outcomes
         for old, new in rename_order(renames, occupied, passing_name):
-            there = self._work.target.table(*old)
+            first = begun.pop(old, old)
             # The mark comes with the name: a load that ends here must not rename what it finds under the old one.
             mark = {RENAMED: str(ends[new])} if new in ends else {}
-            renamed = msgspec.structs.replace(there, db=new[0], name=new[1], parameters=there.parameters | mark)
-            renamed = not_noted(renamed)  # what was published lies by the old name
-            if self._work.plan.snapshot and is_moved_by_renaming(there):
-                renamed = self._moved_aside(there, renamed)
-            elif old in unmoved and is_moved_by_renaming(there) and there.location:
-                renamed = table_at_place(renamed, there.location, unmoved[old])
-            elsewhere = there.is_external and there.moves_with_name  # such a one is moved wherever it lies
-            if (elsewhere and (self._work.plan.snapshot or old in unmoved)) or (
-                old in staying and not self._work.plan.snapshot and is_moved_by_renaming(there)
-            ):
-                self._work.target.alter_table(*old, of_kind(there, external=True))
-                renamed = of_kind(renamed, external=True)  # until it is committed
-            plain = without_path(renamed)
-            self._work.target.alter_table(*old, plain)
-            if plain is not renamed:
-                self._work.target.alter_table(*new, with_path(self._work.target.table(*new)))
-            self._work.neighbours.look_again(old, new)
-            self._work.changed.count()
+            outcomes.attempt(sources[first], self._rename, old, new, mark, unmoved.get(old), old in staying)
+            if outcomes.is_refused(sources[first]):
+                outcomes.stays(self._work.plan.source_of(old), sources[first])
+            else:
+                begun[new] = first
+
+    def _rename(self, old: Name, new: Name, mark: dict[str, str], place: str | None, stays: bool) -> None:
+        """place: where it stays; stays: as one that was external. See `_rename_tables`."""
+        there = self._work.target.table(*old)
+        renamed = msgspec.structs.replace(there, db=new[0], name=new[1], parameters=there.parameters | mark)
+        renamed = not_noted(renamed)  # what was published lies by the old name
+        if self._work.plan.snapshot and is_moved_by_renaming(there):
+            renamed = self._moved_aside(there, renamed)
+        elif place is not None and is_moved_by_renaming(there) and there.location:
+            renamed = table_at_place(renamed, there.location, place)
+        elsewhere = there.is_external and there.moves_with_name  # such a one is moved wherever it lies
+        if (elsewhere and (self._work.plan.snapshot or place is not None)) or (
+            stays and not self._work.plan.snapshot and is_moved_by_renaming(there)
+        ):
+            self._work.target.alter_table(*old, of_kind(there, external=True))
+            renamed = of_kind(renamed, external=True)  # until it is committed
+        plain = without_path(renamed)
+        self._work.target.alter_table(*old, plain)
+        if plain is not renamed:
+            self._work.target.alter_table(*new, with_path(self._work.target.table(*new)))
+        self._work.neighbours.look_again(old, new)
+        self._work.changed.count()
 
     def _settle(self, step: TablePlan) -> None:
         """A table whose directory moved at the source while it was of another kind than here, and so not here, or to

@@ -32,6 +32,7 @@ from replicator.replay.apply.claim import Claims
 from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.keyed_executor import KeyedExecutor
 from replicator.replay.copy.left import LeftTask, run_left_task
+from replicator.replay.copy.outcomes import Outcomes
 from replicator.replay.copy.pruned_directories import remove_above
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, noted
@@ -115,7 +116,7 @@ class Work:
         of the root was lost; asked before each change of the target and each batch of removals. `claims`: of a load."""
         self.plan, self.root, self.runtime, self.check = plan, root, runtime, check
         self.target, self._at_once = paced(checked(target, check), runtime.jobs)
-        self.changed, self.neighbours = Changed(), Neighbours(target)
+        self.changed, self.neighbours, self.outcomes = Changed(), Neighbours(target), Outcomes()
         self._lock, self._roles, self._elsewhere = Lock(), dict[str, RoleMark](), set[tuple[str, str]]()
         self.claims = claims
 
@@ -207,7 +208,7 @@ class Work:
     # ---- what goes ------------------------------------------------------------------------------------------------
 
     def drop_tables(self, tables: Sequence[Table]) -> None:
-        """Drops tables, with those of the plan in mind, many at a time: first their data goes."""
+        """Drops tables, with those of the plan in mind, many at a time: first their data goes. See `outcomes`."""
         going = {(each.db, each.name) for each in (*self.plan.drops, *tables)}
         waves = reversed(in_waves((table, table) for table in tables))
         for some in chain.from_iterable(batched(wave, DROPPED) for wave in waves):
@@ -218,7 +219,8 @@ class Work:
             self.let_go(directories, Leaving(going))
             with self.side_by_side(len(some)) as executor:
                 for table in some:
-                    executor.submit((table.db, table.name), self._drop, table)
+                    key = table.db, table.name
+                    executor.submit(key, self.outcomes.attempt, self.plan.source_of(key), self._drop, table)
             self.neighbours.look_again(*((table.db, table.name) for table in some))
 
     def _add_directories(self, table: Table, found: dict[str, Name]) -> None:

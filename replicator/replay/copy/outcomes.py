@@ -13,6 +13,7 @@ from replicator.core.not_replicated import NOT_TAKEN, NotReplicated
 from replicator.errors import MetastoreError
 from replicator.metastore.client import MAY_REFUSE
 
+ABOUT_ONE = ("InvalidObjectException", "is not a valid object name", "is used in the following materialized views")
 FEW = 3  # objects: when as many are refused and none was taken, it is not about them
 
 
@@ -22,6 +23,7 @@ class Outcomes:
     def __init__(self) -> None:
         self._lock, self._taken = Lock(), 0
         self._refused: dict[str, MetastoreError] = {}
+        self._staying: dict[str, MetastoreError] = {}
 
     def attempt(self, name: str, work: Callable[..., None], *arguments: object) -> None:
         """Does the work on an object, by its name at the source; nothing for one that was refused. Raises
@@ -42,12 +44,25 @@ class Outcomes:
         with self._lock:
             self._refused[name] = error
             many = len(self._refused)
-            everything = many >= FEW and not self._taken and "InvalidObjectException" not in error.message
+            everything = many >= FEW and not self._taken and not any(each in error.message for each in ABOUT_ONE)
             if everything or many > max(MAY_REFUSE, self._taken):
                 raise error
 
+    def stays(self, name: str, refused: str) -> None:
+        """Of an object whose rename was refused: what has its old name on the target, by the source's name of that."""
+        self._staying[name] = self._refused[refused]
+
     def is_refused(self, name: str) -> bool:
-        return name in self._refused
+        return name in self._refused or name in self._staying
 
     def refused(self) -> list[NotReplicated]:
-        return [NotReplicated(name, f"{NOT_TAKEN}: {error.message}") for name, error in self._refused.items()]
+        found = self._staying | self._refused
+        return [NotReplicated(name, f"{NOT_TAKEN}: {error.message}") for name, error in found.items()]
+
+    def reason(self, name: str) -> str:
+        return next(each.reason for each in self.refused() if each.object == name)
+
+    def must_be_taken(self) -> None:
+        """Raises the first refusal, if there is any."""
+        for error in self._refused.values():
+            raise error

@@ -139,6 +139,11 @@ class Plan:
     def mark(self) -> Mark:
         return Mark(self.metadata.end.event, self.metadata.end.position, self.metadata.root_id)
 
+    def source_of(self, name: Name) -> str:
+        """What the source calls a table, by its name on the target."""
+        sources = {replica: source for source, replica in self.placement.databases.items()}
+        return f"{sources.get(name[0], name[0])}.{name[1]}"
+
     @property
     def rereads(self) -> bool:
         """Whether files are read whose stamp says that they are right."""
