@@ -10,6 +10,7 @@ import json
 import time as clocks
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
 
@@ -18,7 +19,6 @@ from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
 from cmroot.log.intercepted import undecided_since
 from cmroot.root import ChangeRoot
-from cmroot.store.listing import changed_directories
 from replicator.captures.constraining import (
     children_now,
     completed,
@@ -35,14 +35,15 @@ from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import data_connectors, left_out, remember_connectors
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
+from replicator.captures.scanning.scan import Scan
 from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
-from replicator.captures.walk import Measured, note_engines, refresh_tables, walk_database
+from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
-from replicator.errors import BootstrapNeeded, ObjectNotFound
+from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.events import record as kinds
 from replicator.events.compare import same_database
 from replicator.events.decode import decode
@@ -63,7 +64,8 @@ class CaptureSettings:
     databases: captured from now on, beside those captured before. None at all: those captured before; with
     `everything`, or where nothing was captured before, every database of the metastore but a drill's.
     scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
-    functions and tables. deep: compare partitions one by one, too.
+    functions and tables. deep: compare partitions one by one, too. scan_time: look at tables for about so long only,
+    and go on after them the next time; new and dropped ones are always found.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
     keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none.
     empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
@@ -72,11 +74,16 @@ class CaptureSettings:
     databases: Sequence[str] = ()
     everything: bool = False
     scan: bool = True
+    scan_time: timedelta | None = None
     compare: bool = True
     deep: bool = False
     repair: bool = False
     keeper: str = "auto"
     empty: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.scan_time is not None and not self.scan:
+            raise UsageError("--scan-time is about the scan, and --no-scan leaves that out", hint="give one of them")
 
 
 def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings, runtime: Runtime) -> Captured:
@@ -95,11 +102,11 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 run.read(first=True, repair=options.repair)
                 run.read_constraints()
                 run.walk_new(_wanted(source, manifest, options.databases, everything=options.everything))
-                if (options.scan and options.compare) or run.holed:
-                    run.compare(deep=options.deep or run.holed)
                 looked = clocks.monotonic()
-                if options.scan or run.holed:
-                    run.scan()
+                if options.scan and options.compare and options.scan_time is not None and not run.holed:
+                    run.scan.some(options.scan_time, deep=options.deep)
+                elif options.scan or run.holed:
+                    looked += run.scan.everything(compare=options.compare or run.holed, deep=options.deep or run.holed)
                 run.settle([parse_name(text) for text in options.empty])
                 run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
                 report = run.publish()
@@ -143,6 +150,7 @@ class _Run:
         self._sight = Sight()
         self._unread = UnreadEvents()
         self._refusals = Refusals(self._log.before)
+        self.scan = Scan(source, self._log, self._refusals)
         self.holed = False
         self.report = self._log.report
 
@@ -284,44 +292,6 @@ class _Run:
                 for change in walk_database(self._source, self._manifest, db, refused, deep=True):
                     self._log.observe(change)
                     advance(change.size)
-
-    def compare(self, *, deep: bool) -> None:
-        """Compares captured databases with the metastore. Differences of tables that events arrived for meanwhile are
-        left to those events."""
-        began = clocks.monotonic()
-        existing = set(self._source.database_names())
-        fresh = {db for db in self._manifest.scope() if db in existing}
-        for db in sorted(fresh):
-            changes = walk_database(self._source, self._manifest, db, self._refusals.asked(db), deep=deep)
-            if deep:
-                for change in changes:
-                    self._log.observe(change)
-                continue
-            differences = list(changes)
-            if differences:
-                moving = self._tables_in_new_events()
-                for change in differences:
-                    if change.touched not in moving:
-                        self._log.observe(change)
-        note_engines(self._source, self._manifest)
-        self.report.compare_seconds = round(clocks.monotonic() - began, 3)
-
-    def scan(self) -> None:
-        """Compares recorded directories with the store."""
-        stale: set[tuple[int, int]] = set()
-        for rows in self._manifest.directories():
-            table_ids, partition_ids, *recorded = zip(*rows, strict=True)
-            for index in changed_directories(*recorded):
-                stale.add((table_ids[index], partition_ids[index]))
-        self._manifest.unlist(stale)
-        self._manifest.unlist_objects_on_stores()
-
-    def _tables_in_new_events(self) -> set[tuple[str, str] | None]:
-        found: set[tuple[str, str] | None] = set()
-        for event in read_events(self._source, self._log.cursor, {}).events:
-            change = decode(event).change
-            found.update(() if change.is_marker else change.tables or (None,))
-        return found
 
     def settle(self, empty: Sequence[Key]) -> None:
         """Reads and lists in turns until a reading brings nothing new, so that the end is one state of the source."""

@@ -75,6 +75,10 @@ class Inventory:
     def table_names(self, db: str) -> list[str]:
         return [name for (name,) in self._db.execute("SELECT name FROM tables WHERE db = ? ORDER BY name", (db,))]
 
+    def all_tables(self) -> list[tuple[int, str, str]]:
+        """(id, database, name) in the order of the ids; a rename keeps the id."""
+        return self._db.execute("SELECT id, db, name FROM tables ORDER BY id").fetchall()
+
     def table(self, db: str, name: str) -> Table | None:
         return next(iter(self._bodies(Table, "tables WHERE db = ? AND name = ?", db, name)), None)
 
@@ -210,12 +214,18 @@ class Inventory:
             (self._table_id(db, name),),
         )
 
-    def directories(self, batch: int = 50_000) -> Iterator[list[tuple[int, int, str, int, int, str]]]:
-        """Every listed directory in batches: (table_id, partition_id, whole path, mtime_ns, listed_ns, identity)."""
+    def directories(
+        self, db: str = "", names: Sequence[str] = (), batch: int = 50_000
+    ) -> Iterator[list[tuple[int, int, str, int, int, str]]]:
+        """Every listed directory in batches, or those of some tables of a database: (table_id, partition_id, whole
+        path, mtime_ns, listed_ns, identity)."""
+        some = f" WHERE t.db = ? AND t.name IN ({', '.join('?' * len(names))})" if db else ""
         cursor = self._db.cursor().execute(
             "SELECT d.table_id, d.partition_id, coalesce(p.location, t.location) ||"
             " CASE d.path WHEN '' THEN '' ELSE '/' || d.path END, d.mtime_ns, d.listed_ns, d.identity"
             " FROM directories d JOIN tables t ON t.id = d.table_id LEFT JOIN partitions p ON p.id = d.partition_id"
+            + some,
+            (db, *names) if db else (),
         )
         while rows := cursor.fetchmany(batch):
             yield rows

@@ -166,20 +166,25 @@ class Manifest(Inventory):
         ).fetchone()
         return int(sum(counts))
 
-    def unlist_objects_on_stores(self) -> None:
-        """Marks what lies on stores without directories: only a listing tells whether its files changed."""
+    def unlist_objects_on_stores(self, db: str = "", names: Sequence[str] = ()) -> None:
+        """Marks what lies on stores without directories, of all tables or some of a database: only a listing tells
+        whether its files changed."""
+        some = f"db = ? AND name IN ({', '.join('?' * len(names))}) AND " if db else ""
+        about = (db, *names) if db else ()
         remote = (
             "listed AND location LIKE '%://%' AND location NOT LIKE '/%' AND location NOT LIKE 'file:%' AND"
             " NOT EXISTS (SELECT 1 FROM directories d WHERE "
         )
         tables = self._db.execute(
-            f"SELECT id, body FROM tables WHERE {remote} d.table_id = tables.id AND d.partition_id = 0)"
+            f"SELECT id, body FROM tables WHERE {some}{remote} d.table_id = tables.id AND d.partition_id = 0)", about
         ).fetchall()
         with_files = [row_id for row_id, body in tables if has_files(msgspec.json.decode(body, type=Table))]
         self._db.executemany("UPDATE tables SET listed = 0 WHERE id = ?", [(row_id,) for row_id in with_files])
+        theirs = f"table_id IN (SELECT id FROM tables WHERE {some.removesuffix(' AND ')}) AND " if db else ""
         self._db.execute(
-            f"UPDATE partitions SET listed = 0 WHERE {remote} d.table_id = partitions.table_id"
-            " AND d.partition_id = partitions.id)"
+            f"UPDATE partitions SET listed = 0 WHERE {theirs}{remote} d.table_id = partitions.table_id"
+            " AND d.partition_id = partitions.id)",
+            about,
         )
 
     def mark_known(self) -> None:

@@ -19,6 +19,7 @@ from cmroot.root import ChangeRoot
 from replicator.captures.constraining import is_known
 from replicator.captures.manifest import Manifest
 from replicator.captures.renames import Rename
+from replicator.captures.scanning.turns import ScannedTables
 from replicator.captures.unlistable import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.report import Report
@@ -35,6 +36,7 @@ class Captured(Report):
     "link, version"; `unknown`: events kept unread, the first by name; `unknown_kinds`: all of
     them, counted by kind; scan_seconds, compare_seconds: what looking at directories took (listing what changed in them
     included), and comparing tables with the metastore;
+    scanned: how far a scan of limited time came;
     `databases`: all that the root captures, not only those of this call;
     `formats`: tables whose format loads leave out, and why;
     `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
@@ -59,6 +61,7 @@ class Captured(Report):
     seconds: float = 0.0
     scan_seconds: float = 0.0
     compare_seconds: float = 0.0
+    scanned: ScannedTables | None = None
     status: str = "captured"
 
 

@@ -8,7 +8,7 @@ given, in one thread and in the order of the server's names.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,11 +57,18 @@ class _Contents:
 
 
 def walk_database(
-    source: MetastoreReader, known: Manifest, db: str, refused: dict[str, str], *, deep: bool
+    source: MetastoreReader,
+    known: Manifest,
+    db: str,
+    refused: dict[str, str],
+    *,
+    deep: bool,
+    chosen: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[Change]:
     """Differences between the metastore's database and the known one. `deep` compares partitions and constraints too;
-    without it only those of tables that are new. `refused`: gets tables that the metastore does not give, with its
-    answer. Raises ObjectNotFound when the database does not exist.
+    without it only those of tables that are new. `chosen`: tables that are compared; all that are gone are found.
+    `refused`: gets tables that the metastore does not give, with its answer. Raises ObjectNotFound when the database
+    does not exist.
 
     Changes must be folded into `known` as they come: later ones depend on it."""
     database = source.database(db)
@@ -71,7 +78,7 @@ def walk_database(
     yield from compare.function_changes(known.functions(db), source.functions(db))
     names = source.table_names(db)
     yield from compare.dropped_tables(db, known.table_names(db), names)
-    batches = batched(names, TABLE_BATCH)
+    batches = batched(list(filter(chosen, names)), TABLE_BATCH)
     pages = side_by_side(
         source.traffic,
         partial(source.tables, db, refused=refused),
@@ -82,13 +89,19 @@ def walk_database(
 
 
 def refresh_tables(
-    source: MetastoreReader, known: Manifest, db: str, names: Sequence[str], refused: dict[str, str]
+    source: MetastoreReader,
+    known: Manifest,
+    db: str,
+    names: Sequence[str],
+    refused: dict[str, str],
+    *,
+    deep: bool = True,
 ) -> Iterator[Change]:
-    """Differences of some tables of a database, deeply: after changes that an event does not tell whole (a cascade, a
-    rename). Those that were dropped since are left to their events."""
+    """Differences of some tables of a database, deeply after changes that an event does not tell whole (a
+    cascade, a rename). Those that were dropped since are left to their events."""
     read = partial(source.tables, db, refused=refused)
     found = side_by_side(source.traffic, read, batched(names, TABLE_BATCH), weigh=lambda _: 0)
-    yield from _walk_tables(source, known, itertools.chain.from_iterable(found), refused, deep=True)
+    yield from _walk_tables(source, known, itertools.chain.from_iterable(found), refused, deep=deep)
 
 
 def _walk_tables(

@@ -23,6 +23,7 @@ from replicator.cli.options import (
     no_scan_option,
     of_policy_argument,
     pass_session,
+    scan_time_option,
     source_option,
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took, write
@@ -39,6 +40,7 @@ from replicator.core.not_replicated import PARTIAL
 @db_option
 @all_databases_option
 @no_scan_option
+@scan_time_option
 @deep_option
 @click.option("--repair", is_flag=True, help="After lost events, compare everything instead of failing.")
 @keeper_option
@@ -88,6 +90,7 @@ def describe(captured: Captured) -> Iterable[str]:
             ("databases", shortened(captured.databases)),
             ("not replicated", shortened(map(str, captured.not_replicated))),
             ("unknown", shortened(captured.unknown)),
+            ("scanned", captured.scanned),
             ("warning", shortened(captured.warnings)),
             ("took", took(captured.seconds)),
         ]

@@ -24,6 +24,7 @@ from replicator.cli.options import (
     no_scan_option,
     of_policy_argument,
     pass_session,
+    scan_time_option,
     source_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
@@ -63,6 +64,7 @@ from replicator.dumps.preview import DumpPlan
     help="Dump the captured log as it is, without contacting the source.",
 )
 @no_scan_option
+@scan_time_option
 @deep_option
 @keeper_option
 @empty_option
@@ -106,6 +108,7 @@ def _dumped_lines(dumped: Dumped) -> Iterable[str]:
             ("slot", dumped.slot or None),
             ("not replicated", shortened(map(str, dumped.not_replicated))),
             ("unknown", shortened(dumped.unknown)),
+            ("scanned", dumped.scanned),
             ("warning", shortened(dumped.warnings)),
             ("took", took(dumped.seconds)),
         ]

@@ -178,6 +178,12 @@ keeper_option = click.option(
 no_scan_option = click.option(
     "--no-scan", is_flag=True, help="Skip the scan for changes without an event (most of Spark's writes)."
 )
+scan_time_option = click.option(
+    "--scan-time",
+    type=Duration(),
+    help="Time for that scan, such as 1s: of very many tables it looks at some, and the next one at those after them. "
+    "New and dropped tables are always found. Default: all.",
+)
 empty_option = click.option(
     "--empty",
     multiple=True,

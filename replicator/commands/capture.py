@@ -32,6 +32,7 @@ class CaptureOptions(OfPolicy):
     db: a database to capture from now on, or several; none: those captured already, of a new root all there are.
     all_databases: capture every database that the metastore has now.
     scan: look for changes that left no event. deep: of each partition, too.
+    scan_time: look at tables for about so long, and go on after them in the next capture; None: at all.
     repair: after lost events, compare everything instead of failing.
     keeper: auto, link, version, copy or none: how bytes are kept; None: as the policy says, else auto.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
@@ -50,6 +51,7 @@ class CaptureOptions(OfPolicy):
     db: str | Sequence[str] = ()
     all_databases: bool = False
     scan: bool = True
+    scan_time: timedelta | None = None
     deep: bool = False
     repair: bool = False
     keeper: Keeper | None = None
@@ -77,6 +79,7 @@ def capture(options: CaptureOptions) -> Captured:
         names(options.db),
         everything=options.all_databases,
         scan=options.scan,
+        scan_time=options.scan_time,
         deep=options.deep,
         repair=options.repair,
         keeper=options.keeper or "auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import ClassVar
 
 from cmroot.root import create_or_open, open_existing
@@ -37,6 +38,7 @@ class DumpOptions(Selecting):
     slot: the consumer's name; the root keeps what it has not confirmed.
     capture_first: bring the captured log up to now before; without it the source is not asked, nor its role.
     scan: look for changes that left no event. deep: of each partition, too.
+    scan_time: look at tables for about so long, and go on after them in the next capture; None: at all.
     keeper: auto, link, version, copy or none: how bytes are kept; None: as the policy says, else auto.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     allow_replica: dump a database that is a replica itself.
@@ -60,6 +62,7 @@ class DumpOptions(Selecting):
     slot: str = ""
     capture_first: bool = True
     scan: bool = True
+    scan_time: timedelta | None = None
     deep: bool = False
     keeper: Keeper | None = None
     empty: Sequence[str] = ()
@@ -99,7 +102,7 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         wanted = replace(wanted, epochs=epochs, keys=options.keys(options.key_file))
         report = dumping.write_dump(create_or_open(options.cmroot), options.out, wanted, runtime)
     if observed is not None:
-        report.captured, report.warnings = observed.records, observed.warnings
+        report.captured, report.warnings, report.scanned = observed.records, observed.warnings, observed.scanned
         if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
             report.observed = observed.observed
     return report
@@ -115,6 +118,7 @@ def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[st
     wanted = CaptureSettings(
         databases,
         scan=options.scan,
+        scan_time=options.scan_time,
         deep=options.deep,
         repair=whole,
         keeper=options.keeper or "auto",

@@ -18,6 +18,7 @@ from cmroot.root import ChangeRoot
 from cmroot.store.scratch import scratch
 from replicator.captures.fold import manifest_at, open_manifest
 from replicator.captures.manifest import Manifest
+from replicator.captures.scanning.turns import ScannedTables
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
@@ -38,7 +39,8 @@ from replicator.events.scope import Patterns
 @dataclass
 class Dumped(Report):
     """What a dump holds: its directory, kind, range, and counts (files and bytes are those named, none is carried).
-    `observed`: changes found by scan. `captured`: records that the capture before it added."""
+    `observed`: changes found by scan. `captured`: records that the capture before it added.
+    `scanned`: how far its scan came, if it had a limited time."""
 
     dump: str
     kind: str
@@ -55,6 +57,7 @@ class Dumped(Report):
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     captured: int = 0
+    scanned: ScannedTables | None = None
     seconds: float = 0.0
     status: str = "dumped"
     slot: str = ""

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
@@ -143,10 +144,10 @@ def small_files(directory: Path, first: int, count: int) -> None:
 
 
 def captured(
-    client: ThriftMetastore, root: str, databases: Sequence[str], engine: AutoEngine
+    client: ThriftMetastore, root: str, databases: Sequence[str], engine: AutoEngine, scan_time: timedelta | None = None
 ) -> tuple[ChangeRoot, Captured]:
     opened = create_or_open(root)
-    return opened, capture(client, opened, CaptureSettings(databases), Runtime(engine))
+    return opened, capture(client, opened, CaptureSettings(databases, scan_time=scan_time), Runtime(engine))
 
 
 def dumped(

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -33,6 +34,7 @@ PARTITIONS = {"full": 25, "small": 10}
 CONNECTIONS = (1, 2, 4, 8, 16)
 TRIED = 40  # tables for each number of connections, twice
 INCREMENTS = 5
+SCAN_TIME = timedelta(seconds=0.1)
 WANTED, FLAT = 1.3, 1.5
 
 Send = Callable[[Any], object]  # what to do with a raw client
@@ -294,16 +296,22 @@ def _verify(
 def _increments(
     warehouse: _Warehouse, source: ThriftMetastore, target: ThriftMetastore, root: ChangeRoot, dump: Path
 ) -> dict[str, list[float]]:
-    """Seconds of increments with nothing new, and of those of one partition: its dump, and its load."""
+    """Seconds of increments with nothing new, the whole scanned or a part in each, and of those of one partition: its
+    dump, and its load."""
     here, numbers = warehouse.directory, itertools.count()
-    found: dict[str, list[float]] = {"idle increment": [], "one change, dump": [], "one change, load": []}
+    found: dict[str, list[float]] = {
+        "idle increment": [],
+        "idle, --scan-time 0.1s": [],
+        "one change, dump": [],
+        "one change, load": [],
+    }
 
-    def increment() -> tuple[float, float]:
+    def increment(scan_time: timedelta | None = None) -> tuple[float, float]:
         nonlocal dump
         out = here / f"increment-{next(numbers)}"
 
         def dumps() -> None:
-            ground.captured(source, str(root.place), ["many"], ground.engine("auto"))
+            ground.captured(source, str(root.place), ["many"], ground.engine("auto"), scan_time)
             ground.dumped(source, root, out, ["many"], since=str(dump))
 
         seconds = timed(dumps)
@@ -313,6 +321,7 @@ def _increments(
     increment()
     for number in range(INCREMENTS):
         found["idle increment"].append(sum(increment()))
+        found["idle, --scan-time 0.1s"].append(sum(increment(SCAN_TIME)))
         name, value = f"t{number}", f"new{number}"
         place = here / "source" / "warehouse" / "many.db" / name
         ground.add_partitions(source, "many", name, place, [value])

@@ -1,0 +1,1 @@
+"""Scans: changes that left no event, looked for in all tables or in turns."""

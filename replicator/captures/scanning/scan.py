@@ -1,0 +1,108 @@
+"""The scan: looks for changes that left no event, in the metastore and in directories. Of all tables, or for a short
+time of some, in turns.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from cmroot.store.listing import changed_directories
+from replicator.captures.recording import Recording
+from replicator.captures.scanning.turns import Turns
+from replicator.captures.ungiven import Refusals
+from replicator.captures.walk import note_engines, refresh_tables, walk_database
+from replicator.events.decode import decode
+from replicator.events.reader import read_events
+from replicator.events.record import Change
+from replicator.metastore.client import MetastoreReader
+
+
+class Scan:
+    """That of one capture. What it finds becomes observed records, and objects that are to be listed."""
+
+    def __init__(self, source: MetastoreReader, log: Recording, refusals: Refusals) -> None:
+        self._source, self._log, self._refusals = source, log, refusals
+
+    def everything(self, *, compare: bool, deep: bool) -> float:
+        """Looks at all tables. Returns the seconds that `compare` took, which the report has, too."""
+        if compare:
+            began = clocks.monotonic()
+            for db in self._existing():
+                refused = self._refusals.asked(db)
+                self._observe(walk_database(self._source, self._log.manifest, db, refused, deep=deep), deep)
+            note_engines(self._source, self._log.manifest)
+            self._log.report.compare_seconds = round(clocks.monotonic() - began, 3)
+            Turns(self._log.manifest, self._log.now()).all_seen()
+        self._unlist_changed()
+        return self._log.report.compare_seconds
+
+    def some(self, limit: timedelta, *, deep: bool) -> None:
+        """Looks at some tables, and at those that are new or gone; about so long, and at one batch at least."""
+        end, existing = clocks.monotonic() + limit.total_seconds(), self._existing()
+        for db in existing:
+            self._compare_outlines(db, deep)
+        turns = Turns(self._log.manifest, self._log.now())
+        for batch in turns.batches():
+            for db, names in batch.items():
+                if db in existing:
+                    refused = self._refusals.asked_again(db, names)
+                    self._observe(refresh_tables(self._source, self._log.manifest, db, names, refused, deep=deep), deep)
+                self._unlist_changed(db, names)
+            if clocks.monotonic() >= end:
+                break
+        scanned = turns.end()
+        if scanned.tables == scanned.of:
+            note_engines(self._source, self._log.manifest)
+        self._log.report.scanned = scanned
+
+    def _compare_outlines(self, db: str, deep: bool) -> None:
+        """A database itself, its functions, and tables that are not known, or not there any more."""
+        known = set(self._log.manifest.table_names(db))
+        changes = walk_database(
+            self._source,
+            self._log.manifest,
+            db,
+            self._refusals.asked_again(db, ()),
+            deep=deep,
+            chosen=lambda name: name not in known,
+        )
+        self._observe(changes, deep)
+        for name in known.difference(self._log.manifest.table_names(db)):
+            self._refusals.dropped(db, name)
+
+    def _existing(self) -> list[str]:
+        """Captured databases that the metastore has."""
+        return sorted(self._log.manifest.scope().intersection(self._source.database_names()))
+
+    def _observe(self, changes: Iterable[Change], deep: bool) -> None:
+        """Differences from the metastore. Those of tables that events arrived for meanwhile are left to those events,
+        but for deep ones."""
+        if deep:
+            for change in changes:
+                self._log.observe(change)
+            return
+        differences = list(changes)
+        if differences:
+            moving = self._tables_in_new_events()
+            for change in differences:
+                if change.touched not in moving:
+                    self._log.observe(change)
+
+    def _unlist_changed(self, db: str = "", names: Sequence[str] = ()) -> None:
+        """Compares recorded directories with the store: all, or those of some tables."""
+        stale: set[tuple[int, int]] = set()
+        for rows in self._log.manifest.directories(db, names):
+            table_ids, partition_ids, *recorded = zip(*rows, strict=True)
+            for index in changed_directories(*recorded):
+                stale.add((table_ids[index], partition_ids[index]))
+        self._log.manifest.unlist(stale)
+        self._log.manifest.unlist_objects_on_stores(db, names)
+
+    def _tables_in_new_events(self) -> set[tuple[str, str] | None]:
+        found: set[tuple[str, str] | None] = set()
+        for event in read_events(self._source, self._log.cursor, {}).events:
+            change = decode(event).change
+            found.update(() if change.is_marker else change.tables or (None,))
+        return found
