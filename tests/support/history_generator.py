@@ -12,16 +12,20 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from constraints import Constraints
 from hmsclient import HMSClient
 from hmsclient.genthrift.hive_metastore import ttypes
 from plain_tables import COLUMNS, PlainDatabase, text_storage
 
 from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Partition, Statistics, Storage, Table
 from replicator.metastore.convert.tjson import struct_to_tjson
+from replicator.metastore.paced import locks_event_ids
+from replicator.metastore.thrift import connect
 
 SERVERS_OWN = "transient_lastDdlTime"
 
@@ -30,10 +34,25 @@ SERVERS_OWN = "transient_lastDdlTime"
 
 
 def state_of(uri: str, db: str) -> dict[str, Any]:
-    """All that a reader of a database could see: objects, definitions, statistics, and files by digest."""
+    """All that a reader of a database could see: objects, definitions, statistics, constraints (of newer servers), and
+    files by digest."""
     host, port = uri.removeprefix("thrift://").split(":")
     with HMSClient(host=host, port=int(port)) as client:
-        return _State(client, db).found
+        found = _State(client, db).found
+    if is_newer(uri):
+        tables = [name.removeprefix("table ") for name in found if name.startswith("table ") and name.count(" ") == 1]
+        for table, some in Constraints(uri, newer=True).shown(*(f"{db}.{table}" for table in tables)).items():
+            found[f"constraints {table.partition('.')[2]}"] = [
+                tuple("DB" if each == db else each for each in row) for row in some
+            ]
+    return found
+
+
+@cache
+def is_newer(uri: str) -> bool:
+    """Whether a server has all kinds of constraints, and names them by table."""
+    with connect(uri) as metastore:
+        return locks_event_ids(metastore)
 
 
 class _State:
@@ -132,6 +151,7 @@ class HistoryGenerator:
         self._parted: dict[str, list[str]] = {}
         self._external: list[str] = []
         self._functions: list[str] = []
+        self._constraints: list[tuple[str, str]] = []  # table and name
         self.states: dict[int, dict[str, Any]] = {}
 
     @property
@@ -165,6 +185,7 @@ class HistoryGenerator:
                     self._database,
                     self._analyze,
                     self._several,
+                    *([self._constrain, self._constrain, self._unconstrain] if is_newer(self._uri) else []),
                 ]
             )()
             self._note()
@@ -180,6 +201,8 @@ class HistoryGenerator:
             self._create()
             self._make_parted()
         self._make_external()
+        for _ in range(3 if is_newer(self._uri) else 0):
+            self._constrain()
         self._note()
 
     def _next(self, word: str) -> str:
@@ -241,11 +264,14 @@ class HistoryGenerator:
 
     def _drop(self) -> None:
         if len(self._flat) > 1:
-            self.database.drop(self._flat.pop(self._random.randrange(len(self._flat))))
+            name = self._flat.pop(self._random.randrange(len(self._flat)))
+            self.database.drop(name)
+            self._dropped(name)
 
     def _drop_and_return(self) -> None:
         name = self._random.choice(self._flat)
         self.database.drop(name)
+        self._dropped(name)
         self._capture()
         self.database.table(name, {"again": self._text()})
 
@@ -253,6 +279,7 @@ class HistoryGenerator:
         index = self._random.randrange(len(self._flat))
         new = self._next("flat")
         self.database.rename(self._flat[index], new)
+        self._dropped(self._flat[index], new)
         self._flat[index] = new
 
     def _alter(self) -> None:
@@ -341,6 +368,40 @@ class HistoryGenerator:
         table = self._random.choice(self._flat)
         made = Statistics(db=self.database.name, table=table, columns=(statistic,), last_analyzed=1)
         self.database.metastore.set_table_statistics(made)
+
+    def _constrain(self) -> None:
+        """A foreign key comes with the key that it refers to."""
+        table, made = self._random.choice([*self._flat, *self._parted]), Constraints(self._uri, newer=True)
+        full, name = f"{self.database.name}.{table}", self._next("c")
+        kinds = {each for held, each in self._constraints if held == table}
+        kind = self._random.choice(["primary", "foreign", "unique", "not_null", "default", "check"])
+        if any(each.startswith(kind) for each in kinds):
+            return
+        self._constraints.append((table, f"{kind}_{name}"))
+        match kind:
+            case "primary":
+                made.primary(full, f"{kind}_{name}", "a")
+            case "foreign":
+                parent = f"{self.database.name}.{self._next('parent')}"
+                self.database.table(parent.partition(".")[2])
+                made.primary(parent, f"key_{name}", "b")
+                made.foreign(full, f"{kind}_{name}", "b", parent, "b")
+            case "unique":
+                made.unique(full, f"{kind}_{name}", "a", "b")
+            case _:
+                value = {"not_null": "", "default": "1", "check": "a > 0"}[kind]
+                made.of_column(kind, full, f"{kind}_{name}", "a", value)
+
+    def _unconstrain(self) -> None:
+        if self._constraints:
+            table, name = self._constraints.pop(self._random.randrange(len(self._constraints)))
+            Constraints(self._uri, newer=True).drop(f"{self.database.name}.{table}", name)
+
+    def _dropped(self, table: str, new: str | None = None) -> None:
+        """Its constraints go with a table, or follow its name."""
+        self._constraints = [
+            (new if held == table else held, name) for held, name in self._constraints if new or held != table
+        ]
 
     def _several(self) -> None:
         """Events that tell all, several before a capture: each of their states is known."""
