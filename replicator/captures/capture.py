@@ -292,6 +292,7 @@ class _Run:
                 for change in walk_database(self._source, self._manifest, db, refused, deep=True):
                     self._log.observe(change)
                     advance(change.size)
+            self.scan.walked.add(db)
 
     def settle(self, empty: Sequence[Key]) -> None:
         """Reads and lists in turns until a reading brings nothing new, so that the end is one state of the source."""

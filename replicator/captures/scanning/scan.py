@@ -20,10 +20,12 @@ from replicator.metastore.client import MetastoreReader
 
 
 class Scan:
-    """That of one capture. What it finds becomes observed records, and objects that are to be listed."""
+    """That of one capture. What it finds becomes observed records, and objects that are to be listed. `walked`:
+    databases that the capture has just read whole, which are not read again."""
 
     def __init__(self, source: MetastoreReader, log: Recording, refusals: Refusals) -> None:
         self._source, self._log, self._refusals = source, log, refusals
+        self.walked: set[str] = set()
 
     def everything(self, *, compare: bool, deep: bool) -> float:
         """Looks at all tables. Returns the seconds that `compare` took, which the report has, too."""
@@ -73,8 +75,9 @@ class Scan:
             self._refusals.dropped(db, name)
 
     def _existing(self) -> list[str]:
-        """Captured databases that the metastore has."""
-        return sorted(self._log.manifest.scope().intersection(self._source.database_names()))
+        """Captured databases that the metastore has and that are not just walked."""
+        known = self._log.manifest.scope() - self.walked
+        return sorted(known.intersection(self._source.database_names())) if known else []
 
     def _observe(self, changes: Iterable[Change], deep: bool) -> None:
         """Differences from the metastore. Those of tables that events arrived for meanwhile are left to those events,
