@@ -15,6 +15,7 @@ from replicator.errors import ConfigError, UsageError
 from replicator.gateways.asked import Asked
 from replicator.gateways.entrance.acceptor import GSSAPI, KerberosProof
 from replicator.gateways.entrance.door import Door, Proof
+from replicator.gateways.entrance.local_names import parse_rules
 from replicator.gateways.entrance.tokens import MECHANISM, DigestProof, Tokens
 from replicator.metastore.transports.frames import Quality
 from replicator.metastore.transports.kerberos import LEAST_QUALITY
@@ -35,10 +36,12 @@ def make_tokens(config: GatewayConfig) -> Tokens | None:
 
 
 def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
-    """Raises UsageError for certificates and keytabs that cannot be read, ConfigError for a secret."""
+    """Raises UsageError for certificates and keytabs that cannot be read, ConfigError for a secret or
+    a rule."""
     proofs: dict[str, Proof] = {}
     if config.principal and config.keytab:
-        proofs[GSSAPI] = KerberosProof(config.principal, config.keytab, config.realms, config.protection)
+        rules = () if config.auth_to_local is None else parse_rules(config.auth_to_local)
+        proofs[GSSAPI] = KerberosProof(config.principal, config.keytab, config.realms, config.protection, rules)
     if tokens is not None:
         least = Quality.AUTHENTICATION if config.certificate else LEAST_QUALITY[config.protection]
         proofs[MECHANISM] = DigestProof(tokens, least)

@@ -146,6 +146,17 @@ def test_a_ticket_of_another_realm_is_told_apart(
         security = kerberized(kdc, realms=("EXAMPLE.COM", "OTHER.ORG"))
         with guarded(source_metastore, tmp_path / "two", security=security) as guard, as_user(guard, tickets) as alice:
             assert guard.db in alice.get_all_databases()
+        rules = "RULE:[1:$1@$0](.*@OTHER.ORG)s/@.*/_of_other/\nDEFAULT"
+        security = kerberized(kdc, realms=("EXAMPLE.COM", "OTHER.ORG"), auth_to_local=rules)
+        with guarded(source_metastore, tmp_path / "three", security=security) as guard:
+            with as_user(guard, tickets) as alice:
+                assert alice.set_ugi("alice_of_other", []) == []
+                with pytest.raises(
+                    ttypes.MetaException, match="the client is alice_of_other, and cannot become 'alice'"
+                ):
+                    alice.set_ugi("alice", [])
+            with as_user(guard, kdc.tickets("alice")) as alice:
+                assert alice.set_ugi("alice", []) == []
     finally:
         other.stop()
         kdc.write()

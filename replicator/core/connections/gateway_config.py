@@ -33,6 +33,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     principal: str | None = None
     keytab: str | None = None
     realms: tuple[str, ...] = ()
+    auth_to_local: str | None = None
     protection: Protection = "authentication"
     token_key: str | None = None
     proxy_users: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ def check_gateway(config: GatewayConfig) -> GatewayConfig:
         (bool(config.client_ca) and not config.certificate, "client_ca", "only with certificate and key"),
         (bool(config.principal) != bool(config.keytab), "principal", "principal and keytab are given together"),
         (bool(config.realms) and not config.principal, "realms", "only with principal and keytab"),
+        (config.auth_to_local is not None and not config.principal, "auth_to_local", "only with principal and keytab"),
         (config.protection != "authentication" and not config.principal, "protection", "only with principal"),
         (bool(config.token_key) and not config.principal, "token_key", "only with principal and keytab"),
         (bool(config.proxy_users) and not config.token_key, "proxy_users", "only with token_key"),

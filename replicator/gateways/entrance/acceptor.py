@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection
 
 try:
@@ -13,18 +12,25 @@ except ImportError:  # the extra is not installed, or the system has no Kerberos
 
 from replicator.errors import MetastoreError, UsageError
 from replicator.gateways.entrance.door import NotAdmitted
+from replicator.gateways.entrance.local_names import LocalNames, NoLocalUser, Rule
 from replicator.metastore.transports.frames import Layer, Quality
 from replicator.metastore.transports.kerberos import LARGEST, LEAST_QUALITY, layer, said
 
 GSSAPI = "GSSAPI"
-_USER = re.compile(r"[\w.$-]+")
 
 
 class KerberosProof:
     """Made once for all clients; may be used by any thread. `principal`: the gateway's own, in `keytab`. realms: whose
-    principals are let in; `least`: the least protection that a client may choose."""
+    principals are let in; `least`: the least protection that a client may choose; `rules`: who they are here."""
 
-    def __init__(self, principal: str, keytab: str, realms: Collection[str] = (), least: str | None = None) -> None:
+    def __init__(
+        self,
+        principal: str,
+        keytab: str,
+        realms: Collection[str] = (),
+        least: str | None = None,
+        rules: tuple[Rule, ...] = (),
+    ) -> None:
         """Raises UsageError for a keytab that has no such key."""
         if gssapi is None:
             raise UsageError("Kerberos needs the gssapi package", hint="pip install 'replicator[kerberos]'")
@@ -33,7 +39,7 @@ class KerberosProof:
         name, _, realm = principal.rpartition("@")
         if "/" not in name or not realm:
             raise UsageError(f"principal {principal!r} is none of a service", hint="write hive/host.example.com@REALM")
-        self._realms = frozenset(realms) or {realm}
+        self._names = LocalNames(realm, frozenset(realms) or {realm}, rules)
         self._offered = sum(each for each in Quality if each >= LEAST_QUALITY[least])
         self._principal, self._keytab = principal, keytab
         try:
@@ -65,14 +71,10 @@ class KerberosProof:
         return self._short(who), layer(context, quality)
 
     def _short(self, who: str) -> str:
-        """As Hadoop's default rule has it: the first part of a principal of a known realm."""
-        name, _, realm = who.rpartition("@")
-        if realm not in self._realms:
-            raise NotAdmitted(f"{who} is of another realm than {', '.join(sorted(self._realms))}")
-        user = name.partition("/")[0]
-        if not _USER.fullmatch(user) or user == "WELLKNOWN":
-            raise NotAdmitted(f"{who} is nobody's principal")
-        return user
+        try:
+            return self._names.user(who)
+        except NoLocalUser as error:
+            raise NotAdmitted(str(error)) from error
 
     def _acquire(self) -> object:
         name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
