@@ -107,6 +107,11 @@ class AutoEngine:
         """The same threads and Spark, with `choice` where theirs is auto."""
         return AutoEngine(self._local, self._spark, choice) if self._choice == "auto" else self
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """See SparkEngine.settings."""
+        return self._spark.settings
+
     def session(self, settings: Mapping[str, str]) -> Any:
         """A Spark session on a metastore, whatever the choice; see SparkEngine.session."""
         return self._spark.session(settings)

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from replicator.core.batches import batched
+from replicator.core.connections.metastore_config import MetastoreConfig, checked
+from replicator.core.connections.spark_client import client_settings
 from replicator.core.grouping import BatchReader, Deciding, by_partition, unpack
 from replicator.errors import Error
 
@@ -33,6 +35,9 @@ _CATALOG = "spark.sql.catalogImplementation"
 
 
 _URIS = "spark.hadoop.hive.metastore.uris"
+
+
+_AUTHENTICATION = "hadoop.security.authentication"
 
 
 _DEFAULTS = {
@@ -112,6 +117,11 @@ class SparkEngine:
                 "Spark runs already, with spark.speculation=true", hint="start it without, or use a process of its own"
             )
         return context
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Of a Spark of our own, as they were given."""
+        return self._settings
 
     @property
     def parallelism(self) -> int:
@@ -236,6 +246,7 @@ class SparkEngine:
                     conf.set(key, value)
             conf.set("spark.speculation", "false")  # tasks write outside of Spark's committers, which it counts on
             conf.setMaster(master)
+            _log_in(SparkContext._jvm, conf)
             context = SparkContext(conf=conf)
         except Exception as error:
             raise Error(
@@ -278,17 +289,33 @@ class _WithEnvironment(dict[str, Any]):
         super().__setitem__(key, {**value, **self._more} if key == "env" else value)
 
 
+def _log_in(jvm: Any, conf: Any) -> None:
+    """Kerberos for a metastore: Spark's launcher logs in only where a core-site.xml asks for it."""
+    if conf.get(f"spark.hadoop.{_AUTHENTICATION}", "") != "kerberos":
+        return
+    users, hadoop = jvm.org.apache.hadoop.security.UserGroupInformation, jvm.org.apache.hadoop.conf.Configuration()
+    hadoop.set(_AUTHENTICATION, "kerberos")
+    users.setConfiguration(hadoop)
+    who, keytab = (conf.get(f"spark.kerberos.{key}", "") for key in ("principal", "keytab"))
+    if who and keytab:
+        users.loginUserFromKeytab(who, keytab)
+
+
 def _metastore_of(session: Any) -> str | None:
     """Where a session's catalog is, as Hadoop's configuration says it."""
     found = session._jsparkSession.sessionState().newHadoopConf().get("hive.metastore.uris")
     return None if found is None else str(found)
 
 
-def hive_settings(uri: str, warehouse: str) -> dict[str, str]:
-    """For a SparkEngine that answers queries on the tables of a metastore, each time as they are now."""
-    return {
+def hive_settings(
+    metastore: MetastoreConfig | str, warehouse: str, given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """For a SparkEngine that answers queries on the tables of a metastore, each time as they are now; given: the
+    caller's settings of Spark. Raises UsageError for a metastore that Spark cannot reach as it is configured."""
+    config = checked(metastore)
+    return client_settings(config, given or {}) | {
         _CATALOG: "hive",
-        _URIS: uri,
+        _URIS: config.uri,
         "spark.sql.warehouse.dir": warehouse,
         "spark.sql.hive.manageFilesourcePartitions": "true",
         "spark.sql.hive.filesourcePartitionFileCacheSize": "0",

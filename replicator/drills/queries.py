@@ -48,9 +48,9 @@ def spark_on(
     def environment() -> Mapping[str, str]:
         return spark_environment(find_java(os.environ))
 
-    engine = SparkEngine(
-        master, hive_settings(metastore.uri, default_warehouse(metastore)) | dict(settings or {}), environment, session
-    )
+    given = dict(settings or {})
+    known = hive_settings(metastore.config, default_warehouse(metastore), given)
+    engine = SparkEngine(master, known | given, environment, session)
     try:
         engine.answer("SELECT 1", 1)
         yield engine

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
 from replicator.errors import MetastoreError
 from replicator.metastore.parallel.traffic import Traffic
@@ -34,6 +35,11 @@ class MetastoreReader(Protocol):
     @property
     def uri(self) -> str:
         """thrift://host:port[,thrift://host:port...] as configured."""
+        ...
+
+    @property
+    def config(self) -> MetastoreConfig:
+        """How it is reached."""
         ...
 
     @property

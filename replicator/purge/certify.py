@@ -149,7 +149,7 @@ def certify(
         ) as backups_of_all:
             certificate.expedited_files += backups_of_all.run().files
     found: list[Holding] = []
-    session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
+    session = engines.session(hive_settings(metastore.config, warehouse_of(metastore), engines.settings))
     ids = _ids(session, asked, directories if options.run is not None else [])
     certificate.count = ids.count
     tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)

@@ -97,7 +97,8 @@ class Purge(Job[Onboarded, Purged]):
         directory, run = self._begin()
         try:
             self._tables, gaps = described(self.metastore, self._whitelist, self.options)
-            session = self.runtime.engines.session(hive_settings(self.metastore.uri, warehouse_of(self.metastore)))
+            engines, warehouse = self.runtime.engines, warehouse_of(self.metastore)
+            session = engines.session(hive_settings(self.metastore.config, warehouse, engines.settings))
             ids, run = self._ids(session, directory, run)
             with closing(ids):
                 if not self._tables:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -191,6 +192,15 @@ def refused(config: MetastoreConfig, **keys: object) -> MetastoreError:
     with connect(msgspec.structs.replace(config, **keys)) as client, pytest.raises(MetastoreError) as raised:
         client.database_names()
     return raised.value
+
+
+def spark_counts(config: MetastoreConfig, table: str, **settings: str) -> int:
+    """The rows of a table, by Spark's own client of the metastore."""
+    asked = f"SELECT count(*) FROM {table}"
+    command = [sys.executable, str(Path(__file__).with_name("spark_asks.py")), msgspec.json.encode(config).decode()]
+    done = subprocess.run([*command, json.dumps(settings), asked], capture_output=True, text=True, timeout=180)
+    assert not done.returncode, done.stderr[-3000:]
+    return int(json.loads(done.stdout)[0][0])
 
 
 def told(error: Error) -> str:
