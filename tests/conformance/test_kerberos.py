@@ -11,13 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from kerberos import REALM, Kdc
-from secured import LOCALHOST, NOTHING, Secured, refused, replicates, secured_metastore, told
+from plain_tables import PlainDatabase
+from secured import LOCALHOST, NOTHING, Secured, refused, replicates, secured_metastore, spark_counts, told
 
 import replicator
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database
 from replicator.errors import IdentityRefused, MetastoreUnreachable, NotAMetastore, NotAuthenticated
 from replicator.metastore.thrift import connect
+from replicator.metastore.transports.kerberos import Tickets
 
 
 def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
@@ -57,6 +59,20 @@ def test_kerberos_replicates(kerberos: tuple[Secured, Secured], tmp_path: Path) 
 
 
 @pytest.mark.kerberos
+def test_sparks_own_sessions_have_the_metastores_kerberos(
+    kdc: Kdc, kerberos: tuple[Secured, Secured], tmp_path: Path
+) -> None:
+    """With the layer that the server wants, and nothing but the file of the KDC in Spark's own settings."""
+    config = kerberos[1].config
+    with connect(config) as client:
+        db = PlainDatabase(client, "asked", tmp_path)
+        db.create()
+        db.table("t", {"first": "1\n2\n"})
+    java = {"spark.driver.extraJavaOptions": kdc.java_options()}
+    assert spark_counts(config, "asked.t", **java) == 2
+
+
+@pytest.mark.kerberos
 def test_kerberos_says_what_is_wrong(kdc: Kdc, kerberos: tuple[Secured, Secured]) -> None:
     config = kerberos[0].config
     without = refused(config, **NOTHING)
@@ -85,6 +101,20 @@ def test_kerberos_says_what_is_wrong(kdc: Kdc, kerberos: tuple[Secured, Secured]
         kdc.start()
     with connect(config) as client:
         assert client.database_names()
+
+
+@pytest.mark.kerberos
+def test_a_keytab_with_an_old_key_is_told(kdc: Kdc) -> None:
+    """Its principal has another key since; the message names both, and never shows a key."""
+    keytab = kdc.keytab("rekeyed")
+    kdc._admin(f"cpw -randkey rekeyed@{REALM}")
+    config = MetastoreConfig(
+        "thrift://localhost:1", auth="kerberos", keytab=str(keytab), client_principal=f"rekeyed@{REALM}"
+    )
+    with pytest.raises(IdentityRefused) as raised:
+        Tickets(config).credentials()
+    assert f"rekeyed@{REALM}" in told(raised.value) and "klist -k" in raised.value.hint
+    assert not raised.value.transient
 
 
 @pytest.mark.kerberos

@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from directory import PEOPLE, directory
 from gateways import FILES, guarded
+from plain_tables import PlainDatabase
 from raw_thrift import message, struct
 from secured import (
     LOCALHOST,
@@ -28,6 +31,8 @@ from secured import (
     refused,
     replicates,
     secured_metastore,
+    spark_counts,
+    table,
     told,
 )
 
@@ -111,6 +116,15 @@ def test_a_gateway_has_tls_on_both_sides(tls: tuple[Secured, Secured], certifica
         guarded(other, tmp_path / "compact", security=security, **ways),  # type: ignore[arg-type]
     ):
         pass
+
+
+@pytest.mark.tls
+def test_sparks_own_sessions_have_the_metastores_tls(tls: tuple[Secured, Secured], tmp_path: Path) -> None:
+    with connect(tls[1].config) as client:
+        db = PlainDatabase(client, "asked", tmp_path)
+        db.create()
+        db.table("t", {"first": "1\n2\n"})
+    assert spark_counts(tls[1].config, "asked.t") == 2
 
 
 @pytest.mark.tls
@@ -309,3 +323,44 @@ def test_a_password_opens_a_metastore_and_is_never_shown(tmp_path: Path) -> None
         wrong = refused(server.config)
         assert isinstance(wrong, IdentityRefused) and "fred" in told(wrong) and "wr0ng" not in told(wrong)
         assert wrong.exit_code == 2
+
+
+@pytest.mark.plain
+def test_ldap_opens_a_metastore_and_its_password_is_never_shown(tmp_path: Path) -> None:
+    """Hive 4.2 with a real directory. Nothing that a command writes has a password, right or wrong."""
+    secret = tmp_path / "password"
+    secret.write_text("s3cret-of-fred\n")
+    with directory(tmp_path / "ldap", fred="s3cret-of-fred") as url:
+        wanted = {
+            "hive.metastore.authentication": "LDAP",
+            "hive.metastore.authentication.ldap.url": url,
+            "hive.metastore.authentication.ldap.userDNPattern": f"uid=%s,{PEOPLE}",
+            "hive.metastore.execute.setugi": "false",
+        }
+        wanted |= {key.removeprefix("hive."): value for key, value in wanted.items()}
+        config = MetastoreConfig(LOCALHOST, auth="plain", user="fred", password=f"file:{secret}")
+        with secured_metastore(tmp_path / "m", config, PROXYING | wanted, hive="4.2") as server:
+            unknown = refused(server.config, user="george")
+            assert isinstance(unknown, IdentityRefused) and "george" in told(unknown)
+            file = tmp_path / "replicator.toml"
+            file.write_text(table("prod", server.config))
+            with connect(server.config) as client:
+                db = PlainDatabase(client, "sales", tmp_path / "sales")
+                db.create()
+                db.table("t", {"first": "1"})
+            said = dumped(file, tmp_path, "dump", 0)
+            secret.write_text("wr0ng-of-fred\n")
+            said += dumped(file, tmp_path, "again", 2)
+    assert "fred" in said
+    for place in (tmp_path / "cm", tmp_path / "dump"):
+        said += "".join(each.read_bytes().decode("latin-1") for each in place.rglob("*") if each.is_file())
+    assert "of-fred" not in said
+
+
+def dumped(config: Path, here: Path, name: str, code: int) -> str:
+    """What a dump of `prod` says, with all that it logs."""
+    command = [sys.executable, "-m", "replicator.cli.main", "--config", str(config), "--verbose", "dump", "--json"]
+    out = ["--source", "prod", "--cmroot", f"{here}/cm", "--out", f"{here}/{name}", "--db", "sales"]
+    done = subprocess.run([*command, *out], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done.stdout + done.stderr

@@ -44,7 +44,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], type[MetastoreError], str], ...] = (
      NotAuthenticated, "run kinit, or set keytab and client_principal in [metastores.NAME]"),
     (("server not found", "not found in kerberos database"), IdentityRefused,
      "check principal (`hive/_HOST@REALM`; _HOST is the host of the URI) and client_principal in [metastores.NAME]"),
-    (("preauthentication failed", "password incorrect", "keytab"), IdentityRefused,
+    (("preauthentication failed", "password incorrect", "decrypt integrity check failed", "keytab"), IdentityRefused,
      "check that keytab has the present key of client_principal (klist -k)"),
 )  # fmt: skip
 
