@@ -17,7 +17,7 @@ from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY
 from replicator.metastore.connection import Connections
 from replicator.metastore.convert.constraints import KINDS, Name, from_structs, ordered, to_structs
 from replicator.metastore.convert.methods import METHODS, method
-from replicator.metastore.parallel.side_by_side import side_by_side
+from replicator.metastore.parallel.side_by_side import TABLE_WEIGHT, side_by_side
 from replicator.metastore.requests import Send
 from replicator.metastore.values import CATALOG
 
@@ -147,9 +147,8 @@ class ConstraintCalls:
             kinds = sorted(self.constraint_kinds() - {FOREIGN_KEY})
             sends = [of_table(kind, db, table) for table in tables for kind in kinds]
             sends.append(of_table(FOREIGN_KEY, db, tables[0] if len(tables) == 1 else None))
-        answers = list(
-            side_by_side(self._connections.traffic, partial(self._connections.read, f"constraints of {db}"), sends)
-        )
+        read = partial(self._connections.read, f"constraints of {db}")
+        answers = list(side_by_side(self._connections.traffic, read, sends, weigh=lambda _: TABLE_WEIGHT))
         wanted = set(tables)
         found = merged(answers)
         return {table: ordered(some) for (_, table), some in found.items() if table in wanted}

@@ -106,6 +106,7 @@ def test_a_small_table_takes_one_call(many: PlainDatabase, tmp_path: Path) -> No
         calls = proxy.count()
     assert captured.files == TABLES * PARTITIONS + 1
     assert calls["get_partitions"] <= TABLES + 1 and not calls["get_partition_names"]
+    assert calls["get_all_tables"] == 1  # what was just walked is not compared again
     assert sum(calls.values()) - _constraints(calls) <= TABLES + 30
 
 
