@@ -6,14 +6,28 @@ The pairs are those in which the most differs; `scripts/compatibility` runs all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from compatibility import Pair, Source, expected, lacks_table, observe, rules_table, sign
-from features import FEATURES, Feature, column_statistics, set_statistics
+from compatibility import (
+    ABSENT,
+    NAMED,
+    REPLICATED,
+    Pair,
+    Source,
+    both,
+    expected,
+    lacks_table,
+    observe,
+    rules_table,
+    sign,
+)
+from features import Feature, column_statistics, set_statistics
 from hive_home import EXTERNAL, Home, client_of
 from hive_metastore import ttypes
+from newer_features import ALL
 from replication_fixture import Answer, command
 
 from replicator.metastore.embedded.running import Running
@@ -22,7 +36,7 @@ from replicator.replay.places.server_rules import ACCURATE, LACKS, RULES, TRANSL
 
 Hives = Callable[..., Running]
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
-BY_NAME = {feature.name: feature for feature in FEATURES}
+BY_NAME = {feature.name: feature for feature in ALL}
 
 
 @pytest.mark.timeout(600)
@@ -200,3 +214,21 @@ def test_owners_that_a_server_cannot_store_are_named(hives: Hives, tmp_path: Pat
         assert answer.code == 3
         named = [(each["object"].partition(".")[2], each["reason"]) for each in answer.output["not_replicated"]]
         assert named == [("group", LACKS[0].reason), ("role", LACKS[0].reason)]
+
+
+def test_what_is_named_is_no_excuse_for_the_rest(hives: Hives, tmp_path: Path) -> None:
+    source = Source(hives("4.2"), tmp_path, prefix="e")
+    source.make([BY_NAME["owners"]])
+    source.dump("first")
+    pair = Pair(source, hives("2.3"))
+    assert pair.outcomes("first") == {"owners": NAMED}
+    source.there = [replace(BY_NAME["owners"], rest=lambda home: home.db)]  # which is another on the target
+    assert sign(pair.outcomes("first")["owners"]) == "**lost**"
+
+
+def test_the_worse_of_bootstrap_and_increment_counts() -> None:
+    assert both(NAMED, REPLICATED) == both(REPLICATED, NAMED) == NAMED
+    assert both(REPLICATED, REPLICATED) == REPLICATED
+    for worse in ("lost: a", "differs: b", "failed: c"):
+        assert both(NAMED, worse) == both(worse, NAMED) == both(REPLICATED, worse) == worse
+    assert both(ABSENT, ABSENT) == ABSENT

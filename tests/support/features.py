@@ -2,7 +2,7 @@
 
 `scripts/compatibility` runs every one on every server as source and target; docs/compatibility.md shows what became of
 it. A feature is made in a database of its own, by bindings that the product does not use. A new one is a row of
-FEATURES and two or three short functions.
+FEATURES (or of `newer_features.ALL`) and two or three short functions.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ VALUES = (("2026-01-01", "1"), ("späte/r %= Tag", "2"))
 class Feature:
     """`name`: the rest of its database's name. `title`: its row in the table. `make`: raises Unavailable where the
     server has no such thing. `shown`: the same on both sides where it is replicated. `change`: a change that the next
-    increment has to bring. `drop`: what of it is not in its database, to be removed with it."""
+    increment has to bring. `rest`: what arrives also where the feature is named as not replicated (all, where it may
+    not be named). `drop`: what of it is not in its database, to be removed with it."""
 
     name: str
     title: str
     make: Callable[[Home], None]
     shown: Callable[[Home], Any]
     change: Callable[[Home], None] | None = None
+    rest: Callable[[Home], Any] | None = None
     drop: Callable[[Home], None] | None = None
 
 
@@ -116,10 +118,11 @@ def _owners(home: Home) -> None:
 
 
 def _tables_shown(home: Home) -> Any:
-    return {name: _table_shown(home, name) for name in home.client.get_all_tables(home.db)}
+    return {name: table_shown(home, name) for name in home.client.get_all_tables(home.db)}
 
 
-def _table_shown(home: Home, name: str) -> Any:
+def table_shown(home: Home, name: str) -> Any:
+    """What both sides have alike of a table."""
     table = home.table(name)
     sd = table.sd
     return {
@@ -232,6 +235,7 @@ _NAMES = ("p=1", "p=2", "p=3")
 
 def _other_partition_statistics(home: Home) -> None:
     set_statistics(home, "t", 20, "p=2")
+    home.client.update_partition_column_statistics(column_statistics(home, "t", 10, "p=1"))  # another event
     for column in ("a", "b"):
         home.client.delete_partition_column_statistics(home.db, "t", "p=3", column, "hive")
 
@@ -266,6 +270,7 @@ def _altered_database(home: Home) -> None:
 def _managed_location(home: Home) -> None:
     home.needs("4.0", "4.2")
     home.create(managedLocationUri=f"file:{home.directory}/managed")
+    home.create_table("t", files={"f": "1,x\n"})
 
 
 def _other_managed_location(home: Home) -> None:
@@ -277,7 +282,9 @@ def _other_managed_location(home: Home) -> None:
 def _remote(home: Home) -> None:
     """Of a connector that a server would have to reach; the database alone can be made without."""
     home.needs("4.0", "4.2")
-    home.create(type=ttypes.DatabaseType.REMOTE, connector_name="nowhere", remote_dbname="other")
+    home.create(
+        description="elsewhere", type=ttypes.DatabaseType.REMOTE, connector_name="nowhere", remote_dbname="other"
+    )
 
 
 def _function(home: Home) -> None:
@@ -310,15 +317,22 @@ FEATURES: tuple[Feature, ...] = (
     Feature("partitioned", "partitioned table", _partitioned, _tables_shown, _more_partitions),
     Feature("layout", "buckets, sorting, skew", _layout, _tables_shown),
     Feature("view", "view", _view, _tables_shown),
-    Feature("owners", "owner of a table: user, role, group", _owners, _owners_shown),
+    Feature("owners", "owner of a table: user, role, group", _owners, _owners_shown, rest=_tables_shown),
     Feature(
         "location",
         "`managedLocationUri` of a database",
         _managed_location,
         lambda home: home.text(home.database().managedLocationUri),
         _other_managed_location,
+        _tables_shown,
     ),
-    Feature("remote", "REMOTE database and its data connector", _remote, lambda home: home.database().remote_dbname),
+    Feature(
+        "remote",
+        "REMOTE database and its data connector",
+        _remote,
+        lambda home: home.database().remote_dbname,
+        rest=lambda home: home.database().description,
+    ),
     Feature("function", "function", _function, _function_shown),
     Feature(
         "stats",
@@ -333,6 +347,7 @@ FEATURES: tuple[Feature, ...] = (
         _engine_statistics,
         _engines_shown,
         _other_engine_statistics,
+        lambda home: (_tables_shown(home), statistics_shown(home, "t")),
     ),
     Feature(
         "partstats",
