@@ -942,6 +942,7 @@ def test_every_reference_that_was_begun_is_live_or_was_ended_once(happened: Any)
 
 @thorough
 @given(st.lists(steps, max_size=12), st.lists(steps, min_size=1, max_size=16), st.lists(st.integers(0, 12), max_size=3))
+@example([("analyze", "a", "1")], [("locate part", "a", "1", "/outside/y"), ("rename part", "a", "1", "3")], [])
 def test_a_load_that_was_cut_off_is_just_run_again(before: Any, after: Any, cuts: list[int]) -> None:
     history, target, begin = begun(before, after)
     for cut in cuts:

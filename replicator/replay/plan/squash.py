@@ -53,15 +53,16 @@ class PartitionFate:
 
     @property
     def renamed(self) -> bool:
-        """Whether it is the same partition under another name. One that began again is not: the old one goes."""
-        return self.before is not None and self.now not in (None, self.before) and not self.complete
+        """Whether it is the same partition, with its statistics, under another name. One that was dropped meanwhile is
+        not: the old one goes."""
+        return self.before is not None and self.now not in (None, self.before) and not self.recreated
 
     @property
     def replaced(self) -> bool:
         """Whether the old one goes, and nothing or another takes its place."""
         if self.before is None:
             return False
-        return self.now is None or self.recreated or (self.now != self.before and self.complete)
+        return self.now is None or self.recreated
 
 
 @dataclass(frozen=True)
