@@ -20,19 +20,23 @@ def differences(source: str, target: str, databases: Sequence[str], *, newer: bo
     """What one side has otherwise than the other; nothing when they are the same. newer: both have more constraints
     than keys."""
     for db in databases:
-        here, there = State(source, db, newer=newer).found, State(target, db, newer=newer).found
-        for name in sorted({*here, *there}):
+        state = State(source, db, newer=newer)
+        here, there = state.found, State(target, db, newer=newer).found
+        for name in sorted({*here, *there} - (state.orphans - {*there})):
             if here.get(name) != there.get(name):
                 yield f"{db}: {name}: {here.get(name)} on the source, {there.get(name)} on the target"
 
 
 class State:
-    """`found`: all that a reader of a database could see, by name. Files are there by digest."""
+    """`found`: all that a reader of a database could see, by name. Files are there by digest. `orphans`: those of them
+    that no object refers to, such as the file of a partition whose creation a kill cut off."""
 
     def __init__(self, uri: str, db: str, *, newer: bool) -> None:
         self._db = db
         self._constraints = Constraints(uri, newer=newer)
         self.found: dict[str, Any] = {}
+        self.orphans: set[str] = set()
+        self._places: set[str] = set()
         with client(uri) as self._client:
             database = self._client.get_database(db)
             self._home = _path(database.locationUri)
@@ -67,6 +71,7 @@ class State:
     def _about(self, obj: Any) -> tuple[Any, ...]:
         sd = obj.sd
         formats = sd.inputFormat, sd.outputFormat, sd.serdeInfo.serializationLib
+        self._places.add(_path(sd.location))
         place = _path(sd.location).replace(self._home, "home", 1)
         return place, [(each.name, each.type) for each in sd.cols], formats, _owned(obj.parameters)
 
@@ -76,7 +81,9 @@ class State:
             directories[:] = [each for each in directories if not each.startswith(".")]
             for path in (Path(above) / each for each in names if not each.startswith(".")):
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                self.found[f"file {path.relative_to(self._home)}"] = digest
+                self.found[name := f"file {path.relative_to(self._home)}"] = digest
+                if str(path.parent) not in self._places:
+                    self.orphans.add(name)
 
 
 def _path(location: str | None) -> str:
