@@ -497,11 +497,11 @@ def test_column_statistics_that_were_deleted_at_the_source_go(fixture: Replicati
         db.metastore.set_table_statistics(Statistics(db.name, "t", None, (counted,), 1))
     fixture.dump()
     assert fixture.load().code == 0 and columns(fixture.target) == ["a", "b"]
-    db.metastore.drop_statistics(db.name, "t", "", "b")
+    db.metastore.drop_statistics(db.name, "t", "", "b", "hive")
     fixture.dump(since=fixture.last)
     assert fixture.load().code == 0 and columns(fixture.target) == ["a"]
     assert verified(fixture).code == 0
-    db.metastore.drop_statistics(db.name, "t", "", "a")
+    db.metastore.drop_statistics(db.name, "t", "", "a", "hive")
     fixture.dump(since=fixture.last)
     assert fixture.load().code == 0 and columns(fixture.target) == []
     assert verified(fixture).code == 0

@@ -66,7 +66,7 @@ def test_statistics_of_a_whole_partitioned_table_follow(pair: Replication) -> No
         there = pair.target.table_statistics(name, "days", ["a", "b"])
         assert there and there.columns == (ColumnStatistic("a", "int", data),)
         assert verify(Comparison(pair.source, pair.target), [name], local_runtime()).status == "same"
-    pair.source.drop_statistics(name, "days", "", "a")
+    pair.source.drop_statistics(name, "days", "", "a", "hive")
     pair.sync()
     assert pair.target.table_statistics(name, "days", ["a", "b"]) is None
 
