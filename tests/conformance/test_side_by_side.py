@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -218,11 +217,9 @@ def test_a_server_that_hangs_holds_no_interrupted_walk(many: PlainDatabase) -> N
         walk = side_by_side(client.traffic, client.database, [many.name] * 1000)
         assert next(walk).name == many.name
         proxy.stalled = True
-        began = time.monotonic()
         walk.close()  # as an interruption does
         client.close()
-        _wait_for_readers()
-        assert time.monotonic() - began < 5
+        _wait_for_readers()  # the server answers none of them
         proxy.stalled = False
 
 
