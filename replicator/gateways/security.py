@@ -15,7 +15,7 @@ from replicator.errors import ConfigError, UsageError
 from replicator.gateways.asked import Asked
 from replicator.gateways.entrance.acceptor import GSSAPI, KerberosProof
 from replicator.gateways.entrance.door import Door, Proof
-from replicator.gateways.entrance.local_names import parse_rules
+from replicator.gateways.entrance.local_names import LocalNames, parse_rules
 from replicator.gateways.entrance.tokens import MECHANISM, DigestProof, Tokens
 from replicator.metastore.transports.frames import Quality
 from replicator.metastore.transports.kerberos import LEAST_QUALITY
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def make_tokens(config: GatewayConfig) -> Tokens | None:
-    """None: no delegation tokens are given. Raises ConfigError for a key that cannot be read or is short."""
+    """None: no delegation tokens are given. Raises ConfigError for a key that cannot be read or is short, or a rule."""
     if config.token_key is None:
         return None
     key = read_secret(config.token_key, "gateway.token_key")
     if len(key) < SHORTEST_KEY:
         raise ConfigError("gateway.token_key is too short", hint=f"at least {SHORTEST_KEY} random characters")
-    return Tokens(key, config.proxy_users)
+    return Tokens(key, _names(config), config.proxy_users)
 
 
 def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
@@ -40,8 +40,7 @@ def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
     a rule."""
     proofs: dict[str, Proof] = {}
     if config.principal and config.keytab:
-        rules = () if config.auth_to_local is None else parse_rules(config.auth_to_local)
-        proofs[GSSAPI] = KerberosProof(config.principal, config.keytab, config.realms, config.protection, rules)
+        proofs[GSSAPI] = KerberosProof(config.principal, config.keytab, _names(config), config.protection)
     if tokens is not None:
         least = Quality.AUTHENTICATION if config.certificate else LEAST_QUALITY[config.protection]
         proofs[MECHANISM] = DigestProof(tokens, least)
@@ -123,6 +122,12 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _names(config: GatewayConfig) -> LocalNames:
+    realm = (config.principal or "").rpartition("@")[2]
+    rules = () if config.auth_to_local is None else parse_rules(config.auth_to_local)
+    return LocalNames(realm, frozenset(config.realms) or {realm}, rules)
 
 
 def _context(config: GatewayConfig) -> ssl.SSLContext:

@@ -18,12 +18,14 @@ from thrift.Thrift import TApplicationException
 from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import IdentityRefused, UsageError
+from replicator.gateways.entrance.local_names import LocalNames, parse_rules
 from replicator.gateways.entrance.tokens import LIFE, TokenRefused, Tokens
 from replicator.metastore.thrift import connect
 from replicator.metastore.transports.passwords import credentials_of
 from replicator.metastore.transports.transport import Plain
 
 KEY = "k" * 32
+NAMES = LocalNames("EXAMPLE.COM", {"EXAMPLE.COM"})
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_a_delegation_token_is_its_owners(
             connect(by_token(guard, token, monkeypatch)) as made,
         ):
             made.database_names()
-        strange = Tokens("x" * 32).give("alice", "alice", "alice")
+        strange = Tokens("x" * 32, NAMES).give("alice", "alice", "alice")
         with pytest.raises(IdentityRefused, match="password"), connect(by_token(guard, strange, monkeypatch)) as made:
             made.database_names()
 
@@ -121,8 +123,8 @@ def by_token(
 
 def test_a_token_lasts_for_its_time() -> None:
     now = [1_000_000.0]
-    tokens = Tokens(KEY, clock=lambda: now[0])
-    name, password = credentials_of(token := tokens.give("alice", "", "yarn/host@R"))
+    tokens = Tokens(KEY, NAMES, clock=lambda: now[0])
+    name, password = credentials_of(token := tokens.give("alice", "", "yarn/host@EXAMPLE.COM"))
     assert tokens.password(name) == ("alice", password)
     assert tokens.renewed("yarn", token) == (now[0] + LIFE) * 1000
     now[0] += LIFE + 1
@@ -133,8 +135,39 @@ def test_a_token_lasts_for_its_time() -> None:
             tokens.password(nonsense)
         with pytest.raises(TokenRefused):
             tokens.cancel("alice", nonsense)
-    with pytest.raises(TokenRefused, match="is no user"):
+    with pytest.raises(TokenRefused, match="no user"):
         tokens.give("alice", "a b", "")
+
+
+RULES = r"RULE:[2:$1@$0](rm@EXAMPLE\.COM)s/.*/yarn/ RULE:[1:$1@$0](alice@EXAMPLE\.COM)s/.*/al/ DEFAULT"
+
+
+@pytest.mark.parametrize(
+    ("renewer", "rules", "renews", "not_renews"),
+    [
+        ("yarn", "", "yarn", "rm"),
+        ("yarn/host@EXAMPLE.COM", "", "yarn", "host"),
+        ("yarn/host", "", "yarn", "host"),
+        ("yarn/host@ELSEWHERE.COM", "", None, "yarn"),
+        ("rm/host@EXAMPLE.COM", RULES, "yarn", "rm"),
+        ("alice@EXAMPLE.COM", RULES, "al", "alice"),
+        ("", "", None, ""),
+    ],
+)
+def test_a_renewer_is_the_user_that_the_rules_make_of_the_whole_name(
+    renewer: str, rules: str, renews: str | None, not_renews: str
+) -> None:
+    tokens = Tokens(KEY, LocalNames("EXAMPLE.COM", {"EXAMPLE.COM"}, parse_rules(rules) if rules else ()))
+    token = tokens.give("bob", "", renewer)
+    if renews is not None:
+        assert tokens.renewed(renews, token)
+    for act in (tokens.renewed, tokens.cancel):
+        with pytest.raises(TokenRefused, match="neither owner nor renewer"):
+            act(not_renews, token)
+    if rules:
+        assert tokens.renewed("yarn", tokens.give("yarn", "rm/host@EXAMPLE.COM", ""))
+        with pytest.raises(TokenRefused, match="alice may not act for al"):
+            tokens.give("alice", "alice@EXAMPLE.COM", "")
 
 
 # ---- what is allowed by name ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 try:
     import gssapi
@@ -12,7 +12,7 @@ except ImportError:  # the extra is not installed, or the system has no Kerberos
 
 from replicator.errors import MetastoreError, UsageError
 from replicator.gateways.entrance.door import NotAdmitted
-from replicator.gateways.entrance.local_names import LocalNames, NoLocalUser, Rule
+from replicator.gateways.entrance.local_names import LocalNames, NoLocalUser
 from replicator.metastore.transports.frames import Layer, Quality
 from replicator.metastore.transports.kerberos import LARGEST, LEAST_QUALITY, layer, said
 
@@ -20,17 +20,10 @@ GSSAPI = "GSSAPI"
 
 
 class KerberosProof:
-    """Made once for all clients; may be used by any thread. `principal`: the gateway's own, in `keytab`. realms: whose
-    principals are let in; `least`: the least protection that a client may choose; `rules`: who they are here."""
+    """Made once for all clients; may be used by any thread. `principal`: the gateway's own, in `keytab`. names:
+    whose principals are let in, and who they are here; `least`: the least protection that a client may choose."""
 
-    def __init__(
-        self,
-        principal: str,
-        keytab: str,
-        realms: Collection[str] = (),
-        least: str | None = None,
-        rules: tuple[Rule, ...] = (),
-    ) -> None:
+    def __init__(self, principal: str, keytab: str, names: LocalNames, least: str | None = None) -> None:
         """Raises UsageError for a keytab that has no such key."""
         if gssapi is None:
             raise UsageError("Kerberos needs the gssapi package", hint="pip install 'replicator[kerberos]'")
@@ -39,7 +32,7 @@ class KerberosProof:
         name, _, realm = principal.rpartition("@")
         if "/" not in name or not realm:
             raise UsageError(f"principal {principal!r} is none of a service", hint="write hive/host.example.com@REALM")
-        self._names = LocalNames(realm, frozenset(realms) or {realm}, rules)
+        self._names = names
         self._offered = sum(each for each in Quality if each >= LEAST_QUALITY[least])
         self._principal, self._keytab = principal, keytab
         try:

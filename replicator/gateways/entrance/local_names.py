@@ -64,6 +64,13 @@ class LocalNames:
             raise NoLocalUser(f"{principal} becomes {user[:100]!r}, which is no user's name")
         return user
 
+    def named(self, name: str) -> str:
+        """The same of what a client writes: a name without a realm is of `own`, a user's is itself. Raises
+        NoLocalUser."""
+        if _USER.fullmatch(name):
+            return name
+        return self.user(name if "@" in name else f"{name}@{self.own}")
+
     def _first(self, parts: re.Match[str]) -> str | None:
         for rule in self.rules:
             found = _applied(rule, parts, self.own)

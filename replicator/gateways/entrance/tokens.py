@@ -9,7 +9,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import re
 import secrets
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from replicator.gateways.entrance.door import NotAdmitted
+from replicator.gateways.entrance.local_names import LocalNames, NoLocalUser
 from replicator.metastore.transports.frames import Layer, Quality, Unlayered
 from replicator.metastore.transports.passwords import DIGEST_URI, REALM, DigestLayer, counted, parsed
 
@@ -24,7 +24,6 @@ MECHANISM = "DIGEST-MD5"
 KIND = b"HIVE_DELEGATION_TOKEN"
 LIFE = 7 * 86400  # seconds, Hadoop's own longest
 _COUNT = "00000001"
-_USER = re.compile(r"[\w.$-]+")
 _QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
 _CIPHER = "rc4"  # the one that our layer has; encryption proper is TLS below it
 
@@ -44,18 +43,21 @@ class Token:
 
 
 class Tokens:
-    """May be used by any thread. proxies: users who get tokens for others."""
+    """May be used by any thread. names: the users of owners and renewers; proxies: users who get tokens for others."""
 
-    def __init__(self, key: str, proxies: Collection[str] = (), clock: Callable[[], float] = time.time) -> None:
-        self._key, self._proxies, self._clock = key.encode(), frozenset(proxies), clock
+    def __init__(
+        self, key: str, names: LocalNames, proxies: Collection[str] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self._key, self._names, self._proxies, self._clock = key.encode(), names, frozenset(proxies), clock
         self._cancelled: dict[bytes, float] = {}
         self._lock = threading.Lock()
 
     def give(self, user: str, owner: str, renewer: str) -> str:
         """A token of `owner`, asked for by `user`, in Hadoop's URL encoding. Raises TokenRefused."""
-        owner = owner.partition("@")[0].partition("/")[0] or user
-        if not _USER.fullmatch(owner):
-            raise TokenRefused(f"{owner[:100]!r} is no user")
+        try:
+            owner = self._names.named(owner) if owner else user
+        except NoLocalUser as error:
+            raise TokenRefused(str(error)) from error
         if owner != user and user not in self._proxies:
             raise TokenRefused(f"{user} may not act for {owner}: it is not in proxy_users of the gateway")
         now = self._clock()
@@ -106,9 +108,15 @@ class Tokens:
             raise TokenRefused("this is no delegation token") from None
         if not hmac.compare_digest(signature, self._password(identifier)):
             raise TokenRefused("this delegation token is not of this gateway")
-        if user not in (found.owner, found.renewer.partition("@")[0].partition("/")[0]):
+        if user != found.owner and not self._renews(user, found.renewer):
             raise TokenRefused(f"{user} is neither owner nor renewer of the delegation token")
         return found
+
+    def _renews(self, user: str, renewer: str) -> bool:
+        try:
+            return user == self._names.named(renewer)
+        except NoLocalUser:
+            return False
 
     def _password(self, identifier: bytes) -> bytes:
         return hmac.digest(self._key, identifier, "sha256")
