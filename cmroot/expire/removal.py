@@ -21,8 +21,9 @@ from cmroot.lease import Lease
 from cmroot.log.captured import ADD, segments
 from cmroot.log.intercepted import read_intercepted
 from cmroot.store.place import Place, join
-from cmroot.store.remote import FsspecStore, object_time_ns
+from cmroot.store.remote import object_time_ns
 from cmroot.store.spelling import raise_named
+from cmroot.store.stores import remote_store
 
 BATCH = 1000
 """Entries removed between two looks at who else is at work; also what S3 deletes with one request."""
@@ -135,7 +136,7 @@ def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
 
 def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: RemovedEntries, lease: Lease) -> None:
     """Asks for the lease again: the store may have taken longer over its answers than the lease lasts."""
-    store = FsspecStore(directory)
+    store = remote_store(directory)
     columns = (rows[name].to_pylist() for name in ("checksum", "size"))
     paths = [
         join(directory, checksum[:2], content_name(checksum, size)) for checksum, size in zip(*columns, strict=True)

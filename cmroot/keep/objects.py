@@ -11,7 +11,7 @@ from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate,
 from cmroot.store.checksum import ALGORITHM, checksum_at, copy_stream
 from cmroot.store.listing import FileState, file_state
 from cmroot.store.place import Place
-from cmroot.store.remote import FsspecStore
+from cmroot.store.stores import remote_store
 
 
 def read_object(path: str) -> Kept:
@@ -64,7 +64,7 @@ def remove_source(path: str, kept: Kept) -> None:
 
 
 def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
-    store = FsspecStore(root)
+    store = remote_store(root)
     for _ in range(ATTEMPTS):
         kept = read_object(path)
         if not renew and is_kept(root, kept.checksum, kept.size):

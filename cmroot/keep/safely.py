@@ -20,8 +20,8 @@ from cmroot.store.checksum import checksum_file
 from cmroot.store.listing import FileState, file_state, object_state
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import is_local, join, local_path, normal
-from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import naming
+from cmroot.store.stores import remote_store
 
 
 def keep_safely(keeper: Keeper, root: str, path: str) -> Kept:
@@ -77,7 +77,7 @@ def files_at(place: str) -> Iterator[tuple[str, FileState]]:
 
 
 def _objects_at(place: str) -> Iterator[tuple[str, FileState]]:
-    for name, info in FsspecStore(place).below(place):
+    for name, info in remote_store(place).below(place):
         if not name.endswith("/") and info.get("type") != "directory":
             yield name, object_state(name, info)
 

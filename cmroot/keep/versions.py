@@ -18,8 +18,8 @@ from cmroot.keep.objects import keep_object
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.listing import object_state
 from cmroot.store.place import scheme
-from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import naming
+from cmroot.store.stores import remote_store
 
 NULL = "null"
 """S3's version id of an object that was written while its bucket had no versioning. It is kept like any other while
@@ -124,7 +124,7 @@ class _Version(io.RawIOBase):
         end = min(self._size, self._at + len(buffer))
         if self._at >= end:
             return 0
-        store = FsspecStore(self._path)
+        store = remote_store(self._path)
         with naming(self._path):
             block: bytes = store.filesystem.cat_file(
                 store.key(self._path), version_id=self._version, start=self._at, end=end
@@ -136,7 +136,7 @@ class _Version(io.RawIOBase):
 
 def _head(path: str, version: str = "") -> dict[str, Any]:
     """What S3 says of an object, in the words that a listing uses."""
-    bucket, _, key = FsspecStore(path).key(path).partition("/")
+    bucket, _, key = remote_store(path).key(path).partition("/")
     about = {"Bucket": bucket, "Key": key} | ({"VersionId": version} if version else {})
     with naming(path):
         try:
@@ -149,8 +149,8 @@ def _head(path: str, version: str = "") -> dict[str, Any]:
 
 
 def _call(place: str, operation: str, **arguments: str) -> dict[str, Any]:
-    return cast(dict[str, Any], FsspecStore(place).filesystem.call_s3(operation, **arguments))
+    return cast(dict[str, Any], remote_store(place).filesystem.call_s3(operation, **arguments))
 
 
 def _bucket(location: str) -> str:
-    return FsspecStore(location).key(location).partition("/")[0]
+    return remote_store(location).key(location).partition("/")[0]

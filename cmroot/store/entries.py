@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from cmroot.store.checksum import ALGORITHM
 from cmroot.store.place import Place
-from cmroot.store.remote import FsspecStore, object_time_ns
+from cmroot.store.remote import object_time_ns
 from cmroot.store.spelling import naming
+from cmroot.store.stores import remote_store
 
 PREFIXES = tuple(f"{number:02x}" for number in range(256))
 
@@ -108,7 +109,7 @@ def _local(directory: str) -> _Found:
 
 def _objects(place: str) -> _Found:
     try:
-        listed = FsspecStore(place).directly_below(place)
+        listed = remote_store(place).directly_below(place)
     except (FileNotFoundError, NotADirectoryError):
         return []
     sizes = ((name, int(info["size"]) if info.get("type") == "file" else None, info) for name, info in listed)

@@ -17,8 +17,9 @@ import msgspec
 
 from cmroot.store.delta import LOG, beyond
 from cmroot.store.place import is_local, local_path, name_of
-from cmroot.store.remote import FsspecStore, object_identity, object_time_ns
+from cmroot.store.remote import object_identity, object_time_ns
 from cmroot.store.spelling import naming
+from cmroot.store.stores import remote_store
 from cmroot.text import is_text, shown, unsafe
 
 RACY_MARGIN = timedelta(seconds=2)
@@ -201,7 +202,7 @@ def file_state(place: str) -> FileState:
         with naming(place):
             status = os.stat(local_path(place))
         return FileState(name_of(place), status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
-    store = FsspecStore(place)
+    store = remote_store(place)
     with naming(place):
         info: dict[str, Any] = store.filesystem.info(store.key(place))
     return object_state(name_of(place), info)
@@ -214,7 +215,7 @@ def object_state(name: str, info: dict[str, Any]) -> FileState:
 
 
 def _list_objects(location: str) -> Listing | None:
-    store = FsspecStore(location)
+    store = remote_store(location)
     prefix = store.key(location).rstrip("/") + "/"
     found = store.tree(location)
     log = {key: info for key, info in found.items() if key.startswith(f"{prefix}{LOG}/")}

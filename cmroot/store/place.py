@@ -15,6 +15,7 @@ from cmroot.errors import UnknownPlace
 from cmroot.store.local import Child, Children, LocalStore, Names
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import is_local, join, local_path, name_of, normal, parent, scheme, split_authority
+from cmroot.store.stores import remote_store
 from cmroot.text import unsafe
 
 __all__ = ["Place", "is_local", "join", "local_path", "name_of", "normal", "parent", "scheme", "split_authority"]
@@ -70,7 +71,7 @@ class Place:
 
     @property
     def store(self) -> LocalStore | FsspecStore:
-        return _LOCAL if self.local else FsspecStore(self.text)
+        return _LOCAL if self.local else remote_store(self.text)
 
     def same_store(self, other: Place) -> bool:
         """Whether one store holds both: two local places (perhaps on two devices), or one scheme and bucket or host."""

@@ -21,6 +21,8 @@ from cmroot.store.remote import FsspecStore
 STORES = ["local", "memory"]
 if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, where its packages are installed
     STORES.append("s3")
+if "HDFS" in os.environ:
+    STORES.append("hdfs")
 
 
 @contextmanager
@@ -64,6 +66,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty place of each kind."""
     if request.param == "local":
         yield str(tmp_path)
+        return
+    if request.param == "hdfs":
+        place = f"{os.environ['HDFS']}/{uuid.uuid4().hex}"
+        yield place
+        Place(place).remove_tree()
         return
     if request.param == "s3":
         request.getfixturevalue("s3_endpoint")

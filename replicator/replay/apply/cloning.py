@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from cmroot.store.checksum import copy_file
 from cmroot.store.listing import list_tree
 from cmroot.store.place import is_local, join, local_path, normal
-from cmroot.store.remote import FsspecStore
 from cmroot.store.resolve import located
+from cmroot.store.stores import remote_store
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.metastore.client import PARTITION_BATCH
@@ -98,7 +98,7 @@ def _copy_local(source: str, target: str, mtime_ns: int, attempt: Attempt) -> No
 def _copy(source: str, target: str) -> None:
     old, new = located(source), located(target)
     if not old.local and old.same_store(new):
-        store = FsspecStore(source)
+        store = remote_store(source)
         store.filesystem.cp_file(store.key(str(old)), store.key(str(new)))
         return
     with old.open_read() as reading, new.open_write() as writing:
