@@ -1,4 +1,4 @@
-"""The stores of the conformance suite: a real directory, fsspec's memory store, and S3 where moto is installed."""
+"""The stores of the conformance suite: a real directory, fsspec's memory store, HDFS, and S3 where moto is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cmroot.store.remote import FsspecStore
 STORES = ["local", "memory"]
 if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, where its packages are installed
     STORES.append("s3")
-if "HDFS" in os.environ:
+if find_spec("hdfs_native"):
     STORES.append("hdfs")
 
 
@@ -68,8 +68,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path)
         return
     if request.param == "hdfs":
-        place = f"{os.environ['HDFS']}/{uuid.uuid4().hex}"
-        yield place
+        yield (place := f"{request.getfixturevalue('hdfs').url}/{uuid.uuid4().hex}")
         Place(place).remove_tree()
         return
     if request.param == "s3":

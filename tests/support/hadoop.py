@@ -1,0 +1,147 @@
+"""A NameNode and a DataNode of Hadoop, from a Maven repository, in a directory of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pytest
+
+from replicator.metastore.embedded.fetching import fetch, read_list
+from replicator.metastore.embedded.server_process import free_port
+from replicator.metastore.java import cache_directory, find_java, locked
+
+VERSION = "3.4.2"
+PATIENCE = 90.0  # seconds, for a server to answer
+NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+
+
+def jars() -> Path:
+    """The directory of Hadoop's jars, fetched when they are not there."""
+    directory = cache_directory(os.environ) / "hadoop" / VERSION
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        artifacts = read_list(Path(__file__).with_name("hadoop_jars.txt"))
+        fetch(artifacts, directory, find_java(os.environ), os.environ, "tests of HDFS need them")
+    return directory
+
+
+@dataclass
+class Cluster:
+    """url: of the filesystem. web: of the NameNode's HTTP server. conf: a Hadoop configuration directory."""
+
+    directory: Path
+    ports: tuple[int, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"hdfs://127.0.0.1:{self.ports[0]}"
+
+    @property
+    def web(self) -> str:
+        return f"http://127.0.0.1:{self.ports[1]}"
+
+    @property
+    def conf(self) -> Path:
+        return self.directory / "conf"
+
+    def start(self) -> None:
+        """Starts what does not run, and waits until files can be written."""
+        if not self.conf.exists():
+            self._configure()
+            self._java(NAMENODE, "-format", "-nonInteractive").wait(PATIENCE)
+        for server in (NAMENODE, DATANODE):
+            if server not in self._running or self._running[server].poll() is not None:
+                self._running[server] = self._java(server)
+        deadline = time.monotonic() + PATIENCE
+        while not self._ready():
+            if time.monotonic() > deadline or any(each.poll() is not None for each in self._running.values()):
+                raise RuntimeError((self.directory / "log").read_text(errors="replace")[-5000:])
+            time.sleep(0.1)
+
+    def kill(self, server: str) -> None:
+        """`server` is NAMENODE or DATANODE; as a machine that loses its power."""
+        self._running[server].kill()
+        self._running[server].wait()
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.kill()
+        for server in self._running.values():
+            server.wait()
+
+    def run(self, *arguments: str, user: str | None = None) -> str:
+        """One of Hadoop's own commands, such as `org.apache.hadoop.fs.FsShell -ls /`; what it printed."""
+        more = {"HADOOP_USER_NAME": user} if user else {}
+        return subprocess.run(
+            self._command(*arguments), check=True, capture_output=True, text=True, env={**os.environ, **more}
+        ).stdout
+
+    def _ready(self) -> bool:
+        query = f"{self.web}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+        with contextlib.suppress(OSError), urllib.request.urlopen(query, timeout=5) as answer:
+            said = answer.read().decode()
+            return '"NumLiveDataNodes" : 1' in said and '"FSState" : "Operational"' in said
+        return False
+
+    def _command(self, *arguments: str) -> list[str]:
+        java = str(find_java(os.environ).executable)
+        opened = "--add-opens=java.base/java.lang=ALL-UNNAMED"
+        return [java, "-Xmx384m", opened, "-cp", f"{self.conf}:{jars()}/*", *arguments]
+
+    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.directory / "log").open("ab") as log:
+            return subprocess.Popen(self._command(*arguments), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def _configure(self) -> None:
+        self.conf.mkdir(parents=True)
+        rpc, web, data, data_web, data_ipc = self.ports
+        _write(self.conf / "core-site.xml", {"fs.defaultFS": f"hdfs://127.0.0.1:{rpc}"} | dict(self.settings))
+        sites = {
+            "dfs.namenode.name.dir": f"file://{self.directory}/name",
+            "dfs.datanode.data.dir": f"file://{self.directory}/data",
+            "dfs.replication": "1",
+            "dfs.namenode.http-address": f"127.0.0.1:{web}",
+            "dfs.datanode.address": f"127.0.0.1:{data}",
+            "dfs.datanode.http.address": f"127.0.0.1:{data_web}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{data_ipc}",
+            "dfs.datanode.hostname": "127.0.0.1",
+            "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+            "dfs.namenode.acls.enabled": "true",
+            "dfs.namenode.safemode.extension": "0",
+        }
+        _write(self.conf / "hdfs-site.xml", sites | dict(self.settings))
+
+
+def _write(path: Path, settings: Mapping[str, str]) -> None:
+    rows = (f"<property><name>{escape(k)}</name><value>{escape(v)}</value></property>" for k, v in settings.items())
+    path.write_text(f"<configuration>\n{chr(10).join(rows)}\n</configuration>\n")
+
+
+@contextlib.contextmanager
+def running_hdfs(directory: Path, **settings: str) -> Iterator[Cluster]:
+    """A filesystem of its own; gone afterwards."""
+    cluster = Cluster(directory, tuple(free_port() for _ in range(5)), settings)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all tests of a worker: make directories of your own in it."""
+    pytest.importorskip("hdfs_native", reason="the hdfs extra is not installed")
+    with running_hdfs(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
