@@ -7,6 +7,7 @@ that a test can say that nothing was touched.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -26,16 +27,16 @@ SERVERS_OWN = "transient_lastDdlTime"  # a server's note of when it changed some
 
 
 class PlainDatabase:
-    """A database in `warehouse`, which need not exist yet."""
+    """A database in `warehouse`, a path or an `HdfsPath`, which need not exist yet."""
 
-    def __init__(self, metastore: ThriftMetastore, name: str, warehouse: Path) -> None:
+    def __init__(self, metastore: ThriftMetastore, name: str, warehouse: Any) -> None:
         self.metastore, self.name, self.home = metastore, name, warehouse / f"{name}.db"
 
     # ---- making ---------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
         self.home.mkdir(parents=True)
-        self.metastore.create_database(Database(name=self.name, location=f"file:{self.home}"))
+        self.metastore.create_database(Database(name=self.name, location=located(self.home)))
 
     def table(self, name: str, files: Mapping[str, str] | None = None, **more: Any) -> Table:
         """Makes a table; `files` are name -> text."""
@@ -91,13 +92,13 @@ class PlainDatabase:
 
     def drop(self, name: str) -> None:
         self.metastore.drop_table(self.name, name)
-        shutil.rmtree(self.home / name)
+        _remove_tree(self.home / name)
 
     def drop_partitions(self, name: str, values: Iterable[str]) -> None:
         values = list(values)
         self.metastore.drop_partitions(self.name, name, [f"p={value}" for value in values])
         for value in values:
-            shutil.rmtree(self.home / name / f"p={value}")
+            _remove_tree(self.home / name / f"p={value}")
 
     # ---- looking --------------------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class PlainDatabase:
 
     def _about(self, obj: Table | Partition) -> dict[str, Any]:
         assert obj.storage and obj.location
-        place = Path(obj.location.removeprefix("file:"))
+        place = self._place(obj.location)
         owned = {key: value for key, value in obj.parameters.items() if not key.startswith((*OURS, SERVERS_OWN))}
         partitioned = isinstance(obj, Table) and obj.partition_keys
         return {
@@ -136,6 +137,11 @@ class PlainDatabase:
                 name: digest for name, digest in _files(place).items() if not name.rpartition("/")[2].startswith(".")
             },
         }
+
+    def _place(self, location: str) -> Any:
+        if isinstance(self.home, Path):
+            return Path(location.removeprefix("file:"))
+        return dataclasses.replace(self.home, path="/" + location.partition("://")[2].partition("/")[2])
 
     def everything(self) -> dict[str, Any]:
         """All there is: every metadata object as the server tells it, and every file below the database, by digest."""
@@ -165,15 +171,26 @@ def text_storage(place: Path | str, columns: tuple[Column, ...] = COLUMNS) -> St
     """Of a text table at a local path, or at a URI."""
     return Storage(
         columns=columns,
-        location=str(place) if ":/" in str(place) else f"file:{place}",
+        location=located(place),
         input_format="org.apache.hadoop.mapred.TextInputFormat",
         output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
         serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
     )
 
 
-def _files(place: Path) -> dict[str, str]:
+def located(place: object) -> str:
+    """A path as a URI; a URI as it is."""
+    return str(place) if ":/" in str(place) else f"file:{place}"
+
+
+def _remove_tree(place: Any) -> None:
+    place.rmtree() if hasattr(place, "rmtree") else shutil.rmtree(place)
+
+
+def _files(place: Any) -> dict[str, str]:
     """Relative path -> digest of every file below a place."""
+    if not isinstance(place, Path):
+        return {each.relative_to(place): hashlib.md5(each.read_bytes()).hexdigest() for each in place.rglob("*")}
     found = {}
     if place.is_file():
         return {"": hashlib.md5(place.read_bytes()).hexdigest()}
