@@ -48,7 +48,7 @@ def test_a_database_and_its_changes_arrive(story: tuple[ReplicationFixture, str]
     source.drop_partitions("parts", ["x"])
     source.rename("plain", "plainer")
     found.catch_up()
-    kept = [each for each in (found.cmroot / "files").rglob("*")]
+    kept = list((found.cmroot / "files").rglob("*"))
     assert len(kept) >= 6  # what was replaced and dropped, too
 
 

@@ -1,4 +1,4 @@
-"""The stores of the conformance suite: a real directory, fsspec's memory store, HDFS, and S3 where moto is installed."""
+"""The stores of the conformance suite: a directory, fsspec's memory store, HDFS, and S3 where moto is installed."""
 
 from __future__ import annotations
 
