@@ -7,7 +7,8 @@ import errno
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -16,7 +17,7 @@ from fsspec import AbstractFileSystem
 
 from cmroot.errors import UnknownPlace
 from cmroot.store.local import Names
-from cmroot.store.remote import FsspecStore
+from cmroot.store.remote import FsspecStore, Infos
 from cmroot.store.spelling import naming, normal, parent, split_authority
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _ERRNO = {
 _REMOTE = re.compile(r'RPCError\("[\w.]*?([A-Z][\w$]*)", "(.*?)(?:\\n|"\))', re.DOTALL)
 _SYSTEM = re.compile(r"\(os error (\d+)\)$")
 _BLOCK = 1 << 20
+
+AT_ONCE = 16
+"""Calls about single files at one time: the NameNode answers each in a fraction of a millisecond."""
 
 
 @contextlib.contextmanager
@@ -257,6 +261,15 @@ class HdfsStore(FsspecStore):
             except FileNotFoundError:
                 return {}
 
+    def infos(self, paths: Sequence[str]) -> Infos:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="infos") as pool:
+            return list(pool.map(self._info, paths))
+
+    def remove_many(self, paths: Sequence[str]) -> None:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="remove") as pool:
+            for _ in pool.map(self.remove, paths):
+                pass
+
     def list(self, path: str) -> Names:
         if (info := self._info(path)) is None or info["type"] == "file":
             return []
@@ -277,6 +290,3 @@ class HdfsStore(FsspecStore):
 
     def _replace(self, staged: str, key: str) -> None:
         self.filesystem.mv(staged, key)
-
-    def _current(self, key: str, ask: Callable[[str], Any]) -> Any:
-        return ask(key)

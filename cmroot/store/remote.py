@@ -1,13 +1,12 @@
-"""Stores behind fsspec: object stores, HDFS, SFTP. `place` says what a store must offer."""
+"""Stores behind fsspec: object stores, WebHDFS, SFTP. `place` says what a store must offer."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable, UnknownPlace
 from cmroot.store.local import Child, Children, Names, staging_name
-from cmroot.store.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
+from cmroot.store.renaming import RENAMING, is_there, rename_onto_free, replace
 from cmroot.store.spelling import STAGING, join, naming, normal, parent, scheme, split_authority
 
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
@@ -67,7 +66,7 @@ class FsspecStore:
 
     def read_bytes(self, path: str) -> bytes:
         with naming(path):
-            return cast(bytes, self._current(self.key(path), self.filesystem.cat_file))
+            return cast(bytes, self.filesystem.cat_file(self.key(path)))
 
     def write_bytes(self, path: str, data: bytes) -> None:
         with naming(path):
@@ -106,8 +105,7 @@ class FsspecStore:
         return True
 
     def _create_by_rename(self, path: str, data: bytes) -> bool:
-        """HDFS refuses to rename onto a file, and WebHDFS drops the refusal: whether the staging file is left tells.
-        (HDFS by pyarrow overwrites, so there only the look before excludes.)"""
+        """HDFS refuses to rename onto a file, and WebHDFS drops the refusal: whether the staging file is left tells."""
         if self.exists(path):
             return False
         staged = self._staging(path)
@@ -142,7 +140,7 @@ class FsspecStore:
     def exists(self, path: str) -> bool:
         try:
             with naming(path):
-                self._current(self.key(path), self.filesystem.info)
+                self.filesystem.info(self.key(path))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -170,12 +168,11 @@ class FsspecStore:
             keys = [str(name).rstrip("/") for name in self.filesystem.ls(key, detail=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        names = {meant(name.rpartition("/")[2]) for name in keys if name != key.rstrip("/")}
+        names = [name.rpartition("/")[2] for name in keys if name != key.rstrip("/")]
         return sorted(name for name in names if not name.startswith(STAGING))
 
     def find(self, path: str) -> Names:
-        parts = (name.rpartition("/") for name, _ in self.below(path))
-        return sorted({above + slash + meant(name) for above, slash, name in parts if not _is_aside(name)})
+        return sorted(name for name, _ in self.below(path) if not _is_aside(name))
 
     def children(self, path: str) -> Children:
         found = [_child(join(path, name), info) for name, info in self.directly_below(path)]
@@ -236,12 +233,8 @@ class FsspecStore:
                 self.filesystem.rm_file(old)
 
     def remove(self, path: str) -> None:
-        keys = [self.key(path)]
-        if in_two_steps(scheme(self.place)):
-            keys.insert(0, next_of(keys[0]))  # first, or it would count once the other is gone
-        for key in keys:
-            with naming(path), contextlib.suppress(FileNotFoundError):
-                self.filesystem.rm_file(key)
+        with naming(path), contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(self.key(path))
 
     def remove_many(self, paths: Sequence[str]) -> None:
         """Remove files, in few requests where the store has one for many; missing ones are no error."""
@@ -287,20 +280,6 @@ class FsspecStore:
     def _replace(self, staged: str, key: str) -> None:
         replace(self.filesystem, scheme(self.place), staged, key)
 
-    def _current(self, key: str, ask: Callable[[str], Any]) -> Any:
-        """What `ask` says of a name, or of its `next` while that is being replaced. FileNotFoundError for neither."""
-        if not in_two_steps(scheme(self.place)):
-            return ask(key)
-        for _ in range(_LOOKS):
-            for name in (key, next_of(key)):
-                with contextlib.suppress(FileNotFoundError):
-                    return ask(name)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
-
-
-_LOOKS = 3
-"""How often both names of a file are looked for: between two looks it may have been replaced, whole."""
-
 
 def _child(path: str, info: dict[str, Any]) -> Child:
     time_ns = object_time_ns(info)
@@ -308,7 +287,7 @@ def _child(path: str, info: dict[str, Any]) -> Child:
 
 
 def _is_aside(name: str) -> bool:
-    return meant(name).startswith(STAGING)
+    return name.rpartition("/")[2].startswith(STAGING)
 
 
 def _lists_trees(filesystem: Any) -> bool:

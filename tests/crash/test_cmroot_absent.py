@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_hdfs import local_hdfs
+from faulty_files import faulty_files
 from small_root import SmallRoot
 
 from cmroot.errors import Error
@@ -76,11 +76,11 @@ def test_a_circle_of_links_is_not_absent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_what_a_store_behind_fsspec_cannot_tell_is_not_absent(tmp_path: Path, number: int) -> None:
     """fsspec's own `exists` answers False to every error, its `find` leaves out what it cannot list."""
-    with local_hdfs() as hdfs:
-        place = f"hdfs://tests{tmp_path}"
+    with faulty_files() as files:
+        place = f"sftp://tests{tmp_path}"
         for name in ("t/f", "t/p=1/f", "t/p=2/f"):
             (Place(place) / name).write_bytes(b"1")
-        hdfs.faults = {f"{tmp_path}/t/p=1": number, f"{tmp_path}/t/f": number}
+        files.faults = {f"{tmp_path}/t/p=1": number, f"{tmp_path}/t/f": number}
         for ask in (
             lambda: (Place(place) / "t/f").exists(),
             lambda: (Place(place) / "t").find(),
@@ -89,10 +89,10 @@ def test_what_a_store_behind_fsspec_cannot_tell_is_not_absent(tmp_path: Path, nu
             lambda: (Place(place) / "t/p=1").list(),
             lambda: create_or_open(join(place, "t/p=1")),
         ):
-            hdfs.met.clear()
+            files.met.clear()
             with pytest.raises((Error, OSError), match=os.strerror(number)):
                 ask()
-            assert hdfs.met, "the fault was reached"
-        hdfs.faults = {}
+            assert files.met, "the fault was reached"
+        files.faults = {}
         assert (Place(place) / "t").find() == ["f", "p=1/f", "p=2/f"]
         assert not (Place(place) / "t/g").exists() and (Place(place) / "u").find() == []
