@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from cmroot.root import ChangeRoot, Format, create_or_open
 from cmroot.store.place import is_local, join, normal
 from replicator.core.model import Database
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
 from replicator.core.policy import METADATA, Policy, matching_databases
 from replicator.core.roles import Role, RoleMark, mark_of
 from replicator.core.runtime import Runtime
@@ -62,6 +63,14 @@ class Pair:
         """The replica's side has become a replica, and no load has come to its end there yet: what it holds was made
         by its own writers, and a role says that it is to be the other side's now."""
         return self.target_mark.role is Role.REPLICA and self.position is None
+
+    @property
+    def drop_refused(self) -> bool:
+        """Whether the source has dropped it, and the target's metastore has not: its database says so."""
+        said = from_property(self.target.parameters.get(PROPERTY) if self.target else None, self.name)
+        return self.source is None and any(
+            "." not in each.object and each.reason.startswith(NOT_TAKEN) for each in said
+        )
 
     @property
     def swapped(self) -> Pair:

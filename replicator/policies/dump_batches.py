@@ -72,7 +72,7 @@ def decide(
         if pair.source is None:
             if usable and pair.position != end:
                 groups.setdefault(pair.position or 0, []).append(pair.name)
-            elif ours:
+            elif ours and not pair.drop_refused:
                 work.lost.append(pair)
         elif not usable or rescoped or pair.name in narrower:
             less = usable and not rescoped

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from replicator.core.model import Database, Table
+from replicator.core.not_replicated import NotReplicated
 from replicator.core.roles import may_load_into
 from replicator.core.runtime import Runtime
 from replicator.dumps.layout import BOOTSTRAP, DumpMetadata, Point, Scope
@@ -30,7 +31,8 @@ from replicator.text.quantity import count_text
 class OutOfScope:
     """What goes of one of the target's databases: `tables`, and with `whole` the database itself. `staying`: tables
     that keep the database there, as replication did not make them. `partitions`: by table, those outside its filter.
-    `snapshots`: loads publish by snapshots there, so the data goes when the delay is over."""
+    `snapshots`: loads publish by snapshots there, so the data goes when the delay is over. `known_as`: what its source
+    calls the database."""
 
     db: str
     tables: list[Table]
@@ -38,6 +40,7 @@ class OutOfScope:
     staying: list[str]
     partitions: dict[str, list[str]] = field(default_factory=dict)
     snapshots: bool = False
+    known_as: str = ""
 
     @property
     def empty(self) -> bool:
@@ -54,15 +57,15 @@ class OutOfScope:
         ]
 
 
-def plan_database(target: MetastoreReader, db: str, root_id: str) -> OutOfScope:
-    """A database that left. `root_id`: of the source's `$cmroot` that its tables were made from. Raises Refused for one
-    that is a primary or fenced."""
+def plan_database(target: MetastoreReader, db: str, known_as: str, root_id: str) -> OutOfScope:
+    """A database that left. known_as: its name at the source. `root_id`: of the source's `$cmroot` that its tables were
+    made from. Raises Refused for one that is a primary or fenced."""
     there = read_target(target, [db])[db]
     may_load_into(f"database {db} of the target", there.role(db))
     ours = _ours(there, root_id)
     staying = sorted(set(there.tables) - {table.name for table in ours})
     whole = there.database is not None and not staying
-    return OutOfScope(db, ours, whole, staying, snapshots=_by_snapshots(there.database))
+    return OutOfScope(db, ours, whole, staying, snapshots=_by_snapshots(there.database), known_as=known_as)
 
 
 def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> OutOfScope:
@@ -80,7 +83,7 @@ def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patte
         if wanted is not None and name not in outside and _made_from(target.tables(db, [name]), root_id):
             gone = [each for each in target.partition_names(db, name) if not matches_name(wanted, each)]
             partitions |= {name: gone} if gone else {}
-    return OutOfScope(db, tables, False, [], partitions, _by_snapshots(target.database(db)))
+    return OutOfScope(db, tables, False, [], partitions, _by_snapshots(target.database(db)), known_as)
 
 
 def _by_snapshots(database: Database | None) -> bool:
@@ -95,19 +98,27 @@ def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
     return [table for table in tables if table_position(table) is not None and table.parameters.get(SOURCE) == root_id]
 
 
-def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot, runtime: Runtime) -> int:
-    """Carries it out; returns how many files were recycled. `root`: the target's. May run twice."""
-    recycled = 0
+@dataclass
+class Dropped:
+    """What went: how many files to `$cmroot`. `refused`: what the target did not drop, by the source's names."""
+
+    recycled: int = 0
+    refused: list[NotReplicated] = field(default_factory=list)
+
+
+def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot, runtime: Runtime) -> Dropped:
+    """Carries it out. `root`: the target's. May run twice."""
+    done = Dropped()
     with acquire(root.place, "drop out-of-scope replicas") as lease:
         for each in out_of_scope:
             work = Work(_plan(each), target, root.place, runtime, lease.check)
             Preparation(work).prepare()
-            work.outcomes.must_be_taken()
             Commit(work).drop_databases()
             for name, partitions in each.partitions.items():
                 work.drop_partitions(target.table(each.db, name), partitions)
-            recycled += work.changed.recycled
-    return recycled
+            done.recycled += work.changed.recycled
+            done.refused += work.outcomes.refused()
+    return done
 
 
 def _plan(out_of_scope: OutOfScope) -> Plan:
@@ -133,7 +144,7 @@ def _plan(out_of_scope: OutOfScope) -> Plan:
     )
     return Plan(
         metadata=metadata,
-        placement=Placement({out_of_scope.db: out_of_scope.db}, {}, {}, None),
+        placement=Placement({out_of_scope.known_as or out_of_scope.db: out_of_scope.db}, {}, {}, None),
         after=0,
         squashed=squash((), (), bootstrap=False),
         drops=list(out_of_scope.tables),

@@ -229,7 +229,7 @@ def find_out_of_scope(steps: Steps, work: RunWork) -> list[OutOfScope]:
     """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
     direction = steps.direction
     gone = [*work.left, *work.lost, *direction.renamed]
-    found = [plan_database(direction.target, pair.replica, direction.root.id) for pair in gone]
+    found = [plan_database(direction.target, pair.replica, pair.name, direction.root.id) for pair in gone]
     if work.rescoped or steps.options.drop_left:
         for pair in direction.matching:
             if pair not in gone and pair.target is not None:
@@ -243,10 +243,12 @@ def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> 
     """With consent, what left the policy goes; else it is reported."""
     if out_of_scope and steps.options.drop_left:
         with report.timed("leave"):
-            report.files_removed += drop(
-                out_of_scope, steps.direction.target, steps.direction.target_root, steps.runtime
-            )
-        report.dropped = [name for each in out_of_scope for name in each.names]
+            done = drop(out_of_scope, steps.direction.target, steps.direction.target_root, steps.runtime)
+            report.files_removed += done.recycled
+            report.not_replicated = merged(report.not_replicated, done.refused)
+        refused = {each.object.partition(".")[0] for each in done.refused}
+        report.dropped = [name for each in out_of_scope if each.known_as not in refused for name in each.names]
+        report.left = [name for each in out_of_scope if each.known_as in refused for name in each.names]
         for each in out_of_scope:
             if each.staying:
                 steps.warnings.append(f"{each.db} stays: it holds {', '.join(each.staying[:10])}, not made here")

@@ -28,6 +28,7 @@ from replicator.core.policy import METADATA
 from replicator.errors import Error, LeaseHeld, ObjectNotFound
 from replicator.policies.direction import Pair, Sides
 from replicator.policies.memory import Compared, Memory, iso
+from replicator.policies.out_of_scope import drop, plan_database
 from replicator.policies.steps import SYNC, Steps
 from replicator.replay.apply.load import Loaded, load
 
@@ -192,7 +193,10 @@ def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[L
     """Loads what an earlier run left out and this one has not loaded either, whole, as a repair of it does. What is
     lacking now, of `lacking`. count: gets what each load did. A failure is a warning of the run. May run twice."""
     for pair in steps.direction.matching:
-        names = _still_refused(steps, pair)
+        if pair.drop_refused:
+            lacking = _drop_again(steps, pair, lacking)
+            continue
+        names = _still_refused(steps, pair) if pair.source is not None else []
         if not names:
             continue
         try:
@@ -207,6 +211,17 @@ def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[L
         lacking = merged(rest, loaded.not_replicated)
         count(loaded)
     return list(lacking)
+
+
+def _drop_again(steps: Steps, pair: Pair, lacking: Sequence[NotReplicated]) -> list[NotReplicated]:
+    """Of a database whose drop the target refused: what is lacking now. What else has come into it keeps it there."""
+    direction = steps.direction
+    going = plan_database(direction.target, pair.replica, pair.name, direction.root.id)
+    assert pair.target is not None
+    said = from_property(pair.target.parameters.get(PROPERTY), pair.name)
+    if going.whole:
+        said = drop([going], direction.target, direction.target_root, steps.runtime).refused
+    return merged((each for each in lacking if each.object.partition(".")[0] != pair.name), said)
 
 
 def _still_refused(steps: Steps, pair: Pair) -> list[str]:

@@ -40,7 +40,16 @@ class Refusing:
             if name:
                 self._run(f"""ALTER TABLE "{kind}" ADD CONSTRAINT refused CHECK ("{column}" <> '{name}')""")
 
+    def keep_databases(self, *names: str) -> None:
+        """Refuses their drops."""
+        self._run(
+            f"""CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN IF OLD."NAME" IN {names} THEN RAISE '% is kept', OLD."NAME"; END IF; RETURN OLD; END $$"""
+        )
+        self._run('CREATE TRIGGER kept BEFORE DELETE ON "DBS" FOR EACH ROW EXECUTE FUNCTION keep()')
+
     def take(self) -> None:
+        self._run("DROP FUNCTION IF EXISTS keep CASCADE")
         for kind in ("TBLS", "FUNCS"):
             self._run(f'ALTER TABLE "{kind}" DROP CONSTRAINT IF EXISTS refused')
 
@@ -185,4 +194,37 @@ def test_a_refused_drop_is_no_matter_of_the_others(hives: Callable[..., Running]
         client.drop(theirs.name, "mv")
     assert named(pair.sync()) == []
     pair.is_same("a")
+    assert verified(pair) == 0
+
+
+def test_a_database_whose_drop_is_refused_is_named_until_it_goes(refusing: tuple[Replication, Refusing]) -> None:
+    pair, target = refusing
+    gone, left, other = (f"{pair.name}_{name}" for name in ("gone", "left", "other"))
+    for name in ("gone", "left", "other"):
+        pair.db(name).table("t", {"first": "1"})
+        pair.db(name).function("f")
+    pair.sync()
+    target.keep_databases(gone, left)
+    pair.keys["databases"] = [gone, other]
+    run = pair.sync(drop_left=True)
+    assert (run.status, [each.object for each in run.not_replicated]) == ("incomplete", [left])
+    assert (run.left, run.dropped) == ([left], [])
+
+    pair.source.drop_table(gone, "t")
+    pair.source.drop_function(gone, "f")
+    pair.source.drop_database(gone)
+    pair.db("other").write("t", {"second": "2"})
+    run = pair.sync()
+    assert (run.status, [each.object for each in run.not_replicated]) == ("incomplete", [gone])
+    assert "the target's metastore does not take it" in run.not_replicated[0].reason
+    pair.is_same("other")
+    for words in (["status"], ["lag"], ["sync"], ["sync", "--drop-left"]):
+        answer = command("--config", str(pair.config()), *words, pair.name)
+        assert gone in [each["object"] for each in answer.output["not_replicated"]], words
+        assert answer.code == (3 if "sync" in words else 0), words
+    target.take()
+    run = pair.sync(drop_left=True)
+    assert (run.not_replicated, run.left, run.dropped) == ([], [], [left])
+    assert not pair.replica("gone").exists()
+    assert not pair.replica("left").exists()
     assert verified(pair) == 0

@@ -313,12 +313,26 @@ class Commit:
         return self._work.changed
 
     def drop_databases(self) -> None:
+        """One that the target does not drop stays, and says so."""
         for name in self._work.plan.drop_databases:
-            with contextlib.suppress(ObjectNotFound):
-                for function in self._work.target.functions(name):
-                    self._work.target.drop_function(name, function.name)
-                self._work.target.drop_database(name)
-                self._work.changed.count()
+            source = self._work.plan.source_of((name, ""))
+            self.outcomes.attempt(source, self._drop_database, name)
+            if self.outcomes.is_refused(source):
+                self._note_staying(name, self.outcomes.reason(source))
+
+    def _drop_database(self, name: str) -> None:
+        with contextlib.suppress(ObjectNotFound):
+            for function in self._work.target.functions(name):
+                self._work.target.drop_function(name, function.name)
+            self._work.target.drop_database(name)
+            self._work.changed.count()
+
+    def _note_staying(self, name: str, reason: str) -> None:
+        """It is as far as the others, but for what it says that it lacks: runs drop it again."""
+        there, plan = self._work.target.database(name), self._work.plan
+        mark = plan.mark.parameters() if POSITION in there.parameters and plan.mark.position else {}
+        parameters = with_property(there.parameters | mark, [NotReplicated(plan.source_of((name, "")), reason)])
+        self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
 
     def recycle_left(self) -> None:
         self._work.recycle_left()

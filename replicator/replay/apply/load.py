@@ -175,9 +175,7 @@ def _functions(replay: Replay, commit: Commit) -> None:
         name = f"{sources[function.db]}.{function.name}"
         commit.outcomes.attempt(name, _put_function, replay.target, commit.changed, function)
     for db, name in replay.plan.drop_functions:
-        with suppress(ObjectNotFound):
-            replay.target.drop_function(db, name)
-            commit.changed.count()
+        commit.outcomes.attempt(f"{sources[db]}.{name}", _drop_function, replay.target, commit.changed, db, name)
 
 
 def _put_function(target: Metastore, changed: Changed, function: Function) -> None:
@@ -190,6 +188,12 @@ def _put_function(target: Metastore, changed: Changed, function: Function) -> No
             return
         target.alter_function(wanted)
     changed.count()
+
+
+def _drop_function(target: Metastore, changed: Changed, db: str, name: str) -> None:
+    with suppress(ObjectNotFound):
+        target.drop_function(db, name)
+        changed.count()
 
 
 def _prove(plan: Plan, target: Metastore) -> None:

@@ -61,8 +61,3 @@ class Outcomes:
 
     def reason(self, name: str) -> str:
         return next(each.reason for each in self.refused() if each.object == name)
-
-    def must_be_taken(self) -> None:
-        """Raises the first refusal, if there is any."""
-        for error in self._refused.values():
-            raise error

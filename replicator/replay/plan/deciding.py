@@ -252,6 +252,8 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
             db, _, name = each.object.partition(".")
             if each.reason.startswith((NO_VIEW, NOT_TAKEN)) and (db, name) in touched:
                 continue
+            if not name and each.reason.startswith(NOT_TAKEN) and plan.squashed.databases.get(source):
+                continue  # its drop was refused, and the source has it again
             if each.reason.startswith((*STANDING, NO_VIEW, NOT_TAKEN)) and _is_left(plan.squashed, db, name):
                 plan.lacked.append(each)
 

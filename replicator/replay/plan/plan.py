@@ -140,9 +140,9 @@ class Plan:
         return Mark(self.metadata.end.event, self.metadata.end.position, self.metadata.root_id)
 
     def source_of(self, name: Name) -> str:
-        """What the source calls a table, by its name on the target."""
+        """What the source calls a table (without a name: the database), by its name on the target."""
         sources = {replica: source for source, replica in self.placement.databases.items()}
-        return f"{sources.get(name[0], name[0])}.{name[1]}"
+        return f"{sources.get(name[0], name[0])}.{name[1]}".removesuffix(".")
 
     @property
     def rereads(self) -> bool:
