@@ -11,7 +11,7 @@ import pytest
 from gateway_clients import AUTHORIZED, SERVICE, as_user, client, dial, kerberized
 from gateways import FILES, Guarded, contents, guarded
 from hmsclient.genthrift.hive_metastore import ttypes
-from kerberos import Kdc
+from kerberos import Kdc, java_with_kerberos
 from secured import Secured, secured_metastore
 from thrift.Thrift import TApplicationException
 
@@ -28,8 +28,8 @@ KEY = "k" * 32
 NAMES = LocalNames("EXAMPLE.COM", {"EXAMPLE.COM"})
 
 
-@pytest.fixture(scope="module")
-def secured(kdc: Kdc, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+@pytest.fixture(scope="module", params=["2.3", "4.2"])
+def secured(request: pytest.FixtureRequest, kdc: Kdc, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """It lets the principal `gateway` act for alice and nobody else, and looks at rights on directories."""
     config = MetastoreConfig(
         "thrift://localhost:{port}",
@@ -52,8 +52,11 @@ def secured(kdc: Kdc, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secu
     }
     place = tmp_path_factory.mktemp("secured") / "metastore"
     java = f"-Djava.security.krb5.conf={kdc.conf}"
-    with secured_metastore(place, config, settings, java=java) as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "4.2":
+            patch.setenv("JAVA_HOME", java_with_kerberos(21))
+        with secured_metastore(place, config, settings, hive=request.param, java=java) as made:
+            yield made
 
 
 @pytest.mark.kerberos
