@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from struct import pack
 
 import pytest
@@ -15,10 +16,15 @@ from thrift.protocol.TCompactProtocol import TCompactProtocol
 from thrift.Thrift import TApplicationException
 from thrift.transport.TTransport import TFramedTransport, TMemoryBuffer
 
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.errors import IdentityRefused
 from replicator.gateways.entrance import channel as channels
 from replicator.gateways.entrance.channel import Channel
+from replicator.gateways.entrance.door import NotAdmitted
 from replicator.gateways.entrance.foreign import in_their_words
-from replicator.metastore.transports.frames import FrameError, Unlayered, frame, message, read_message
+from replicator.gateways.entrance.tokens import DigestProof, Tokens
+from replicator.metastore.transports.frames import FrameError, Quality, Unlayered, frame, message, read_message
+from replicator.metastore.transports.passwords import Digest, parsed
 
 
 class Masked:
@@ -126,3 +132,24 @@ def test_a_sasl_client_gets_the_reason_in_a_sasl_message() -> None:
 @given(begin=st.binary(min_size=2, max_size=40))
 def test_any_first_bytes_have_an_answer_or_none(begin: bytes) -> None:
     assert isinstance(in_their_words(begin, "no"), bytes)
+
+
+@pytest.mark.parametrize("piece", [b"a", b" ", b"a ", b"a=", b'a="', b'"', b"\\", b","])
+def test_an_answer_of_anybody_to_the_digest_is_refused_at_once(piece: bytes) -> None:
+    """All clients of a gateway wait while it is read."""
+    proof, began = DigestProof(Tokens("k" * 32), Quality.AUTHENTICATION), time.process_time()
+    with pytest.raises(NotAdmitted):
+        proof.accept(lambda _: piece * (32_768 // len(piece)), b"")
+    assert time.process_time() - began < 1
+
+
+def test_the_pairs_of_a_digest() -> None:
+    said = rb'realm="a\"b",  nonce="x,y" ,,qop=auth,charset=utf-8, e="",realm=other,=x,late=1'
+    assert parsed(said) == {"realm": 'a"b', "nonce": "x,y", "qop": "auth", "charset": "utf-8", "e": ""}
+
+
+def test_a_server_that_proves_the_digest_with_other_letters_than_ascii_is_refused() -> None:
+    client = Digest(Tokens("k" * 32).give("anna", "", ""), MetastoreConfig("thrift://a:1"))
+    assert client.answer(b'nonce="n",qop="auth"')
+    with pytest.raises(IdentityRefused, match="does not know the delegation token"):
+        client.answer("rspauth=é".encode())

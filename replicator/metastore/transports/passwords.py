@@ -21,7 +21,7 @@ REALM = "default"  # of Hadoop's DIGEST-MD5, which has no protocol name either
 DIGEST_URI = f"null/{REALM}"
 _QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
 _CIPHER = "rc4"  # the one that every implementation has; encryption proper is TLS below it
-_PAIR = re.compile(r'\s*([\w-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^,\s]*))\s*(?:,|$)')
+_PAIR = re.compile(r'[\s,]*+([\w-]++)\s*+=\s*+(?:"((?:[^"\\]++|\\.)*+)"|([^,\s]*+))\s*+(?:,|$)')
 
 
 class PlainPassword:
@@ -62,7 +62,7 @@ class Digest(Layered):
     def answer(self, challenge: bytes) -> bytes:
         said = parsed(challenge)
         if self._expected:
-            if not hmac.compare_digest(said.get("rspauth", ""), self._expected):
+            if not hmac.compare_digest(said.get("rspauth", "").encode(), self._expected.encode()):
                 raise IdentityRefused("the server does not know the delegation token", hint=self.refused)
             self.complete = True
             return b""
@@ -192,8 +192,12 @@ def counted(data: bytes) -> tuple[bytes, bytes]:
 
 
 def parsed(challenge: bytes) -> dict[str, str]:
+    """The pairs of a message of DIGEST-MD5, up to what is none. In time proportional to its size: who sends it has
+    proved nothing yet."""
+    text, at = challenge.decode("utf-8", "replace"), 0
     found: dict[str, str] = {}
-    for match in _PAIR.finditer(challenge.decode("utf-8", "replace")):
+    while match := _PAIR.match(text, at):
+        at = match.end()
         value = re.sub(r"\\(.)", r"\1", match[2]) if match[2] is not None else match[3]
         found.setdefault(match[1].lower(), value)
     return found
