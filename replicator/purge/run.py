@@ -10,8 +10,8 @@ No file of a table is changed or removed. The old directories stay, as backups t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -19,16 +19,18 @@ import msgspec
 
 from cmroot.pins import iso
 from cmroot.store.place import normal
+from replicator.captures.unlistable import REFUSED
+from replicator.core.model import Table
 from replicator.core.roles import follows, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.catalogs import refuse_for_spark
-from replicator.metastore.client import Metastore
+from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.convert.catalog_client import catalog_of
 from replicator.purge.backups.old_versions import parse_name
 from replicator.purge.counting import settle_counts
-from replicator.purge.onboarding import Onboarded, PurgeGap, WhiteList, onboard
+from replicator.purge.onboarding import DESCRIPTOR, Onboarded, PurgeGap, WhiteList, onboard
 from replicator.purge.options import PurgeOptions
 from replicator.purge.search import matching
 from replicator.purge.search.ids import Ids, open_ids, read_ids, split_ids
@@ -236,14 +238,14 @@ def described(
     metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
 ) -> tuple[list[Onboarded], list[PurgeGap]]:
     """Tables to purge and those that are white-listed and cannot be."""
-    onboarded, gaps = [], _elsewhere(metastore, whitelist, options)
+    onboarded, gaps = [], _elsewhere(metastore, whitelist)
     id_table = split_ids(options.ids)[0].lower()
     for db in sorted(metastore.database_names()):
         if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
             continue
         why = follows(db, mark_of(metastore.database(db).parameters, db), "purge")
         names = [name for name in sorted(metastore.table_names(db)) if whitelist.has(db, name) and not parse_name(name)]
-        for table in sorted(metastore.tables(db, names), key=lambda each: each.name):
+        for table in sorted(_given(metastore, db, names, gaps), key=lambda each: each.name):
             if f"{table.db}.{table.name}".lower() == id_table:
                 continue  # the requests themselves
             match onboard(table, options.field_path):
@@ -256,17 +258,30 @@ def described(
     return onboarded, gaps
 
 
-def _elsewhere(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions) -> list[PurgeGap]:
-    """Tables of other catalogs that would be purged if they were in this one."""
-    everywhere, gaps = metastore.everywhere(), []
+def _elsewhere(metastore: Metastore, whitelist: WhiteList) -> list[PurgeGap]:
+    """Described tables of other catalogs whose names are on the white list."""
+    everywhere, gaps = metastore.everywhere(), list[PurgeGap]()
     for db in everywhere.database_names():
         name = db.partition("#")[2]
         if not catalog_of(db) or not whitelist.has_database(name):
             continue
-        names = [table for table in sorted(everywhere.table_names(db)) if whitelist.has(name, table)]
-        found = (onboard(table, options.field_path) for table in everywhere.tables(db, names, {}))
-        gaps += [PurgeGap(each.name, "in another catalog") for each in found if isinstance(each, Onboarded)]
+        with suppress(ObjectNotFound):  # dropped meanwhile
+            names = [table for table in sorted(everywhere.table_names(db)) if whitelist.has(name, table)]
+            found = _given(everywhere, db, names, gaps)
+            gaps += [PurgeGap(f"{db}.{each.name}", "in another catalog") for each in found if _is_described(each)]
     return gaps
+
+
+def _is_described(table: Table) -> bool:
+    return not table.is_view and DESCRIPTOR in table.parameters
+
+
+def _given(metastore: MetastoreReader, db: str, names: Sequence[str], gaps: list[PurgeGap]) -> list[Table]:
+    """Tables by name. Those that the metastore does not give are added to `gaps`."""
+    refused = dict[str, str]()
+    found = metastore.tables(db, names, refused)
+    gaps += [PurgeGap(f"{db}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]
+    return found
 
 
 def warehouse_of(metastore: Metastore) -> str:

@@ -134,6 +134,8 @@ def test_what_reads_with_spark_is_refused_and_names_what_it_does_not_reach(two: 
     for each in two.both:
         each.table("people", {"a": "1\x01somebody\n"})
         each.alter("people", **DESCRIBED)
+    two.ours.table("orders", {"a": "2\x01somebody\n"})
+    two.ours.alter("orders", **{"dataset.descriptor": "no JSON"})
     before = two.untouched(), two.ours.db.everything()
     ids = f"{two.name}.gone:b"
     for call in (replicator.purge_run, replicator.purge_certify):
@@ -142,7 +144,8 @@ def test_what_reads_with_spark_is_refused_and_names_what_it_does_not_reach(two: 
     assert (two.untouched(), two.ours.db.everything()) == before
     tables, gaps = described(two.theirs.metastore, WhiteList.parse(two.name), PurgeOptions(ids))
     assert [each.name for each in tables] == [f"{two.name}.people"]
-    assert gaps == [PurgeGap(f"@{two.bound.catalog}#{two.name}.people", "in another catalog")]
+    there = f"@{two.bound.catalog}#{two.name}"
+    assert gaps == [PurgeGap(f"{there}.{name}", "in another catalog") for name in ("orders", "people")]
 
 
 def test_a_gateway_protects_the_default_catalog_only(two: Catalogs) -> None:

@@ -17,6 +17,9 @@ from replicator.metastore.embedded.distributions import pyspark_jars
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java
 from replicator.policies.run import SyncRun
+from replicator.purge.onboarding import WhiteList
+from replicator.purge.options import PurgeOptions
+from replicator.purge.run import described
 
 
 def without_serde(source: Running, name: str, serde: str) -> None:
@@ -83,3 +86,13 @@ def test_a_table_that_is_refused_later_keeps_its_replica(damaged: tuple[Replicat
     pair.db("a").table("four", {"first": "4"})
     assert named(pair.sync()) == ["bad"]
     assert sorted(pair.target.table_names(pair.replica("a").name)) == ["bad", "four", "one", "three", "two"]
+
+
+def test_a_purge_names_one_as_a_gap(damaged: tuple[Replication, Running]) -> None:
+    pair, source = damaged
+    pair.db("a").alter("two", **{"dataset.descriptor": '{"privacy": {"column": "b"}}'})
+    without_serde(source, "bad", "null")
+    db = pair.db("a").name
+    tables, gaps = described(pair.db("a").metastore, WhiteList.parse(f"{db}.(bad|two)"), PurgeOptions(f"{db}.ids:b"))
+    assert [each.name for each in tables] == [f"{db}.two"]
+    assert [each.table for each in gaps] == [f"{db}.bad"] and "does not give it: table" in gaps[0].reason
