@@ -66,6 +66,7 @@ class CaptureSettings:
     scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
     functions and tables. deep: compare partitions one by one, too. scan_time: look at tables for about so long only,
     and go on after them the next time; new and dropped ones are always found.
+    constraints: read those of all tables from a server that does not announce all changes of them.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
     keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none.
     empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
@@ -77,6 +78,7 @@ class CaptureSettings:
     scan_time: timedelta | None = None
     compare: bool = True
     deep: bool = False
+    constraints: bool = False
     repair: bool = False
     keeper: str = "auto"
     empty: Sequence[str] = ()
@@ -100,7 +102,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
             run = _Run(source, root, manifest, options.keeper, runtime, lease)
             try:
                 run.read(first=True, repair=options.repair)
-                run.read_constraints()
+                run.read_constraints(again=options.constraints)
                 run.walk_new(_wanted(source, manifest, options.databases, everything=options.everything))
                 looked = clocks.monotonic()
                 if options.scan and options.compare and options.scan_time is not None and not run.holed:
@@ -323,9 +325,10 @@ class _Run:
         for db, some in groupby(constrained, key=itemgetter(0)):
             self._observe_constraints(db, [name for _, name in some if self._manifest.table(db, name)])
 
-    def read_constraints(self) -> None:
-        """Of all known tables, where no release that reads constraints has captured before."""
-        if is_known(self._manifest):
+    def read_constraints(self, *, again: bool) -> None:
+        """Of all known tables, where no release that reads constraints has captured before, or, with `again`, where
+        not all of their changes are announced."""
+        if is_known(self._manifest) and not (again and not self._source.announces_constraints()):
             return
         existing = set(self._source.database_names()) if self._manifest.scope() else set()
         for db in sorted(self._manifest.scope() & existing):

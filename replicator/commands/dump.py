@@ -120,6 +120,7 @@ def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[st
         scan=options.scan,
         scan_time=options.scan_time,
         deep=options.deep,
+        constraints=whole or options.draining,
         repair=whole,
         keeper=options.keeper or "auto",
         empty=options.empty,

@@ -142,6 +142,7 @@ class Steps:
             scan=self.options.scan,
             compare=self.options.compare,
             deep=self.options.deep,
+            constraints=self.options.draining or self._begins(),
             repair=True,
             keeper=self.policy.keeper,
             empty=self.options.empty,
@@ -151,6 +152,11 @@ class Steps:
         )
         self.warnings += captured.warnings
         return captured
+
+    def _begins(self) -> bool:
+        """Whether a replica is not at a checkpoint of this direction: its source, as a replica, had loads that may have
+        set constraints without an event."""
+        return any(pair.source is not None and pair.position is None for pair in self.direction.matching)
 
     def left_out(self, captured: Captured) -> list[NotReplicated]:
         """What of the policy no run replicates: tables for their format, and data connectors."""

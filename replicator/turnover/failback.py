@@ -228,7 +228,7 @@ class _Failback:
         direction = self.direction()
         databases = [pair.replica for pair in self._old(direction)]
         if databases:
-            chosen = CaptureSettings(databases, repair=True, keeper=self.sides.policy.keeper)
+            chosen = CaptureSettings(databases, constraints=True, repair=True, keeper=self.sides.policy.keeper)
             patiently(lambda: capture(direction.target, direction.target_root, chosen, self.sides.runtime), SETTLE)
         found, unknown = self._counted(direction)
         end = resolve_until(segments(direction.target_root.place), None)

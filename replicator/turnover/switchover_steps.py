@@ -174,7 +174,8 @@ class SwitchoverSteps:
         direction = self.direction()
         position = self._verified()
         databases = [pair.source for pair in direction.matching if pair.source is not None]
-        chosen = CaptureSettings([each.name for each in databases], repair=True, keeper=self.sides.policy.keeper)
+        names, keeper = [each.name for each in databases], self.sides.policy.keeper
+        chosen = CaptureSettings(names, constraints=True, repair=True, keeper=keeper)
         try:
             patiently(
                 lambda: capture(direction.source, direction.root, chosen, self.sides.runtime), timedelta(seconds=60)

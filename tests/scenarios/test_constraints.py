@@ -16,6 +16,7 @@ from plain_tables import PlainDatabase
 from policies import Replication
 from replication_fixture import Answer, ReplicationFixture, command
 from restore_fixture import restore
+from test_failover import lose, nobody
 
 from replicator.core.model import EXTERNAL, Column, Database
 from replicator.metastore.embedded.running import Running
@@ -303,6 +304,59 @@ def test_databases_with_other_names_and_restored_ones(pair: Replication) -> None
     assert [each.object for each in run.not_replicated] == [names[1]]
     assert f"database {outside.name} is not replicated with it" in run.not_replicated[0].reason
     assert pair.sync().not_replicated == run.not_replicated
+
+
+@pytest.mark.parametrize("hive", ["4.2", "2.3"])
+def test_constraints_go_with_role_changes_both_ways(hive: str, hives: Hives, tmp_path: Path) -> None:
+    """Also those that no event tells, and those that a replica got by loads before it became the primary."""
+    pair = Replication(hives(hive, "source"), hives(hive, "target"), tmp_path)
+    here, there = (Constraints(uri, newer=hive != "2.3") for uri in (pair.source_uri, pair.target_uri))
+    child, parent, plain, late = names = [f"{pair.name}_a.{name}" for name in ("child", "parent", "plain", "late")]
+
+    def are_same(*sizes: int) -> None:
+        wanted = here.shown(*names[: len(sizes)])
+        assert tuple(len(each) for each in wanted.values()) == sizes
+        assert there.shown(*names[: len(sizes)]) == wanted
+
+    def by_policy(verb: str, *more: str) -> int:
+        return command("--config", str(pair.config()), verb, pair.name, *more).code
+
+    for name in ("child", "parent", "plain"):
+        pair.db("a").table(name, {"f": name})
+    more = 0
+    if here.newer:
+        here.unique(plain, f"uq_{pair.name}", "b", "a")
+        here.of_column("not_null", child, f"nn_{pair.name}", "b")
+        here.of_column("check", child, f"ck_{pair.name}", "a", "a > 0")
+        more = 2
+    here.primary(parent, f"pk_{pair.name}_parent", "a")
+    pair.sync()
+    are_same(more, 1, more)
+    here.foreign(child, f"fk_{pair.name}", "a", parent, "a")
+    assert by_policy("switchover") == 0
+    are_same(1 + more, 1, more)
+    there.primary(plain, f"pk_{pair.name}_plain", "b", "a")
+    assert pair.sync().reverse
+    are_same(1 + more, 1, more + 2)
+    there.drop(child, f"fk_{pair.name}")
+    pair.replica().table("late", {"f": "late"})
+    there.primary(late, f"pk_{pair.name}_late", "a")
+    if there.newer:
+        there.of_column("default", child, f"df_{pair.name}", "b", "'none'")
+        more += 1
+    assert by_policy("switchover") == 0
+    pair.sync()
+    are_same(more, 1, 2 + (2 if more else 0), 1)
+    lose(pair, nobody())
+    assert by_policy("failover", "--force") == 0
+    lose(pair, here.uri)
+    here.foreign(child, f"fk_{pair.name}_own", "a", parent, "a")
+    there.foreign(plain, f"fk_{pair.name}_new", "a", parent, "a")
+    assert by_policy("failback", "--switch") == 0
+    are_same(more, 1, 3 + (2 if more else 0), 1)
+    pair.sync()
+    are_same(more, 1, 3 + (2 if more else 0), 1)
+    assert by_policy("verify") == 0
 
 
 def tmp(fixture: ReplicationFixture) -> Path:
