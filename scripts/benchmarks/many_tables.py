@@ -24,8 +24,10 @@ from replicator.compare.verify import verify
 from replicator.core.batches import batched
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
+from replicator.metastore import constraint_calls
+from replicator.metastore.convert.methods import method
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.metastore.values import partition_to_thrift, table_to_thrift
+from replicator.metastore.values import CATALOG, partition_to_thrift, table_to_thrift
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
 
@@ -147,12 +149,14 @@ def _create(home: Path, db: str, name: str, partitions: int) -> Send:
 
 
 def reads(uri: str, db: str) -> list[Send]:
-    """One call for some hundred tables, and one for the partitions of each table."""
+    """One call for some hundred tables, and for each table one for its partitions and one for its constraints: of all
+    kinds where the server has such a call, else of primary keys."""
     transport, client = raw_client(uri)
     names = client.get_all_tables(db)
+    constraints = _constraints if constraint_calls.knows_all_in_one(client) else _primary_keys
     transport.close()
     whole = [_tables(db, some) for some in batched(names, 500)]
-    return [*whole, *(_partitions(db, name) for name in names)]
+    return [*whole, *(call(db, name) for name in names for call in (_partitions, constraints))]
 
 
 def _tables(db: str, names: list[str]) -> Send:
@@ -161,6 +165,16 @@ def _tables(db: str, names: list[str]) -> Send:
 
 def _partitions(db: str, name: str) -> Send:
     return lambda client: client.get_partitions(db, name, -1)
+
+
+def _primary_keys(db: str, name: str) -> Send:
+    return lambda client: client.get_primary_keys(ttypes.PrimaryKeysRequest(db_name=db, tbl_name=name))
+
+
+def _constraints(db: str, name: str) -> Send:
+    """Hive 4's call, which hmsclient's binding lacks."""
+    request = ttypes.AllTableConstraintsRequest(dbName=db, tblName=name, catName=CATALOG)
+    return method("get_all_table_constraints", request)
 
 
 def _try(client: ThriftMetastore, directory: Path, partitions: int) -> _Widths:
