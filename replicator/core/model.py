@@ -93,6 +93,7 @@ MANAGED = "MANAGED_TABLE"
 EXTERNAL = "EXTERNAL_TABLE"
 TRANSLATED = "TRANSLATED_TO_EXTERNAL"  # of a table that was created as a managed one
 VIEW = "VIRTUAL_VIEW"
+MATERIALIZED_VIEW = "MATERIALIZED_VIEW"
 
 
 class Table(Value, frozen=True, omit_defaults=True):
@@ -118,7 +119,7 @@ class Table(Value, frozen=True, omit_defaults=True):
 
     @property
     def is_view(self) -> bool:
-        return self.kind in (VIEW, "MATERIALIZED_VIEW")
+        return self.kind in (VIEW, MATERIALIZED_VIEW)
 
     @property
     def is_partitioned(self) -> bool:

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from compatibility import (
     ABSENT,
+    BEGIN,
+    END,
     NAMED,
+    ON_BOTH,
+    ON_DERBY,
     REPLICATED,
     Pair,
     Source,
@@ -23,11 +27,13 @@ from compatibility import (
     observe,
     rules_table,
     sign,
+    with_postgres,
+    with_table,
 )
 from features import Feature, column_statistics, set_statistics
 from hive_home import EXTERNAL, Home, client_of
 from hive_metastore import ttypes
-from newer_features import ALL
+from newer_features import ALL, materialize
 from replication_fixture import Answer, command
 
 from replicator.metastore.embedded.running import Running
@@ -103,12 +109,25 @@ def _basic_statistics(home: Home) -> Any:
     return "BASIC_STATS" in home.client.get_partitions(home.db, "t", -1)[0].parameters[ACCURATE]
 
 
+def _counted_view(home: Home) -> Any:
+    home.create()
+    home.create_table("t", kind=EXTERNAL)
+    if home.hive == "2.3":  # which has no metadata of their creation
+        home.create_table("mv", kind="MATERIALIZED_VIEW")
+    else:
+        materialize(home, "mv")
+        home.client.alter_table(home.db, "mv", home.table("mv"))
+    parameters = home.table("mv").parameters
+    return parameters.get("numFiles"), parameters.get("totalSize")
+
+
 SEEN: dict[str, tuple[Callable[[Home], Any], Callable[[Any], bool], tuple[str, ...]]] = {
     RULES[0].what: (_owner_of_database, lambda seen: bool(seen), ("4.0", "4.2")),
     RULES[1].what: (_owner_type, lambda seen: seen == "USER", ("3.1", "4.0", "4.2")),
     RULES[2].what: (_translation, lambda seen: seen == (EXTERNAL, "TRUE", "TRUE"), ("4.0", "4.2")),
     RULES[3].what: (_erasure_coded, lambda seen: seen == "0", ("4.0", "4.2")),
     RULES[4].what: (_basic_statistics, lambda seen: bool(seen), ("4.0", "4.2")),
+    RULES[5].what: (_counted_view, lambda seen: seen == ("0", "0"), ("2.3", "3.1", "4.0", "4.2")),
 }
 """For each rule: what is done, whether a server has added what it says, and the servers that do."""
 
@@ -224,6 +243,17 @@ def test_what_is_named_is_no_excuse_for_the_rest(hives: Hives, tmp_path: Path) -
     assert pair.outcomes("first") == {"owners": NAMED}
     source.there = [replace(BY_NAME["owners"], rest=lambda home: home.db)]  # which is another on the target
     assert sign(pair.outcomes("first")["owners"]) == "**lost**"
+
+
+def test_the_page_says_postgresql_as_long_as_it_holds() -> None:
+    page = with_table(f"before\n{BEGIN}{END}after\n", "| a |\n")
+    assert ON_DERBY in page
+    both_stores = with_postgres(page)
+    assert ON_BOTH in both_stores and ON_DERBY not in both_stores
+    assert with_table(both_stores, "| a |\n") == both_stores
+    other = with_table(both_stores, "| b |\n")
+    assert ON_DERBY in other and ON_BOTH not in other
+    assert other.startswith("before\n") and other.endswith("after\n")
 
 
 def test_the_worse_of_bootstrap_and_increment_counts() -> None:

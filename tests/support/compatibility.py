@@ -221,13 +221,22 @@ def faults(found: dict[tuple[str, str, str], str]) -> list[str]:
 
 
 BEGIN, END = "<!-- written by scripts/compatibility -->\n", "<!-- to here -->\n"
+ON_DERBY = "All servers kept their data in Derby.\n"
+ON_BOTH = "All servers kept their data in Derby, and in another run in PostgreSQL: both gave this table.\n"
 
 
 def with_table(page: str, table: str) -> str:
-    """The page with this table between its two marks."""
+    """The page with this table between its two marks, and where its servers kept their data. Of PostgreSQL it says
+    what it said, if the table is still the same."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+    stores = ON_BOTH if f"\n{table}\n{ON_BOTH}" in page else ON_DERBY
+    return f"{before}{BEGIN}\n{table}\n{stores}\n{END}{after}"
+
+
+def with_postgres(page: str) -> str:
+    """The page, when all that its table says was seen on PostgreSQL, too."""
+    return page.replace(ON_DERBY, ON_BOTH)
 
 
 def expected(page: str, feature: Feature, source: str, target: str) -> str:

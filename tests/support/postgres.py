@@ -25,7 +25,7 @@ import psycopg
 
 from replicator.metastore.embedded.server_process import free_port
 
-_SETTINGS = ("-F", "-c", "max_connections=400")  # a metastore has pools of dozens
+_SETTINGS = ("-F", "-c", "max_connections=1000")  # a metastore has pools of dozens
 _numbers = itertools.count(1)
 
 

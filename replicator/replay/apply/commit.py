@@ -57,7 +57,6 @@ class Commit:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._lacking: list[NotReplicated] = []
         self.outcomes = work.outcomes
         self._named: dict[str, tuple[str, NamedPath]] = {}  # by what they are on the target: each is looked for once
 
@@ -81,8 +80,7 @@ class Commit:
                 self._describe(wanted)
         for name, final in self._work.plan.squashed.databases.items():
             if final is not None and (final.connector or final.managed_location):
-                reasons = lacking(final, self._work.target.database(self._work.plan.placement.database(name)))[1]
-                self._lacking += [NotReplicated(name, reason) for reason in reasons]
+                self._name_lacking(name, final, self._work.target.database(self._work.plan.placement.database(name)))
 
     def _describe(self, wanted: Database) -> None:
         """A 2.3 server takes a database's description when it makes the database, and never again: one that is empty
@@ -162,8 +160,8 @@ class Commit:
             try:
                 self._create(self._work.noted_by_name(step.table))
                 self._work.changed.count()
-                if step.table.owner_type not in (None, "USER"):
-                    self._name_lacking(step, step.table, self._work.target.table(*step.name))
+                if lacking(step.table, Table(*step.name))[1]:  # by some servers
+                    self._name_lacking(step.source, step.table, self._work.target.table(*step.name))
                 if step.table.is_view or "totalSize" in step.table.parameters:
                     return  # else the server has invented file statistics, which the source has not
             except ObjectExists:
@@ -181,11 +179,11 @@ class Commit:
             wanted = msgspec.structs.replace(served, create_time=there.create_time)
             self._work.target.alter_table(*step.name, noted_like(wanted, there))
             self._work.changed.count()
-        self._name_lacking(step, step.table, there)
+        self._name_lacking(step.source, step.table, there)
 
-    def _name_lacking(self, step: TablePlan, wanted: Table, there: Table) -> None:
-        name = ".".join(step.lineage.now or step.name)
-        self._lacking += [NotReplicated(name, reason) for reason in lacking(wanted, there)[1]]
+    def _name_lacking(self, name: str, wanted: Database | Table, there: Database | Table) -> None:
+        """name: at the source. Of several reasons, one that a later load looks at by itself counts: it comes last."""
+        self._work.plan.lacked[:0] = [NotReplicated(name, reason) for reason in lacking(wanted, there)[1]]
 
     def _create(self, table: Table) -> None:
         """Servers make no table at a place that is a file, and let one be moved there. May run twice: a table that was
@@ -298,15 +296,14 @@ class Commit:
             self._named.setdefault(each.target, (".".join(step.lineage.now or step.name), each))
 
     def dangling(self) -> list[NotReplicated]:
-        """Objects of this load that name files which no load copies, or that the target's server has not stored."""
+        """Objects of this load that name files which no load copies."""
         named = dict(self._named)
         for function in self._work.plan.squashed.functions.values():
             replica = replica_function(function, self._work.plan.placement) if function else None
             if function and replica:
                 for path in named_paths(function, replica):
                     named.setdefault(path.target, (f"{function.db}.{function.name}", path))
-        self._lacking += [NotReplicated(name, path.reason) for name, path in named.values() if path.dangles()]
-        return merged(self._lacking)
+        return merged(NotReplicated(name, path.reason) for name, path in named.values() if path.dangles())
 
     @property
     def changed(self) -> Changed:

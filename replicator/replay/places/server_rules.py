@@ -18,6 +18,7 @@ from replicator.core.model import (
     EXTERNAL,
     HIVE,
     MANAGED,
+    MATERIALIZED_VIEW,
     ColumnStatistic,
     Database,
     Partition,
@@ -28,13 +29,15 @@ from replicator.core.model import (
 from replicator.core.not_replicated import REMOTE
 from replicator.metastore.convert.fields import ids
 from replicator.replay.places.replica_constraints import NO_CONSTRAINT
+from replicator.replay.places.view_order import CREATION
 
 V = TypeVar("V", bound=Value)
 TRANSLATED = "TRANSLATED_TO_EXTERNAL"
 ACCURATE = "COLUMN_STATS_ACCURATE"
 NO_STATISTICS = "this metastore has no column statistics"  # begin of the reason why a table lacks some
-STANDING = (NO_CONSTRAINT, NO_STATISTICS)
-"""Begins of reasons that stand until a dump speaks again of what a table lacks."""
+NOT_STORED = "this metastore stores no "  # begin of the reason why an object lacks something of its own
+STANDING = (NO_CONSTRAINT, NO_STATISTICS, NOT_STORED)
+"""Begins of reasons that stand until a dump speaks again of what an object lacks."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,13 @@ def _no_managed_location(wanted: Database, found: Database) -> Database:
     if found.managed_location or not found.extra.keys().isdisjoint(_SINCE_4):
         return wanted
     return msgspec.structs.replace(wanted, managed_location=None)
+
+
+def _no_creation(wanted: Table, found: Table) -> Table:
+    if not wanted.extra.keys() & CREATION or found.extra.keys() & CREATION:
+        return wanted
+    kept = {key: value for key, value in wanted.extra.items() if key not in CREATION}
+    return msgspec.structs.replace(wanted, extra=kept)
 
 
 def _no_other_engines(wanted: Statistics, found: Statistics) -> Statistics:
@@ -113,6 +123,14 @@ def _basic_statistics(wanted: Any, found: Any) -> Any:
     if not columns or "BASIC_STATS" in (here or "") or columns != _columns_accurate(there):
         return wanted
     return msgspec.structs.replace(wanted, parameters={**wanted.parameters, ACCURATE: there})
+
+
+def _counted_view(wanted: Table, found: Table) -> Table:
+    """Only no files at all: a count of some would be a difference."""
+    if wanted.kind != MATERIALIZED_VIEW:
+        return wanted
+    counted = {key: "0" for key in ("numFiles", "totalSize") if found.parameters.get(key) == "0"}
+    return msgspec.structs.replace(wanted, parameters=counted | wanted.parameters)
 
 
 def _columns_accurate(text: str | None) -> Any:
@@ -159,6 +177,13 @@ RULES: tuple[Rule, ...] = (
         (Table, Partition),
         _basic_statistics,
     ),
+    Rule(
+        "`numFiles=0` and `totalSize=0` of a materialized view",
+        ("2.3", "3.1", "4.0", "4.2"),
+        "counted by the server when one is altered, by 2.3 when one is made",
+        (Table,),
+        _counted_view,
+    ),
 )
 
 
@@ -166,16 +191,24 @@ LACKS: tuple[Rule, ...] = (
     Rule(
         "owner of a table that is a role or a group",
         ("2.3",),
-        "this metastore stores no owner type of tables: its owner is a user there",
+        f"{NOT_STORED}owner type of tables: its owner is a user there",
         (Table,),
         _no_owner_type,
     ),
     Rule(
         "`managedLocationUri` of a database",
         ("2.3", "3.1"),
-        "this metastore stores no managed location of databases",
+        f"{NOT_STORED}managed location of databases",
         (Database,),
         _no_managed_location,
+    ),
+    Rule(
+        "creation metadata of a materialized view",
+        ("2.3",),
+        f"{NOT_STORED}creation metadata of materialized views: no query is rewritten to read it, and no rebuild"
+        " knows what it was made of",
+        (Table,),
+        _no_creation,
     ),
     Rule(
         f"column statistics of other engines than `{HIVE}`",

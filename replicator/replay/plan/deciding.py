@@ -22,7 +22,7 @@ from replicator.replay.places.replica import (
     replica_table,
 )
 from replicator.replay.places.replica_constraints import NO_CONSTRAINT, not_replicated, replica_constraints
-from replicator.replay.places.server_rules import NO_STATISTICS, STANDING, storable
+from replicator.replay.places.server_rules import NO_STATISTICS, NOT_STORED, STANDING, storable
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
@@ -240,12 +240,13 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
 
 
 def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """Views, constraints, statistics and refused objects that the target says it lacks, and of which the range says
-    nothing. A bootstrap says all there is."""
+    """What the target says it lacks, and of which the range says nothing. A bootstrap says all there is."""
     if plan.metadata.kind == BOOTSTRAP and plan.squashed.records:
         return
     touched = {called.name for lineage in plan.squashed.lineages for called in lineage.names}
     touched |= plan.squashed.functions.keys()
+    stored = {called.name for lineage in plan.squashed.lineages if lineage.table for called in lineage.names}
+    stored |= {(name, "") for name in plan.squashed.databases}
     for source, name in plan.placement.databases.items():
         database = target[name].database
         for each in from_property(database.parameters.get(PROPERTY) if database else None, source):
@@ -254,6 +255,8 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
                 continue
             if not name and each.reason.startswith(NOT_TAKEN) and plan.squashed.databases.get(source):
                 continue  # its drop was refused, and the source has it again
+            if each.reason.startswith(NOT_STORED) and (db, name) in stored:
+                continue
             if each.reason.startswith((*STANDING, NO_VIEW, NOT_TAKEN)) and _is_left(plan.squashed, db, name):
                 plan.lacked.append(each)
 

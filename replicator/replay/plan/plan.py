@@ -105,7 +105,7 @@ class Plan:
     have published so back into the source's layout. `as_they_are`: see LoadOptions; `left_out`: tables whose files are
     copied by nothing, and views whose SQL is not understood; what the target has of them stays. `left`: of dropped
     tables, partitions ("": the table) that left their files before. `stays`: what stays of files that were to go.
-    `lacked`: views that earlier loads left out, and this one does; constraints that the target cannot have. `seen`: the
+    `lacked`: views that earlier loads left out, and this one does; what the target cannot have. `seen`: the
     `standing` of databases that were there."""
 
     metadata: DumpMetadata
