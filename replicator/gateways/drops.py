@@ -111,7 +111,8 @@ class Drops:
                 intercept, targets = self._take(drop)
             except (Error, OSError) as error:
                 return self._refuse(header, f"{drop.call}: nothing was dropped: {_said(error)}")
-            message = without_deletion(header, arguments)
+            as_it_came = header.encode() + write_struct(arguments)
+            message = as_it_came if targets.must_delete else without_deletion(header, arguments)
             if intercept is None:
                 reply = forward(message)
                 if reply.succeeded:

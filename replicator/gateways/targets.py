@@ -14,6 +14,7 @@ from cmroot.keep.journal import InterceptSource, Journal, Owner
 from cmroot.store.place import normal, parent
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import DEFAULT_PARTITION, Database, NotificationEvent, Partition, Table, partition_name
+from replicator.core.table_format import table_format
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.events.decode import decode, message_text
 from replicator.events.record import DropDatabase, DropPartitions, DropTable
@@ -36,12 +37,15 @@ class Upstream(MetastoreReader, Protocol):
 @dataclass(frozen=True)
 class Targets:
     """`sources`: what the server would delete. `partitions`: names of the partitions that a call drops one by one.
-    `emptied`: directories that go besides, if nothing is in them then; in this order."""
+    `emptied`: directories that go besides, if nothing is in them then; in this order. `must_delete`: the call goes on
+    as it came, and its server finds nothing to delete: of a transactional table, Hive 4 reads the option to delete
+    nothing as the order to write an empty base, which is not what the client asked for."""
 
     sources: Sequence[InterceptSource] = ()
     owners: Sequence[Owner] = ()
     partitions: Sequence[str] = ()
     emptied: Sequence[str] = ()
+    must_delete: bool = False
 
     def about(self) -> dict[str, object]:
         """What is needed later, for the journal."""
@@ -158,17 +162,19 @@ def values_of(name: str) -> tuple[str, ...]:
 def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
     """The server empties what it is asked to, be it managed or external."""
     table = upstream.table(drop.db, drop.table)
+    acid = table_format(table) == "acid"
     if table.kind == VIEW or table.storage is None or not table.storage.location:
         return Targets()
     if drop.names is None and not table.is_partitioned:
         location = table.storage.location
-        return Targets([InterceptSource(location, table.name)], [Owner(table.name, "", location)])
+        return Targets([InterceptSource(location, table.name)], [Owner(table.name, "", location)], must_delete=acid)
     partitions = _all_partitions(upstream, table) if drop.names is None else _chosen(upstream, drop, table)
     located = _located(table, partitions)
     return Targets(
         [InterceptSource(location, table.name) for _, location in located],
         [Owner(table.name, name, location) for name, location in located],
         [name for name, _ in located],
+        must_delete=acid,
     )
 
 
