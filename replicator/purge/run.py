@@ -244,8 +244,8 @@ def described(
         if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
             continue
         why = follows(db, mark_of(metastore.database(db).parameters, db), "purge")
-        names = [name for name in sorted(metastore.table_names(db)) if whitelist.has(db, name) and not parse_name(name)]
-        for table in sorted(_given(metastore, db, names, gaps), key=lambda each: each.name):
+        names = [name for name in metastore.table_names(db) if whitelist.has(db, name) and not parse_name(name)]
+        for table in _given(metastore, db, names, gaps):
             if f"{table.db}.{table.name}".lower() == id_table:
                 continue  # the requests themselves
             match onboard(table, options.field_path):
@@ -266,7 +266,7 @@ def _elsewhere(metastore: Metastore, whitelist: WhiteList) -> list[PurgeGap]:
         if not catalog_of(db) or not whitelist.has_database(name):
             continue
         with suppress(ObjectNotFound):  # dropped meanwhile
-            names = [table for table in sorted(everywhere.table_names(db)) if whitelist.has(name, table)]
+            names = [table for table in everywhere.table_names(db) if whitelist.has(name, table)]
             found = _given(everywhere, db, names, gaps)
             gaps += [PurgeGap(f"{db}.{each.name}", "in another catalog") for each in found if _is_described(each)]
     return gaps
@@ -277,11 +277,11 @@ def _is_described(table: Table) -> bool:
 
 
 def _given(metastore: MetastoreReader, db: str, names: Sequence[str], gaps: list[PurgeGap]) -> list[Table]:
-    """Tables by name. Those that the metastore does not give are added to `gaps`."""
+    """Tables, sorted by name. Those that the metastore does not give are added to `gaps`."""
     refused = dict[str, str]()
     found = metastore.tables(db, names, refused)
     gaps += [PurgeGap(f"{db}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]
-    return found
+    return sorted(found, key=lambda each: each.name)
 
 
 def warehouse_of(metastore: Metastore) -> str:

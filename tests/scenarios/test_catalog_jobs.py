@@ -134,8 +134,8 @@ def test_what_reads_with_spark_is_refused_and_names_what_it_does_not_reach(two: 
     for each in two.both:
         each.table("people", {"a": "1\x01somebody\n"})
         each.alter("people", **DESCRIBED)
-    two.ours.table("orders", {"a": "2\x01somebody\n"})
-    two.ours.alter("orders", **{"dataset.descriptor": "no JSON"})
+    two.ours.db.table("orders", {"a": "2\x01somebody\n"})
+    two.ours.db.alter("orders", **{"dataset.descriptor": "no JSON"})
     before = two.untouched(), two.ours.db.everything()
     ids = f"{two.name}.gone:b"
     for call in (replicator.purge_run, replicator.purge_certify):
