@@ -17,63 +17,52 @@ from replicator.policies.run import SyncRun
 from replicator.replay.places.server_rules import LACKS
 
 
-@pytest.mark.parametrize("hive", ["3.1", "4.2"])
-def test_what_they_are_made_of_is_renamed(hives: Callable[..., Running], hive: str, tmp_path: Path) -> None:
-    source, target = hives(hive), hives(hive, "target")
-    pair = Replication(source, target, tmp_path)
-    db, renamed = f"{pair.name}_a", f"{pair.name}_renamed"
-    pair.keys["rename_db"] = {db: renamed}
-    pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
-    text = f"select a from {db}.t"
-    with hive_client(source) as client:
-        made = ttypes.CreationMetadata(catName="hive", dbName=db, tblName="mv", tablesUsed={f"{db}.t"})
-        if hive != "3.1":
-            read = ttypes.SourceTable(table=client.get(db, "t"), insertedCount=0, updatedCount=0, deletedCount=0)
-            made.sourceTables = [read]
-        kind = {"kind": "MATERIALIZED_VIEW", "viewOriginalText": text, "viewExpandedText": text}
-        client.table(db, "mv", creationMetadata=made, **kind)
-    assert pair.sync().not_replicated == []
-    with hive_client(target) as client:
-        found = client.get(renamed, "mv")
-    assert found.viewOriginalText == f"select a from {renamed}.t"
-    assert (found.creationMetadata.dbName, set(found.creationMetadata.tablesUsed)) == (renamed, {f"{renamed}.t"})
-    assert [each.table.dbName for each in found.creationMetadata.sourceTables or ()] in ([], [renamed])
+class Renamed:
+    """A policy from `source` to `target` that renames the database `db` to `renamed`; it has a table `t`."""
+
+    def __init__(self, source: Running, target: Running, here: Path) -> None:
+        self.source, self.target = source, target
+        self.pair = Replication(source, target, here)
+        self.db, self.renamed = f"{self.pair.name}_a", f"{self.pair.name}_renamed"
+        self.pair.keys["rename_db"] = {self.db: self.renamed}
+        self.pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
 
 
-@pytest.mark.parametrize("hive", ["3.1", "4.2"])
-def test_one_is_made_after_what_it_reads(hives: Callable[..., Running], hive: str, tmp_path: Path) -> None:
+@pytest.fixture(params=["3.1", "4.2"])
+def two(request: pytest.FixtureRequest, hives: Callable[..., Running], tmp_path: Path) -> Renamed:
+    return Renamed(hives(request.param), hives(request.param, "target"), tmp_path)
+
+
+def test_what_they_are_made_of_is_renamed(two: Renamed) -> None:
+    with hive_client(two.source) as client:
+        client.materialized_view(two.db, "mv", "t")
+    assert two.pair.sync().not_replicated == []
+    with hive_client(two.target) as client:
+        found = client.get(two.renamed, "mv")
+    made = found.creationMetadata
+    assert found.viewOriginalText == f"select a from {two.renamed}.t"
+    assert (made.dbName, set(made.tablesUsed)) == (two.renamed, {f"{two.renamed}.t"})
+    assert [each.table.dbName for each in made.sourceTables or ()] in ([], [two.renamed])
+
+
+def test_one_is_made_after_what_it_reads(two: Renamed) -> None:
     """A server refuses a materialized view over what it does not have yet."""
-    source, target = hives(hive), hives(hive, "target")
-    pair = Replication(source, target, tmp_path)
-    db, renamed = f"{pair.name}_a", f"{pair.name}_renamed"
-    pair.keys["rename_db"] = {db: renamed}
-    pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
     reads = {"view": "t", **{f"mv{4 - n}": f"mv{5 - n}" if n else "view" for n in range(4)}}
-    with hive_client(source) as client:
+    with hive_client(two.source) as client:
         for name, read in reads.items():
-            text = f"select a from {db}.{read}"
-            fields = {"viewOriginalText": text, "viewExpandedText": text}
-            if name == "view":
-                client.table(db, name, kind="VIRTUAL_VIEW", **fields)
-                continue
-            made = ttypes.CreationMetadata(catName="hive", dbName=db, tblName=name, tablesUsed={f"{db}.{read}"})
-            if hive != "3.1":
-                made.sourceTables = [
-                    ttypes.SourceTable(table=client.get(db, read), insertedCount=0, updatedCount=0, deletedCount=0)
-                ]
-            client.table(db, name, kind="MATERIALIZED_VIEW", creationMetadata=made, **fields)
-    assert pair.sync().not_replicated == []
-    assert set(pair.target.table_names(renamed)) == {"t", *reads}
-    with hive_client(target) as client:
+            (client.view if name == "view" else client.materialized_view)(two.db, name, read)
+    assert two.pair.sync().not_replicated == []
+    assert set(two.pair.target.table_names(two.renamed)) == {"t", *reads}
+    with hive_client(two.target) as client:
         for name, read in reads.items():
             if name != "view":
-                assert set(client.get(renamed, name).creationMetadata.tablesUsed) == {f"{renamed}.{read}"}
+                assert set(client.get(two.renamed, name).creationMetadata.tablesUsed) == {f"{two.renamed}.{read}"}
 
-    with hive_client(source) as client:  # all at once, the table that they read, too
+    with hive_client(two.source) as client:  # all at once, the table that they read, too
         for name in [*reversed(reads), "t"]:
-            client.drop(db, name)
-    assert pair.sync().not_replicated == []
-    assert pair.target.table_names(renamed) == []
+            client.drop(two.db, name)
+    assert two.pair.sync().not_replicated == []
+    assert two.pair.target.table_names(two.renamed) == []
 
 
 def test_what_a_server_does_not_store_is_named_as_long_as_it_is_so(
@@ -85,11 +74,8 @@ def test_what_a_server_does_not_store_is_named_as_long_as_it_is_so(
     db, reasons = f"{pair.name}_a", {rule.what: rule.reason for rule in LACKS}
     pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
     pair.db("a").table("owned", {"first": "1"}, kind="EXTERNAL_TABLE", owner_type="ROLE")
-    text = f"select a from {db}.t"
     with hive_client(source) as client:
-        made = ttypes.CreationMetadata(catName="hive", dbName=db, tblName="mv", tablesUsed={f"{db}.t"})
-        fields = {"viewOriginalText": text, "viewExpandedText": text, "creationMetadata": made}
-        client.table(db, "mv", kind="MATERIALIZED_VIEW", **fields)
+        client.materialized_view(db, "mv", "t")
     view = (f"{db}.mv", reasons["creation metadata of a materialized view"])
     owned = (f"{db}.owned", reasons["owner of a table that is a role or a group"])
     assert _named(pair.sync()) == [view, owned]

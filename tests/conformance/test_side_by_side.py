@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from counting_proxy import CountingProxy, counting
 from metastores import MetastoreFactory
-from plain_tables import KEYS, PlainDatabase, text_storage
+from plain_tables import KEYS, PlainDatabase, plain_database, text_storage
 
 import replicator
 from replicator.core.model import Partition
@@ -31,9 +30,7 @@ TABLES, PARTITIONS = 60, 3
 @pytest.fixture(scope="module")
 def many(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainDatabase]:
     """TABLES tables of PARTITIONS partitions, a file each, and a plain one."""
-    with connect(source_metastore.uri) as client:
-        db = PlainDatabase(client, f"many_{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("many"))
-        db.create()
+    with plain_database(source_metastore.uri, "many", tmp_path_factory.mktemp("many")) as db:
         for number in range(TABLES):
             files = {str(value): {"f": f"{number} {value}"} for value in range(PARTITIONS)}
             db.partitioned(f"t{number:03}", files)
@@ -43,9 +40,7 @@ def many(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def large(source_metastore: Running, tmp_path: Path) -> Iterator[PlainDatabase]:
-    with connect(source_metastore.uri) as client:
-        db = PlainDatabase(client, f"large_{uuid.uuid4().hex[:8]}", tmp_path)
-        db.create()
+    with plain_database(source_metastore.uri, "large", tmp_path) as db:
         yield db
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from counting_proxy import counting
-from plain_tables import PlainDatabase
+from plain_tables import PlainDatabase, plain_database
 
 import replicator
 from replicator.captures.recording import Captured
@@ -25,9 +24,7 @@ SHORT = timedelta(0)  # one batch
 
 @pytest.fixture(scope="module")
 def many(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainDatabase]:
-    with connect(source_metastore.uri) as client:
-        db = PlainDatabase(client, f"turns_{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("turns"))
-        db.create()
+    with plain_database(source_metastore.uri, "turns", tmp_path_factory.mktemp("turns")) as db:
         for number in range(TABLES):
             db.table(f"t{number:03}", {"f": "x"})
         yield db

@@ -74,6 +74,18 @@ class HiveClient:
             request = ttypes.CreateTableRequest(table=made, processorCapabilities=HIVE, processorIdentifier="hs2@test")
             self.thrift.create_table_req(request)
 
+    def view(self, db: str, name: str, read: str) -> None:
+        """Column `a` of a table, view or materialized view of the database."""
+        self.table(db, name, kind="VIRTUAL_VIEW", **_text(db, read))
+
+    def materialized_view(self, db: str, name: str, read: str) -> None:
+        """Likewise."""
+        made = ttypes.CreationMetadata(catName="hive", dbName=db, tblName=name, tablesUsed={f"{db}.{read}"})
+        if not self._old:
+            table = self.get(db, read)
+            made.sourceTables = [ttypes.SourceTable(table=table, insertedCount=0, updatedCount=0, deletedCount=0)]
+        self.table(db, name, kind="MATERIALIZED_VIEW", creationMetadata=made, **_text(db, read))
+
     def partition(self, db: str, name: str, *values: str) -> None:
         """Where the table says."""
         storage = self.get(db, name).sd
@@ -109,6 +121,11 @@ class HiveClient:
 
     def drop(self, db: str, name: str) -> None:
         self.thrift.drop_table(db, name, True)
+
+
+def _text(db: str, read: str) -> dict[str, Any]:
+    text = f"select a from {db}.{read}"
+    return {"viewOriginalText": text, "viewExpandedText": text}
 
 
 @contextmanager

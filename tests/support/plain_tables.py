@@ -11,14 +11,16 @@ import dataclasses
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from replicator.core.model import EXTERNAL, Column, Database, Function, Partition, Serde, Storage, Table, partition_name
-from replicator.metastore.thrift import ThriftMetastore
+from replicator.metastore.thrift import ThriftMetastore, connect
 
 COLUMNS = (Column("a", "int"), Column("b", "string"))
 KEYS = (Column("p", "string"),)
@@ -165,6 +167,15 @@ class PlainDatabase:
             },
             "files": _files(self.home),
         }
+
+
+@contextmanager
+def plain_database(uri: str, name: str, warehouse: Path) -> Iterator[PlainDatabase]:
+    """A new database, whose name begins with `name`, and its connection for the length of a block."""
+    with connect(uri) as client:
+        db = PlainDatabase(client, f"{name}_{uuid.uuid4().hex[:8]}", warehouse)
+        db.create()
+        yield db
 
 
 def text_storage(place: Path | str, columns: tuple[Column, ...] = COLUMNS) -> Storage:
