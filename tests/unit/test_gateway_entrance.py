@@ -22,9 +22,12 @@ from replicator.gateways.entrance import channel as channels
 from replicator.gateways.entrance.channel import Channel
 from replicator.gateways.entrance.door import NotAdmitted
 from replicator.gateways.entrance.foreign import in_their_words
+from replicator.gateways.entrance.local_names import LocalNames
 from replicator.gateways.entrance.tokens import DigestProof, Tokens
 from replicator.metastore.transports.frames import FrameError, Quality, Unlayered, frame, message, read_message
 from replicator.metastore.transports.passwords import Digest, parsed
+
+TOKENS = Tokens("k" * 32, LocalNames("EXAMPLE.COM", ["EXAMPLE.COM"]))
 
 
 class Masked:
@@ -137,7 +140,7 @@ def test_any_first_bytes_have_an_answer_or_none(begin: bytes) -> None:
 @pytest.mark.parametrize("piece", [b"a", b" ", b"a ", b"a=", b'a="', b'"', b"\\", b","])
 def test_an_answer_of_anybody_to_the_digest_is_refused_at_once(piece: bytes) -> None:
     """All clients of a gateway wait while it is read."""
-    proof, began = DigestProof(Tokens("k" * 32), Quality.AUTHENTICATION), time.process_time()
+    proof, began = DigestProof(TOKENS, Quality.AUTHENTICATION), time.process_time()
     with pytest.raises(NotAdmitted):
         proof.accept(lambda _: piece * (32_768 // len(piece)), b"")
     assert time.process_time() - began < 1
@@ -149,7 +152,7 @@ def test_the_pairs_of_a_digest() -> None:
 
 
 def test_a_server_that_proves_the_digest_with_other_letters_than_ascii_is_refused() -> None:
-    client = Digest(Tokens("k" * 32).give("anna", "", ""), MetastoreConfig("thrift://a:1"))
+    client = Digest(TOKENS.give("anna", "", ""), MetastoreConfig("thrift://a:1"))
     assert client.answer(b'nonce="n",qop="auth"')
     with pytest.raises(IdentityRefused, match="does not know the delegation token"):
         client.answer("rspauth=é".encode())
