@@ -70,9 +70,9 @@ from replicator.commands.gateway import gateway as run
 def gateway(session: Session, /, as_json: bool, **given: Any) -> int:
     """Serve the source's metastore to any client, and store the files that a drop would delete in $cmroot first.
 
-    Speaks the binary thrift protocol; TLS and Kerberos by [gateway] in replicator.toml. Without them every client that
-    can reach the port has the gateway's rights. Protects the server's default catalog; drops in other catalogs (Hive 3
-    and newer) are refused. Ends with SIGTERM or SIGINT, after current calls.
+    Speaks the binary thrift protocol; TLS and Kerberos by [gateway] in replicator.toml. Without Kerberos or client
+    certificates, every client that can reach the port gets in. Protects the server's default catalog; drops in other
+    catalogs (Hive 3 and newer) are refused. Ends with SIGTERM or SIGINT, after current calls.
 
     \b
     Example:
