@@ -1,5 +1,5 @@
-"""Whether a partition is what a load makes of the source's, told by the texts of both alone: of most it can be told, at
-a tenth of the cost of making the replica and comparing that. Pure.
+"""Proof by texts that a partition is what a load makes of the source's. Most can be proved so, at a tenth of the cost
+of making the replica and comparing that. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Alike:
 
 
 def alike_partitions(source: Table, target: Table) -> Alike | None:
-    """How partitions of a table are told to be alike; None where that takes more than their texts."""
+    """The proof for partitions of a table; None where it takes more than their texts."""
     here, there = source.location, target.location
     if not here or not there or is_published(here) or is_published(there) or here[-1] == "/" or there[-1] == "/":
         return None

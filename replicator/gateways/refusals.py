@@ -36,7 +36,7 @@ def garbage(header: MessageHeader | None, error: Garbage) -> Refused:
 
 
 def strange(begin: bytes, error: Garbage) -> Refused:
-    """The first bytes of a connection are no call: who sends them is answered in its own words."""
+    """The first bytes of a connection are no call: the answer is in the protocol that they seem to be of."""
     message = f"the gateway cannot read this: {error}{guess(begin[:LOOKED_AT])}"
     answer = in_their_words(begin[:LOOKED_AT], message) or application_error(None, PROTOCOL_ERROR, message)
     return Refused(answer, f"garbage: {message}")

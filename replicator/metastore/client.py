@@ -39,7 +39,7 @@ class MetastoreReader(Protocol):
 
     @property
     def config(self) -> MetastoreConfig:
-        """How it is reached."""
+        """Its connection settings."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class MetastoreReader(Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """What all clients of this metastore in this process share; `side_by_side` reads with it."""
+        """Limits and measurements that all clients of this metastore in this process share; for `side_by_side`."""
         ...
 
     def current_event_id(self) -> int:

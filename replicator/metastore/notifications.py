@@ -1,4 +1,4 @@
-"""Why a metastore's notification log cannot be read: it keeps none, or does not let this user read it."""
+"""Errors of a notification log that cannot be read: the metastore keeps none, or refuses this user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A metastore whose changes go over as many connections at once as bring something (see `pace`)."""
+"""A metastore whose changes go over as many connections as make them faster (see `pace`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ITEM = 0.3  # of a call's weight, for each object that it carries
 
 
 class Gate:
-    """Lets as many calls pass at once as a pace says, and tells it what they took. For many threads."""
+    """Lets as many calls pass at once as a pace says, and reports their time to it. For many threads."""
 
     def __init__(self, pace: Pace, clock: Callable[[], float] = time.monotonic) -> None:
         self._pace, self._clock, self._changed = pace, clock, Condition()

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], T]:
-    """Which catalog an object is in is a matter of the connection: a value has the default one."""
+    """Values have the default catalog: the connection knows the real one."""
     held = {"str": CATALOG}
 
     def converted(given: Any) -> T:
@@ -33,7 +33,7 @@ def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], 
 
 
 def _of_no_catalog(convert: Callable[[Any], Any], field: str = "catName") -> Callable[[Any], Any]:
-    """What is sent is in the server's default catalog, if the connection does not name one."""
+    """Structs name no catalog: the connection does, or the server takes its default one."""
 
     def converted(given: Any) -> Any:
         struct = convert(given)

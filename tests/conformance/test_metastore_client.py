@@ -286,7 +286,7 @@ def test_five_thousand_partitions_are_read_in_batches_and_reading_may_stop_early
 
 
 def _settled() -> int:
-    """How many threads there are, once readers that were told to end have come to their end."""
+    """The number of threads, once readers that were stopped have ended."""
     for thread in threading.enumerate():
         if thread.name.startswith("read"):
             thread.join(60)

@@ -1,4 +1,4 @@
-"""What is told of partitions by their texts alone is what making the replica and comparing that tells."""
+"""A proof by the texts of partitions agrees with making the replica and comparing that."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The entrance of the gateway: TLS, Kerberos and frames of its clients, and refusals for who stays outside."""
+"""The entrance of the gateway: TLS, Kerberos and frames of its clients, and refusals in other protocols."""

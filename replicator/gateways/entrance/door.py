@@ -102,7 +102,7 @@ class _Wire:
         connection.settimeout(0)
 
     def expect(self, speaks: Callable[[bytes], bool], wanted: str) -> None:
-        """Looks at the first bytes, and answers who speaks something else in its own words. Raises NotAdmitted."""
+        """Looks at the first bytes; another protocol is refused in its own words. Raises NotAdmitted."""
         begin = b""
         if isinstance(self.connection, ssl.SSLSocket):
             return  # nothing can be looked at in advance: the negotiation tells

@@ -37,7 +37,7 @@ def guess(begin: bytes) -> str:
 
 
 def in_their_words(begin: bytes, why: str) -> bytes:
-    """A refusal for who has begun so; empty where no words are known."""
+    """A refusal in the protocol of these first bytes; empty for an unknown one."""
     if speaks_tls(begin):
         return _ALERT
     if speaks_sasl(begin):

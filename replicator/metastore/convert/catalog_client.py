@@ -1,4 +1,4 @@
-"""A thrift client whose calls are about one catalog: what is sent names it."""
+"""A thrift client that names one catalog in all that it sends."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ METHODS: dict[str, tuple[Rows, Rows]] = {
 
 
 def method(name: str, *arguments: Any) -> Callable[[Any], Any]:
-    """What to do with a client: call `name`, as `operator.methodcaller` does for a method that the client has. The call
+    """A function of a client that calls `name`, as `operator.methodcaller` makes for methods that the client has. It
     returns the answer, and raises the errors that the method declares, or TApplicationException: UNKNOWN_METHOD of a
     server that lacks it; the connection stays in step."""
     sent, answered = structs(name)

@@ -1,1 +1,1 @@
-"""Parallel calls to a metastore: how many bring something, how many are allowed, and reading side by side."""
+"""Parallel calls to a metastore: their best number, their limits, and reading side by side."""

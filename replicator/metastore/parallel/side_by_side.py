@@ -1,4 +1,4 @@
-"""Reading many things of a metastore side by side, on as many connections as bring something (see `width`).
+"""Reading many things of a metastore side by side, on as many connections as make it faster (see `width`).
 
 Reads only: changes have an order of their own, and what collides in a server is another matter.
 """

@@ -32,7 +32,7 @@ class Limit:
 
 
 class Pool(Protocol):
-    """Who holds connections."""
+    """A holder of connections."""
 
     def has_idle(self) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""The width of reading: how many calls to a metastore at once bring something. Pure.
+"""The width of reading: the number of concurrent calls at which a metastore answers fastest. Pure.
 
 An embedded server answers two calls at once hardly faster than four; one with a database across a network needs sixteen
 before its rate stops growing. So the width is found while reading: wider and narrower ones are tried in turn, and the

@@ -27,7 +27,7 @@ class Status(IntEnum):
 
 
 class Quality(IntEnum):
-    """What a SASL layer protects; the bits of RFC 4752."""
+    """The protection of a SASL layer; the bits of RFC 4752."""
 
     AUTHENTICATION = 1
     INTEGRITY = 2
@@ -39,7 +39,7 @@ class FrameError(EOFError):
 
 
 class Layer(Protocol):
-    """What protects the data after the negotiation."""
+    """The protection of data after the negotiation."""
 
     @property
     def lasts(self) -> bool:
@@ -70,7 +70,7 @@ def message(status: Status, payload: bytes = b"") -> bytes:
 
 
 def read_message(read: Read) -> tuple[Status, bytes]:
-    """Raises FrameError for what is no negotiation message."""
+    """Raises FrameError for anything but a negotiation message."""
     status, size = _MESSAGE.unpack(read(_MESSAGE.size))
     if status not in Status.__members__.values() or size > LARGEST_MESSAGE:
         raise FrameError(f"no SASL message: it begins with {_MESSAGE.pack(status, size)!r}")

@@ -51,7 +51,7 @@ class SilentPeer(Exception):
 
 
 class Strange(Exception):
-    """What speaks there is no metastore; the message says what it seems to be."""
+    """The peer is no metastore; the message says what it seems to be."""
 
 
 def greet(transport: Transport, within: float, protocol: Literal["binary", "compact"] = "binary") -> None:
@@ -79,7 +79,7 @@ def greet(transport: Transport, within: float, protocol: Literal["binary", "comp
 
 
 def seems(said: bytes) -> tuple[str, Found]:
-    """What speaks so, from its first bytes, and the keys for it."""
+    """The protocol of a peer, by its first bytes, and the keys for it."""
     if said[:5] == b"HTTP/" or said[:1] == b"<":
         return "an HTTP server answers there", _HTTP
     if said[0] in (0x15, 0x16) and said[1:2] == b"\x03":
@@ -92,7 +92,7 @@ def seems(said: bytes) -> tuple[str, Found]:
 
 
 def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
-    """What a peer speaks that does not answer as it was asked, by asking it otherwise, and the keys for it. `dial`:
+    """The protocol of a peer that did not answer as it was asked, by asking it otherwise, and the keys for it. `dial`:
     another connection to it. Nothing for a peer that says nothing to any question."""
     said = _answer(dial, CALL)
     if said[:2] == CALL[:2]:
@@ -124,7 +124,7 @@ def _speaks_tls(dial: Callable[[], socket.socket]) -> bool:
 
 
 def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
-    """Which identity a server of SASL wants; None: it speaks none."""
+    """The proof of identity that a server wants; None: it speaks no SASL."""
     with suppress(OSError, EOFError), dial() as connection:
         connection.settimeout(_PATIENCE)
         connection.sendall(message(Status.START, b"GSSAPI") + message(Status.OK))

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Tickets:
-    """Where a client's tickets come from. May be used by any thread."""
+    """The source of a client's tickets. May be used by any thread."""
 
     def __init__(self, config: MetastoreConfig) -> None:
         if gssapi is None:
@@ -154,7 +154,7 @@ class Gssapi(Layered):
 
 
 class Wrapped:
-    """What GSSAPI wraps; with `private` it is encrypted. For either side."""
+    """Messages that GSSAPI wraps, with `private` encrypted. For either side."""
 
     def __init__(self, context: Any, private: bool) -> None:
         self._context, self._private = context, private
@@ -180,7 +180,7 @@ class Wrapped:
 
 
 def layer(context: Any, chosen: Quality) -> Layer:
-    """What protects the data of a context, for either side."""
+    """The layer of a context, for either side."""
     return Unlayered() if chosen is Quality.AUTHENTICATION else Wrapped(context, chosen is Quality.PRIVACY)
 
 
@@ -234,7 +234,7 @@ def _renew(cache: str | None) -> bool:
 
 
 def _text(error: Any) -> str:
-    """What Kerberos says of it; else what GSSAPI says of the kind of error."""
+    """Kerberos' own message, else GSSAPI's of the kind of error."""
     major, _, minor = str(error.gen_message()).partition(", Minor (")
     said = minor.partition("): ")[2].strip()
     return said if said not in ("", "Success") else major.partition("): ")[2].strip() or str(error)

@@ -1,4 +1,4 @@
-"""What thrift reads from and writes to: buffers over a connection that sends and receives pieces of plain data.
+"""Transports for thrift: buffers over a connection that sends and receives pieces of plain data.
 
 The accelerated decoder of thrift reads the buffer itself (`cstringio_buf`, `cstringio_refill`), on each transport."""
 
