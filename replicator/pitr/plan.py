@@ -23,7 +23,7 @@ from replicator.core.model import Database
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
-from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice, why_not_replicated
 from replicator.dumps.dump import DumpSettings, temporary_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
@@ -37,6 +37,7 @@ from replicator.replay.apply.planning import LoadSettings, plan_load
 from replicator.replay.apply.pricing import describe
 from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import RESTORING, SOURCE
+from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.target import database_location, default_warehouse
 
 OUTSIDE = "external-data"  # in the new database's directory; no table has a hyphen in its name
@@ -200,6 +201,7 @@ def planned(
             allow_missing=options.allow_missing,
             as_they_are=options.formats == AS_THEY_ARE,
         )
+        plan = plan_load(reader, target, chosen)
         yield DecidedRestore(
             db=options.db,
             point=point,
@@ -211,8 +213,8 @@ def planned(
             tables=tables,
             options=chosen,
             available=_look(reader, root, runtime),
-            load=describe(plan_load(reader, target, chosen), reader),
-            warnings=_warnings(existing, key),
+            load=describe(plan, reader),
+            warnings=_warnings(existing, key) + _given_up(plan),
         )
 
 
@@ -269,6 +271,12 @@ def _warnings(existing: Database | None, key: str) -> list[str]:
     if existing is None or SOURCE not in existing.parameters or existing.parameters.get(RESTORING) == key:
         return []
     return [f"{existing.name} is a replica and ends to be one: the next load into it needs --overwrite and a bootstrap"]
+
+
+def _given_up(plan: Plan) -> list[str]:
+    """Tables that make room, and that no later restore would bring back as they are."""
+    live = ((table, why_not_replicated(table)) for table in plan.drops) if not plan.as_they_are else ()
+    return [f"{table.db}.{table.name} is replaced, and no restore brings it back: {why}" for table, why in live if why]
 
 
 def _look(reader: DumpReader, root: ChangeRoot, runtime: Runtime) -> Available:
