@@ -18,7 +18,7 @@ import msgspec
 
 from cmroot.errors import FormatError
 from cmroot.lease import Lease
-from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
+from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter, close_together
 from cmroot.log.parts import LINES, PARQUET, PartsReader
 from cmroot.log.segment import (
     ADD,
@@ -236,9 +236,7 @@ class SegmentWriter:
         return self._finish(self._over[-1].last, metadata, check)
 
     def _close_parts(self) -> None:
-        for part in (self._records, self._files):
-            if part is not None:
-                part.close()
+        close_together([part for part in (self._records, self._files) if part is not None])
 
     def _finish(self, last: int, metadata: dict[str, Any], before_publishing: Callable[[], None]) -> Segment:
         self._writer.finish(MARKER, {"first": self._first, "last": last, **metadata}, format=FORMAT, version=VERSION)

@@ -6,6 +6,7 @@ import contextlib
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
@@ -27,6 +28,9 @@ from cmroot.log.parts import (
     too_long,
 )
 from cmroot.store.place import Place
+
+AT_ONCE = 16
+"""Parts that are published at one time: each is an upload, or on HDFS an end of half a second."""
 
 
 class _HashingSink:
@@ -84,6 +88,10 @@ class _PartWriter(ABC):
         self.part: Part | None = None
 
     @property
+    def local(self) -> bool:
+        return bool(Place(self._owner.place).local)
+
+    @property
     def size(self) -> int:
         """Bytes that have gone to the file so far; what is still in buffers not counted."""
         return self._sink.size
@@ -95,6 +103,12 @@ class _PartWriter(ABC):
     def close(self) -> Part:
         """Publish; safe to run twice."""
         if self.part is None:
+            self._owner.parts.append(self._published())
+        assert self.part is not None
+        return self.part
+
+    def _published(self) -> Part:
+        if self.part is None:
             try:
                 self._complete()
             except BaseException as error:
@@ -103,7 +117,6 @@ class _PartWriter(ABC):
                 raise
             self._publishing.close()
             self.part = Part(self._name, self.kind, self.rows, self._sink.size, self._sink.checksum())
-            self._owner.parts.append(self.part)
         return self.part
 
     def abort(self) -> None:
@@ -127,6 +140,20 @@ class _PartWriter(ABC):
 
 class _Aborted(Exception):
     pass
+
+
+def close_together(writers: Sequence[_PartWriter]) -> None:
+    """Publish parts of one place, side by side where a store takes long to end a file. The first error is raised when
+    all have ended."""
+    waiting = [each for each in writers if each.part is None]
+    if not waiting or waiting[0].local:
+        for each in waiting:
+            each.close()
+        return
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="publishing") as pool:
+        parts = [pool.submit(each._published) for each in waiting]
+    for each, part in zip(waiting, parts, strict=True):
+        each._owner.parts.append(part.result())
 
 
 class LinesWriter(_PartWriter):

@@ -16,7 +16,7 @@ import xxhash
 
 from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
-from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
+from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter, close_together
 from cmroot.log.parts import conform
 from cmroot.store.place import Place
 from cmroot.store.resolve import as_written
@@ -138,11 +138,8 @@ class DumpWriter:
         `before_publishing` raises."""
         if not self._buckets:
             self._open(1)
-        for bucket in self._buckets:
-            bucket.close()
-        for part in (self._records, self._tables):
-            if part is not None:
-                part.close()
+        others = (part for part in (self._records, self._tables) if part is not None)
+        close_together([*(bucket.flushed() for bucket in self._buckets), *others])
         self._parts.finish(layout.METADATA, msgspec.to_builtins(metadata), format=layout.FORMAT, version=layout.VERSION)
         if keys is not None:
             sign(self.place, metadata.id, (part.name for part in self._parts.parts), layout.METADATA, keys)
@@ -194,9 +191,9 @@ class _Bucket:
             self._writer.write(pa.concat_tables(self._pieces).combine_chunks())
             self._pieces, self._rows = [], 0
 
-    def close(self) -> None:
+    def flushed(self) -> ParquetWriter:
         self._flush()
-        self._writer.close()
+        return self._writer
 
     def abort(self) -> None:
         self._writer.abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from replication_fixture import ReplicationFixture
 
+from cmroot.store.hdfs import Hdfs
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -65,3 +67,29 @@ def test_what_the_source_dropped_comes_from_its_root(story: tuple[ReplicationFix
     loaded = found.load()
     assert loaded.code == 0, loaded
     assert found.target.shown() == shown
+
+
+def test_small_files_are_written_side_by_side(
+    story: tuple[ReplicationFixture, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client waits half a second at the end of nearly each file."""
+    found, target = story
+    ended: list[tuple[str, str]] = []
+    real = Hdfs.mv
+
+    def mv(self: Hdfs, path1: str, path2: str, **more: Any) -> None:
+        ended.append((threading.current_thread().name, path2))
+        real(self, path1, path2, **more)
+
+    monkeypatch.setattr(Hdfs, "mv", mv)
+    found.source.create()
+    found.source.partitioned("parts", {f"x{number}": {"f": f"{number}\tx\n"} for number in range(12)})
+    found.bootstrap()
+
+    def threads(part: str) -> int:
+        return len({name for name, path in ended if part in path})
+
+    if target == "hdfs":
+        assert threads("/replica/db") >= 6
+    if isinstance(found.here, HdfsPath):
+        assert threads("dump1/_metadata/") + threads("dump1/_files/") >= 3 and threads("/cmroot/files/") >= 6

@@ -9,11 +9,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import pytest
 
+from replicator.errors import JavaError
 from replicator.metastore.embedded.fetching import fetch, read_list
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import cache_directory, find_java, locked
@@ -24,6 +26,7 @@ NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 
 
+@cache
 def jars() -> Path:
     """The directory of Hadoop's jars, fetched when they are not there."""
     directory = cache_directory(os.environ) / "hadoop" / VERSION
@@ -143,5 +146,9 @@ def running_hdfs(directory: Path, **settings: str) -> Iterator[Cluster]:
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One for all tests of a worker: make directories of your own in it."""
     pytest.importorskip("hdfs_native", reason="the hdfs extra is not installed")
+    try:
+        jars()
+    except JavaError as error:
+        pytest.skip(f"Hadoop cannot be run here: {error}")
     with running_hdfs(tmp_path_factory.mktemp("hdfs")) as cluster:
         yield cluster

@@ -18,11 +18,11 @@ from cmroot.root import create_or_open
 from cmroot.store.place import Place, join
 from cmroot.store.remote import FsspecStore
 
-STORES = ["local", "memory"]
+STORES: list[Any] = ["local", "memory"]
 if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, where its packages are installed
     STORES.append("s3")
 if find_spec("hdfs_native"):
-    STORES.append("hdfs")
+    STORES.append(pytest.param("hdfs", marks=pytest.mark.hdfs))
 
 
 @contextmanager

@@ -44,6 +44,7 @@ from replicator.replay.plan.rules import FileRules
 
 THREADS = 2  # a task's own: one waits for the disk while the other hashes
 LARGE = 4 << 20  # mean size above which that is worth it: with small files threads only wait for the interpreter's lock
+REQUESTS = 16  # threads of a copying task onto another store: each file waits for answers, on HDFS half a second
 FILE_COST = 256 * 1024  # a file's fixed cost, in bytes that could be copied in the time
 COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
 MISSING_SHOWN = 1000  # missing files a task names; more are counted
@@ -129,8 +130,11 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
 
 
 def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
-    """A task's files by one thread, or by several where they are large."""
-    threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
+    """A task's files by one thread, or by several where they are large or the target's store answers slowly."""
+    if any(not is_local(file.target) for file in mine):
+        threads = min(REQUESTS, len(mine))
+    else:
+        threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
     if threads == 1:
         report.add(work(mine))
     else:
