@@ -46,7 +46,10 @@ def metastore() -> None:
     help="The version of Hive; default: the directory's, and 2.3 for a new one.",
 )
 @settings_option(
-    "--set", "hive_settings", envvar="REPLICATOR_METASTORE_START_SETTINGS", help="A Hive setting for this start."
+    "--set",
+    "hive_settings",
+    envvar="REPLICATOR_METASTORE_START_SETTINGS",
+    help="A Hive setting for this start. A password is given as env:NAME, file:PATH or command:PROGRAM.",
 )
 @click.option("--timeout", type=Duration(), default="90s", show_default=True, help="Time limit for the first answer.")
 @json_option

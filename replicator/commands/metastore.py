@@ -11,8 +11,10 @@ from typing import Literal
 
 from replicator.commands.base import Options, verb
 from replicator.commands.ranges import Port
+from replicator.errors import MetastoreStartError
 from replicator.metastore.binding import LOOPBACK
 from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.given_secrets import masked, resolved
 from replicator.metastore.embedded.running import PATIENCE, MetastoreState
 
 
@@ -24,7 +26,8 @@ class MetastoreStartOptions(Options):
     port: None: the one it had before when that is free, else any.
     host: the address that it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
     hive: the version; None: the directory's, and 2.3 for a new one.
-    hive_settings: Hive's settings by name, for this start.
+    hive_settings: Hive's settings by name, for this start; those of passwords and secrets may be references, such as
+        env:NAME or file:PATH.
     timeout: how long the first answer may take.
     """
 
@@ -43,17 +46,21 @@ def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
 
         uri = replicator.metastore_start("/tmp/source").uri
 
-    Raises MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process is left."""
-    directory = Path(options.directory)
-    running = embedded.start(
-        directory,
-        port=options.port,
-        host=options.host,
-        hive=options.hive,
-        settings=options.hive_settings,
-        env=os.environ,
-        timeout=options.timeout,
-    )
+    Raises MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process is left. Raises
+    ConfigError for a reference that cannot be read."""
+    directory, settings = Path(options.directory), resolved(options.hive_settings)
+    try:
+        running = embedded.start(
+            directory,
+            port=options.port,
+            host=options.host,
+            hive=options.hive,
+            settings=settings,
+            env=os.environ,
+            timeout=options.timeout,
+        )
+    except MetastoreStartError as error:
+        raise MetastoreStartError(masked(error.message, settings), hint=error.hint) from None
     return MetastoreState.of(directory, running)
 
 

@@ -11,15 +11,29 @@ from pathlib import Path
 import msgspec
 import pytest
 from kerberos import REALM, Kdc
+from leaks import replicated
 from plain_tables import PlainDatabase
-from secured import LOCALHOST, NOTHING, Secured, refused, replicates, secured_metastore, spark_counts, told
+from secured import (
+    LOCALHOST,
+    NOTHING,
+    Secured,
+    begin,
+    policy,
+    refused,
+    replicates,
+    secured_metastore,
+    spark_counts,
+    told,
+)
 
 import replicator
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database
 from replicator.errors import IdentityRefused, MetastoreUnreachable, NotAMetastore, NotAuthenticated
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.metastore.transports.kerberos import Tickets
+from replicator.metastore.transports.passwords import credentials_of
 
 
 def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
@@ -171,6 +185,28 @@ def test_a_delegation_token_proves_an_identity_until_it_is_cancelled(
         owner._connections.change("cancel", lambda client: client.cancel_delegation_token(token))
     cancelled = refused(config)
     assert isinstance(cancelled, IdentityRefused) and "token" in cancelled.hint and token not in told(cancelled)
+
+
+@pytest.mark.kerberos
+def test_keys_and_tokens_are_never_shown(
+    kerberos: tuple[Secured, Secured], tmp_path: Path, source_metastore: Running
+) -> None:
+    config = kerberos[0].config
+    assert config.keytab
+    keytab = Path(config.keytab).read_bytes()
+    at = keytab.index(b"\x00\x12\x00\x20") + 4  # a key of AES-256
+    known: dict[str, str | bytes] = {"key": keytab[at : at + 32]}
+    begin(config, tmp_path)
+    replicated(policy(tmp_path / "here", config, source_metastore), tmp_path / "here", 0, **known)
+    with connect(config) as owner:
+        token = owner._connections.read("token", lambda client: client.get_delegation_token("replicator", "replicator"))
+        known |= {"token": token, "password": credentials_of(token)[1]}
+        (tmp_path / "secret").write_text(token)
+        by_token = MetastoreConfig(config.uri, auth="token", token=f"file:{tmp_path}/secret")
+        file = policy(tmp_path / "here", by_token, source_metastore)
+        replicated(file, tmp_path / "here", 0, **known)
+        owner._connections.change("cancel", lambda client: client.cancel_delegation_token(token))
+    replicated(file, tmp_path / "here", 2, **known)
 
 
 @pytest.mark.kerberos

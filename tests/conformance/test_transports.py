@@ -8,7 +8,6 @@ import json
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import msgspec
 import pytest
 from directory import PEOPLE, directory
 from gateways import FILES, guarded
+from leaks import replicated
 from plain_tables import PlainDatabase
 from raw_thrift import message, struct
 from secured import (
@@ -27,12 +27,13 @@ from secured import (
     NOTHING,
     PROXYING,
     Secured,
+    begin,
     make_certificates,
+    policy,
     refused,
     replicates,
     secured_metastore,
     spark_counts,
-    table,
     told,
 )
 
@@ -202,6 +203,34 @@ def test_a_client_certificate_is_shown(source_metastore: Running, certificates: 
 
 
 @pytest.mark.tls
+def test_the_password_of_a_key_is_never_shown(
+    source_metastore: Running, target_metastore: Running, certificates: Path, tmp_path: Path
+) -> None:
+    known = {"password": "s3cret-of-the-key", "key": (certificates / "client.key").read_text().splitlines()[3]}
+    secret, key = tmp_path / "secret", tmp_path / "client.enc"
+    secret.write_text(known["password"])
+    command = [
+        "openssl",
+        "rsa",
+        "-aes256",
+        "-in",
+        certificates / "client.key",
+        "-out",
+        key,
+        "-passout",
+        f"file:{secret}",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    with terminator(source_metastore.uri, certificates) as config:
+        config = msgspec.structs.replace(config, key=str(key), key_password=f"file:{secret}")
+        begin(config, tmp_path)
+        file = policy(tmp_path / "here", config, target_metastore, "by_certificate")
+        replicated(file, tmp_path / "here", 0, **known)
+        secret.write_text("wr0ng-of-the-key")
+        replicated(file, tmp_path / "here", 2, **known, wrong="wr0ng-of-the-key")
+
+
+@pytest.mark.tls
 def test_a_metastore_without_anything_says_so(source_metastore: Running, certificates: Path) -> None:
     plain = MetastoreConfig(source_metastore.uri, connect_timeout="3s")
     for keys, wanted in (
@@ -289,6 +318,22 @@ def test_http_says_what_is_wrong_and_takes_a_new_jwt(http: tuple[Secured, Secure
 
 
 @pytest.mark.http
+def test_a_jwt_and_headers_are_never_shown(
+    http: tuple[Secured, Secured, Path], source_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, token, place = http
+    known = {"jwt": place.read_text(), "header": "s3cret-of-the-header"}
+    monkeypatch.setenv("OF_THE_PROXY", known["header"])
+    server = token.with_keys(headers={"X-Proxy-Authorization": "env:OF_THE_PROXY"})
+    begin(server, tmp_path)
+    replicated(policy(tmp_path / "here", server, source_metastore, "by_jwt"), tmp_path / "here", 0, **known)
+    expired = tmp_path / "secret"
+    expired.write_text(jwt(place.parent, "root", -3600))
+    file = policy(tmp_path / "here", msgspec.structs.replace(server, jwt=f"file:{expired}"), source_metastore, "by_jwt")
+    replicated(file, tmp_path / "here", 2, **known, expired=expired.read_text())
+
+
+@pytest.mark.http
 def test_the_server_acts_for_a_user(http: tuple[Secured, Secured, Path], tmp_path: Path) -> None:
     """Hive 4 lets the events be read by those who may impersonate: not by alice. Over HTTP and by set_ugi."""
     with secured_metastore(tmp_path / "m", MetastoreConfig(LOCALHOST), PROXYING, hive="4.0") as plain:
@@ -326,7 +371,7 @@ def test_a_password_opens_a_metastore_and_is_never_shown(tmp_path: Path) -> None
 
 
 @pytest.mark.plain
-def test_ldap_opens_a_metastore_and_its_password_is_never_shown(tmp_path: Path) -> None:
+def test_ldap_opens_a_metastore_and_its_password_is_never_shown(tmp_path: Path, source_metastore: Running) -> None:
     """Hive 4.2 with a real directory. Nothing that a command writes has a password, right or wrong."""
     secret = tmp_path / "password"
     secret.write_text("s3cret-of-fred\n")
@@ -342,25 +387,8 @@ def test_ldap_opens_a_metastore_and_its_password_is_never_shown(tmp_path: Path) 
         with secured_metastore(tmp_path / "m", config, PROXYING | wanted, hive="4.2") as server:
             unknown = refused(server.config, user="george")
             assert isinstance(unknown, IdentityRefused) and "george" in told(unknown)
-            file = tmp_path / "replicator.toml"
-            file.write_text(table("prod", server.config))
-            with connect(server.config) as client:
-                db = PlainDatabase(client, "sales", tmp_path / "sales")
-                db.create()
-                db.table("t", {"first": "1"})
-            said = dumped(file, tmp_path, "dump", 0)
+            file = policy(tmp_path / "here", server.config, source_metastore, "by_password")
+            begin(server.config, tmp_path)
+            assert "fred" in replicated(file, tmp_path / "here", 0, password="s3cret-of-fred")
             secret.write_text("wr0ng-of-fred\n")
-            said += dumped(file, tmp_path, "again", 2)
-    assert "fred" in said
-    for place in (tmp_path / "cm", tmp_path / "dump"):
-        said += "".join(each.read_bytes().decode("latin-1") for each in place.rglob("*") if each.is_file())
-    assert "of-fred" not in said
-
-
-def dumped(config: Path, here: Path, name: str, code: int) -> str:
-    """What a dump of `prod` says, with all that it logs."""
-    command = [sys.executable, "-m", "replicator.cli.main", "--config", str(config), "--verbose", "dump", "--json"]
-    out = ["--source", "prod", "--cmroot", f"{here}/cm", "--out", f"{here}/{name}", "--db", "sales"]
-    done = subprocess.run([*command, *out], capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr[-3000:]
-    return done.stdout + done.stderr
+            replicated(file, tmp_path / "here", 2, password="s3cret-of-fred", wrong="wr0ng-of-fred")

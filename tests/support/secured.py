@@ -24,6 +24,7 @@ from thrift.protocol.TCompactProtocol import TCompactProtocolAccelerated
 import replicator
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import Error, MetastoreError
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import (
     INSTANCE,
     began,
@@ -141,10 +142,11 @@ def table(name: str, config: MetastoreConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def replicates(source: Secured, target: Secured, here: Path) -> Path:
-    """Dump, load, verify and sync by the names of the two in a configuration file, which is returned."""
-    config = here / "replicator.toml"
-    policy = {
+def policy(here: Path, source: MetastoreConfig, target: Secured | Running, name: str = "sales") -> Path:
+    """A configuration file with the policy `west` of the database `sales`, which is `name` on the target."""
+    here.mkdir(parents=True, exist_ok=True)
+    file = here / "replicator.toml"
+    keys = {
         "source": "prod",
         "target": "standby",
         "databases": "sales",
@@ -154,9 +156,25 @@ def replicates(source: Secured, target: Secured, here: Path) -> Path:
         "warehouse": f"{here}/there",
         "engine": "local",
     }
-    lines = [f"{key} = {json.dumps(value)}" for key, value in policy.items()]
-    tables = table("prod", source.config) + table("standby", target.config)
-    config.write_text(tables + "\n".join(["[policies.west]", *lines, ""]))
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    lines += [f'rename_db = {{sales = "{name}"}}'] if name != "sales" else []
+    other = target.config if isinstance(target, Secured) else MetastoreConfig(target.uri)
+    file.write_text(table("prod", source) + table("standby", other) + "\n".join(["[policies.west]", *lines, ""]))
+    return file
+
+
+def begin(config: MetastoreConfig, here: Path) -> None:
+    """A database `sales` with one table; may run twice."""
+    with connect(config) as client:
+        if "sales" not in client.database_names():
+            db = PlainDatabase(client, "sales", here / "sales")
+            db.create()
+            db.table("t", {"first": "1"})
+
+
+def replicates(source: Secured, target: Secured, here: Path) -> Path:
+    """Dump, load, verify and sync by the names of the two in a configuration file, which is returned."""
+    config = policy(here, source.config, target)
     with connect(source.config) as client, connect(target.config) as other:
         db = PlainDatabase(client, "sales", here / "here")
         db.create()

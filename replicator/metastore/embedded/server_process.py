@@ -27,6 +27,7 @@ from thrift.transport.TTransport import TBufferedTransport
 from replicator.errors import MetastoreStartError
 from replicator.metastore.binding import HOST, LOOPBACK, binding_jar
 from replicator.metastore.embedded.distributions import PYSPARK, Hive, class_path, hive
+from replicator.metastore.embedded.given_secrets import secrets
 from replicator.metastore.java import Java, cache_directory, find_java, utf8_locale, write_staged
 
 # A server is asked for this setting to know that it is the one that was started, not another one on its port.
@@ -127,11 +128,15 @@ def spawn(
     class_path = runtime.class_path.removeprefix(f"{runtime.binding}{os.pathsep}") if secured else runtime.class_path
     conf = write_conf(runtime, directory, {BIND_HOST: host, **settings})
     if hadoop := {key: value for key, value in settings.items() if key.startswith("hadoop.")}:
-        write_staged(conf / "hadoop" / "core-site.xml", _site(hadoop).encode())  # Hadoop looks for it there alone
+        write_staged(
+            conf / "hadoop" / "core-site.xml", _site(hadoop).encode(), 0o600
+        )  # Hadoop looks for it there alone
         class_path = f"{conf / 'hadoop'}{os.pathsep}{class_path}"
     log = directory / "metastore.log"
     if log.exists():
         os.replace(log, directory / "metastore.log.1")
+    if any(secrets(settings)):
+        log.touch(0o600)  # Hive logs the URL of its database
     command = [
         str(runtime.java.executable),
         *open_modules(),
