@@ -65,6 +65,13 @@ def folded(place: str) -> str:
     return head + (posixpath.normpath("/" + path.lstrip("/")).rstrip("/") or "/")
 
 
+def tidied(place: str) -> str:
+    """A place folded, with the scheme that it was written with: for what a metastore is told. A server that has
+    `s3a` has no `s3`."""
+    text = folded(place)
+    return text if is_local(place) else place.partition("://")[0] + text[text.index("://") :]
+
+
 def is_within(place: str, other: str) -> bool:
     """Whether a resolved place is the other, or lies below it."""
     return f"{place.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cmroot.root import ChangeRoot, Format, create_or_open
-from cmroot.store.place import is_local, join, normal
+from cmroot.store.place import is_local, join
+from cmroot.store.resolve import tidied
 from replicator.core.model import Database
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
 from replicator.core.policy import METADATA, Policy, matching_databases
@@ -119,7 +120,7 @@ class Direction:
         back = [(there, here) for here, there in pairs]
         if is_local(self.policy.cmroot):
             warehouse = self.policy.warehouse or default_warehouse(self.source)
-            external = self.policy.external_base or join(normal(warehouse), "external")
+            external = self.policy.external_base or join(tidied(warehouse), "external")
             back += [(external_of(external, pair.name), "/") for pair in self.pairs]
             back.append((external, "/"))  # of replicas that older releases began
         return back

@@ -1,8 +1,7 @@
 """Every keeper through the whole path: capture, dump, load, where the source drops and overwrites before the load.
 
-The metastore knows no S3: its `s3a:` is a local directory, by Hadoop's own mount table, in which it makes and removes
-directories. The objects are real ones, on an S3 endpoint of this process, written and removed by the tests as Spark or
-Hive would.
+The metastore's `s3a:` are local directories (`s3a_as_directories`). The objects are real ones, on an S3 endpoint of
+this process, written and removed by the tests as Spark or Hive would.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pytest
 from engines import local_engine
 from metastores import MetastoreFactory
 from plain_tables import text_storage
-from stores import s3_server
+from stores import s3_server, s3a_as_directories
 
 import replicator
 from cmroot.errors import KeepError, NotWritable
@@ -76,13 +75,7 @@ def sides(
     buckets: None, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sides]:
     mounts = tmp_path_factory.mktemp("mounts")
-    settings = {"fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"}
-    settings["fs.viewfs.overload.scheme.target.file.impl"] = "org.apache.hadoop.fs.LocalFileSystem"
-    for bucket in BUCKETS:
-        name = bucket.partition("://")[2]
-        (mounts / name).mkdir()
-        settings[f"fs.viewfs.mounttable.{name}.linkFallback"] = f"file://{mounts / name}/"
-    source = metastore_factory("source", settings=settings)
+    source = metastore_factory("source", settings=s3a_as_directories(mounts, BUCKETS))
     engine = local_engine()
     yield Sides(source, metastore_factory("target"), tmp_path_factory.mktemp("outside"), engine)
     engine.stop()

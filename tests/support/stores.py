@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,3 +98,15 @@ def other_device(local_root: str) -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(dir=memory))
     yield place
     shutil.rmtree(place)
+
+
+def s3a_as_directories(mounts: Path, buckets: Sequence[str]) -> dict[str, str]:
+    """Settings of a metastore that has `s3a:` and, as a stock one, no `s3:`. Its buckets are local directories, by
+    Hadoop's own mount table, in which it makes and removes directories; objects are ours to write and remove."""
+    settings = {"fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"}
+    settings["fs.viewfs.overload.scheme.target.file.impl"] = "org.apache.hadoop.fs.LocalFileSystem"
+    for bucket in buckets:
+        name = bucket.partition("://")[2]
+        (mounts / name).mkdir()
+        settings[f"fs.viewfs.mounttable.{name}.linkFallback"] = f"file://{mounts / name}/"
+    return settings

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-from cmroot.store.place import join, normal
-from cmroot.store.resolve import as_written
+from cmroot.store.place import join
+from cmroot.store.resolve import as_written, tidied
 from replicator.core.model import Database
 from replicator.core.runtime import Runtime
 from replicator.dumps import layout
@@ -180,7 +180,7 @@ def _entries(reader: DumpReader) -> Iterator[pa.Table]:
 
 def warehouse_of(target: MetastoreReader, options: LoadSettings) -> str:
     """The target's, as asked for or as its metastore says."""
-    return normal(options.warehouse or default_warehouse(target))
+    return tidied(options.warehouse or default_warehouse(target))
 
 
 def root_of(target: MetastoreReader, options: LoadSettings) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from cmroot.errors import UnknownPlace
 from cmroot.names import HINT, is_below
 from cmroot.store.place import is_local, join, normal
-from cmroot.store.resolve import folded
+from cmroot.store.resolve import folded, tidied
 from replicator.errors import FormatError, Refused, UsageError
 
 
@@ -139,7 +139,7 @@ def is_published(location: str | None) -> bool:
 def usual_place(location: str) -> tuple[str, str]:
     """Of a published location: where the table would lie in the usual layout, by the name it had then, and what
     follows below it."""
-    home, _, rest = folded(location).partition(f"/{PUBLISHED}/")
+    home, _, rest = tidied(location).partition(f"/{PUBLISHED}/")
     _, _, rest = rest.partition("/")
     name, _, below = rest.partition("/")
     return join(home, name.partition(".")[2]), below

@@ -17,6 +17,7 @@ import msgspec
 
 from cmroot.errors import UnknownPlace
 from cmroot.store.place import join, normal, parent
+from cmroot.store.resolve import tidied
 from replicator.core.model import EXTERNAL, MANAGED, TRANSLATED, Partition, Storage, Table
 from replicator.replay.places.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
 from replicator.replay.plan.squash import Squashed
@@ -47,9 +48,9 @@ def of_kind(table: Table, *, external: bool) -> Table:
 def home_of(placement: Placement, source_db: str, usual: str) -> str:
     """Above `.published`. `usual`: where the table would lie in the source's layout."""
     if is_published(usual):
-        return normal(usual).partition(f"/{PUBLISHED}/")[0]
+        return tidied(usual).partition(f"/{PUBLISHED}/")[0]
     database = placement.target_locations[source_db]
-    return normal(database) if relative(usual, database) is not None else parent(normal(usual))
+    return tidied(database if relative(usual, database) is not None else parent(tidied(usual)))
 
 
 def with_table_at(placement: Placement, table: Table, place: str) -> Placement:
