@@ -3,6 +3,7 @@ what each says when the configuration, the tickets or the KDC are not as they sh
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -156,6 +157,20 @@ def test_tickets_that_run_out_are_taken_again_or_renewed(kdc: Kdc, kerberos: tup
         with pytest.raises(NotAuthenticated) as raised:
             client.database_names()
     assert "keytab" in raised.value.hint and raised.value.transient
+
+
+@pytest.mark.kerberos
+@pytest.mark.parametrize("ahead", [-1200, 1200])
+def test_clocks_that_differ_are_told(kdc: Kdc, kerberos: tuple[Secured, Secured], ahead: int) -> None:
+    """The cache says by how much the KDC's clock is ahead (its DeltaTime), and proofs are made for that time."""
+    cache = Path(kdc.tickets(f"late{ahead}").removeprefix("FILE:"))
+    data = cache.read_bytes()
+    assert data[:2] == b"\5\4"
+    cache.write_bytes(data[:2] + struct.pack(">HHHii", 12, 1, 8, ahead, 0) + data[4 + int.from_bytes(data[2:4]) :])
+    keys = {"keytab": None, "client_principal": None, "ticket_cache": f"FILE:{cache}"}
+    skewed = refused(kerberos[0].config, **keys)
+    assert isinstance(skewed, NotAuthenticated) and skewed.transient and skewed.exit_code == 75
+    assert "lock skew too great" in told(skewed) and "NTP" in skewed.hint
 
 
 @pytest.mark.kerberos
