@@ -45,6 +45,19 @@ def test_what_they_are_made_of_is_renamed(two: Renamed) -> None:
     assert [each.table.dbName for each in made.sourceTables or ()] in ([], [two.renamed])
 
 
+@pytest.mark.parametrize("hive", ["3.1", "4.2"])
+def test_those_without_creation_metadata_arrive(hives: Callable[..., Running], hive: str, tmp_path: Path) -> None:
+    """Those of Hive 2.3, which stores none."""
+    two = Renamed(hives("2.3"), hives(hive, "target"), tmp_path)
+    text = f"select a from {two.db}.t"
+    with hive_client(two.source) as client:
+        client.table(two.db, "mv", kind="MATERIALIZED_VIEW", viewOriginalText=text, viewExpandedText=text)
+    assert two.pair.sync().not_replicated == []
+    with hive_client(two.target) as client:
+        found = client.get(two.renamed, "mv")
+    assert (found.tableType, found.viewOriginalText) == ("MATERIALIZED_VIEW", f"select a from {two.renamed}.t")
+
+
 def test_one_is_made_after_what_it_reads(two: Renamed) -> None:
     """A server refuses a materialized view over what it does not have yet."""
     reads = {"view": "t", **{f"mv{4 - n}": f"mv{5 - n}" if n else "view" for n in range(4)}}
