@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from faults import Fault, run_with
 from hive_metastore import ttypes
 from hive_objects import hive_client
 from plain_tables import PlainDatabase
@@ -227,4 +228,39 @@ def test_a_database_whose_drop_is_refused_is_named_until_it_goes(refusing: tuple
     assert (run.not_replicated, run.left, run.dropped) == ([], [], [left])
     assert not pair.replica("gone").exists()
     assert not pair.replica("left").exists()
+    assert verified(pair) == 0
+
+
+def test_a_load_that_is_killed_while_it_notes_refusals_loses_none(refusing: tuple[Replication, Refusing]) -> None:
+    """Neither in the checkpoint, nor in the note of a database that stays, nor when it tries again."""
+    pair, target = refusing
+    a = f"alter database {pair.name}_a$"
+    faults = [
+        *(Fault(moment, "thrift", a, 2) for moment in ("before", "after")),  # the checkpoint
+        Fault("after", "thrift", f"alter database {pair.name}_gone"),
+        Fault("after", "thrift", a, 3),  # the second try begins
+        Fault("before", "thrift", a, 4),  # and is to note what it was refused
+    ]
+    source, arguments = pair.db("a"), ["--config", str(pair.config()), "sync", pair.name]
+    source.table("good", {"first": "1"})
+    gone = [pair.db(f"gone{number}").name for number in range(len(faults))]
+    pair.sync()
+    target.refuse(table="bad", function="bad_function")
+    target.keep_databases(*gone)
+    source.table("bad", {"first": "1"})
+    source.function("bad_function")
+    wanted = {f"{source.name}.bad", f"{source.name}.bad_function"}
+    for number, fault in enumerate(faults):
+        source.write("good", {f"file{number}": "another"})
+        pair.source.drop_database(gone[number])
+        wanted.add(gone[number])
+        assert run_with(fault, arguments).killed
+        for _ in range(2):  # the second one has nothing new
+            run = pair.sync()
+            assert {each.object for each in run.not_replicated} == wanted, fault
+        status = command("--config", str(pair.config()), "status", pair.name)
+        assert {each["object"] for each in status.output["not_replicated"]} == wanted, fault
+    target.take()
+    assert pair.sync().not_replicated == []
+    assert not {f"{pair.name}_gone{number}" for number in range(len(faults))} & set(pair.target.database_names())
     assert verified(pair) == 0
