@@ -7,6 +7,7 @@ import pickle
 import resource
 import signal
 import stat
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -373,3 +374,16 @@ def test_a_symbolic_link_is_a_child_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc")
     (found,) = Place(str(tmp_path)).children()
     assert found.is_link and not found.is_directory and found == Place(str(tmp_path / "link")).child()
+
+
+def test_hdfs_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+    with pytest.raises(UnknownPlace) as caught:
+        Place("hdfs://absent:1/w").exists()
+    assert caught.value.hint is not None and "replicator[hdfs]" in caught.value.hint
+
+
+def test_a_driver_of_hdfs_that_cannot_replace_is_refused() -> None:
+    with pytest.raises(UnknownPlace) as caught:
+        Place("arrow_hdfs://nn:1/w").exists()
+    assert caught.value.hint == "write hdfs:// instead"
