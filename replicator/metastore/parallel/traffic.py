@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary
 from replicator.core.connections.metastore_config import Address
 from replicator.metastore.parallel.width import Width
 
+FORGOTTEN = 1.0  # seconds between looks for a client that went away without closing its connections
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -96,7 +98,7 @@ class Traffic:
                 if pool.has_idle():
                     return False
                 if not any(each.close_idle() for each in list(self._open)):
-                    self._changed.wait()
+                    self._changed.wait(FORGOTTEN)
             self._open[pool] = self._open.get(pool, 0) + 1
             return True
 
