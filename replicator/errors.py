@@ -128,6 +128,10 @@ class Refused(Error):
     exit_code = 6
 
 
+class DatabaseMoved(Refused):
+    """The metastore has made a database at another location than it was asked for."""
+
+
 class NotReached(Error):
     """The awaited state was not reached within the time-out. Nothing was changed; wait again."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gateways import FILES, Guarded, contents, guarded
+from history_generator import is_newer
 from raw_thrift import RawClient, struct
 
 from replicator.core.model import EXTERNAL, Column, Table
@@ -132,6 +133,8 @@ def greater_than_b() -> bytes:
 
 
 def test_partitions_dropped_by_an_expression_are_kept(guard: Guarded, greater_than_b: bytes) -> None:
+    if is_newer(guard.running.uri):
+        pytest.skip("an expression is for the server of its client's version, and Spark's is Hive 2.3")
     guard.database.partitioned("t", {value: {"f": value} for value in "abcd"})
     expressions = struct({2: [struct({1: greater_than_b})]})
     guard.call("drop_partitions_req", struct({1: guard.db, 2: "t", 3: expressions, 4: True}))
@@ -206,6 +209,8 @@ def test_what_the_metastore_refuses_is_back_as_it_was(guard: Guarded) -> None:
 
 def test_a_truncation_that_the_metastore_does_not_know_changes_nothing(guard: Guarded) -> None:
     """2.3 has none; newer ones are played by `test_gateway_truncation`."""
+    if is_newer(guard.running.uri):
+        pytest.skip("newer servers know truncations: test_hive4")
     guard.database.table("t", FILES)
     before = states(guard.place("t"))
     for name in ("truncate_table", "truncate_table_req"):

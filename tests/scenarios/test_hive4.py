@@ -10,9 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gateways import FILES, contents, guarded
 from plain_tables import PlainDatabase
 from policies import Replication
-from replication_fixture import Answer, command
+from raw_thrift import struct
+from replication_fixture import Answer, ReplicationFixture, command
 from test_failover import lose, nobody
 
 from replicator.core.model import Column, Serde, Storage, Table
@@ -82,6 +84,32 @@ def test_sync_verify_and_repair(pair: Replication) -> None:
     a.drop("t")
     assert by_policy(pair, "sync", pair.name).code == 0
     assert "t" not in pair.target.table_names(a.name)
+
+
+def test_tables_lie_where_a_server_puts_their_database(hives: Callable[..., Running], tmp_path: Path) -> None:
+    """In a server's own warehouse it takes no other place than its own: the first load and later ones heed it."""
+    source, target = hives("4.2", "source"), hives("4.2", "target")
+    fixture = ReplicationFixture(source, target, tmp_path, warehouse=target.warehouse / "below")
+    fixture.source.create()
+    fixture.source.table("t", {"first": "1"})
+    assert (fixture.dump().code, fixture.load().code) == (0, 0)
+    fixture.source.table("late", {"first": "2"})
+    assert (fixture.dump(since=fixture.last).code, fixture.load().code) == (0, 0)
+    home = fixture.target.metastore.database(fixture.db).location
+    assert home and home != f"file:{fixture.target.home}", "asked for, and not what the server gives"
+    assert not fixture.target.home.exists()
+    for name, text in (("t", "1"), ("late", "2")):
+        place = fixture.target.metastore.table(fixture.db, name).location
+        assert place == f"{home}/{name}"
+        assert Path(place.removeprefix("file:"), "first").read_text() == text
+
+
+def test_a_gateway_keeps_what_a_truncation_takes(hives: Callable[..., Running], tmp_path: Path) -> None:
+    with guarded(hives("4.2", "source"), tmp_path) as guard:
+        guard.database.table("t", FILES)
+        guard.call("truncate_table_req", struct({1: guard.db, 2: "t"}))
+        assert guard.taken() == {"t/one": FILES["one"], "t/two": FILES["two"]}
+        assert contents(guard.place("t")) == {} and guard.place("t").exists() and guard.is_settled()
 
 
 def test_a_switchover_and_its_way_back(pair: Replication) -> None:

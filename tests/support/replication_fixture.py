@@ -54,10 +54,12 @@ class ReplicationFixture:
     """`here` is a directory of the test; the source's `$cmroot` and the dumps are in it."""
 
     def __init__(self, source: Running, target: Running, here: Path, *, warehouse: Path | None = None) -> None:
-        """`warehouse`: where the target's data goes, if not to its metastore's own."""
+        """`warehouse`: where the target's data goes, if not beside its metastore's own, in which Hive 4 places
+        databases itself."""
         self.db = f"db{next(_numbers)}"
         self.source_uri, self.target_uri = source.uri, target.uri
-        self.warehouse = warehouse or target.warehouse / self.db  # a story of its own has a $cmroot of its own
+        # A story of its own has a $cmroot of its own.
+        self.warehouse = warehouse or target.warehouse.with_name("replicas") / self.db
         self.source = PlainDatabase(connect(source.uri), self.db, source.warehouse)
         self.target = PlainDatabase(connect(target.uri), self.db, self.warehouse)
         self.here, self.cmroot = here, here / "cmroot"

@@ -26,7 +26,7 @@ from replicator.core.runtime import Runtime
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
-from replicator.errors import CommitOutcomeUnknown, ObjectExists, ObjectNotFound
+from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
 from replicator.events.root_catalog import bind_catalog
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import stop_excess
@@ -79,6 +79,13 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
     anything is changed, LeaseHeld when another load is at work on the target, and Refused where it would take away more
     than the options' brake allows; FilesMissing, before any metadata of the range is committed, when bytes are nowhere
     to be had."""
+    try:
+        return _load(dump, target, options, runtime)
+    except DatabaseMoved:  # it exists now: another plan places its tables where the metastore has put it
+        return _load(dump, target, options, runtime)
+
+
+def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) -> Loaded:
     began = clocks.monotonic()
     reader = DumpReader(dump, options.keys)
     roots = roots_of(reader, target, options)

@@ -1,4 +1,5 @@
-"""Occupied places: a table that is new to the target must not get a place that another object has. Reads only.
+"""Places of what is new on the target. A metastore may make a database elsewhere than asked for: Hive 4 moves those in
+its managed warehouse. A table must not get a place that another object has.
 
 What a load makes may lie in each other as it does at the source. Everything else on the target, another replica of the
 same database too, would lose files to it, or show files of it.
@@ -6,14 +7,53 @@ same database too, would lose files to it, or show files of it.
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import is_local, local_path, normal
+from replicator.core.model import Database
 from replicator.dumps.layout import BOOTSTRAP
-from replicator.errors import ObjectNotFound, Refused
+from replicator.errors import DatabaseMoved, ObjectExists, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.apply.work import exists
+from replicator.replay.apply.work import Work, exists
 from replicator.replay.places.neighbours import Neighbours, Occupant
 from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import SOURCE
 from replicator.replay.plan.plan import Plan, TablePlan
+
+
+def create_databases(work: Work, loading: Mapping[str, str], apart: Mapping[str, Mapping[str, str]]) -> None:
+    """Those that a plan has as new, with the marks of its load. `apart`: more properties, by database. May run twice.
+    Raises DatabaseMoved, when all are made, if one lies elsewhere than the plan has its tables."""
+    made: list[Database] = []
+    for database in work.plan.create_databases:
+        parameters = {**work.with_role(database.name, database.parameters), **loading, **apart.get(database.name, {})}
+        if database.location and is_local(database.location):
+            os.makedirs(local_path(database.location), exist_ok=True)
+        with contextlib.suppress(ObjectExists):
+            work.target.create_database(msgspec.structs.replace(database, parameters=parameters))
+            work.changed.count()
+            made.append(database)
+    moved = [each for each in made if _is_moved(work, each)]
+    if moved:
+        names = ", ".join(each.name for each in moved[:5])
+        raise DatabaseMoved(
+            f"{work.target.uri} has made databases elsewhere than asked for: {names}",
+            hint="run it again: it goes where they are now; or place them outside of that metastore's own warehouse",
+        )
+
+
+def _is_moved(work: Work, database: Database) -> bool:
+    there = work.target.database(database.name)
+    if not database.location or not there.location or normal(there.location) == normal(database.location):
+        return False
+    if not there.managed_location:
+        remove_if_empty(database.location)
+    return True
 
 
 def refuse_occupied(plan: Plan, target: MetastoreReader) -> None:

@@ -6,7 +6,6 @@ Every step may run twice: it looks at what is there, and does what is missing.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ from dataclasses import dataclass
 import msgspec
 
 from cmroot.names import foreign
-from cmroot.store.place import Place, is_local, join, local_path, normal
+from cmroot.store.place import Place, join, normal
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
-from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
+from replicator.replay.apply.occupied import create_databases
 from replicator.replay.apply.work import Work, exists, leaving_partitions, make_directory
 from replicator.replay.places.by_name import not_noted
 from replicator.replay.places.neighbours import Leaving
@@ -99,14 +99,7 @@ class Preparation:
         loading |= claims.own.parameters() if claims else {}
         placement = self._work.plan.placement
         apart = {placement.database(name): {EXTERNAL_DATA: APART} for name in placement.apart}
-        for database in self._work.plan.create_databases:
-            parameters = self._work.with_role(database.name, database.parameters) | loading
-            began = msgspec.structs.replace(database, parameters=parameters | apart.get(database.name, {}))
-            if database.location and is_local(database.location):
-                os.makedirs(local_path(database.location), exist_ok=True)
-            with contextlib.suppress(ObjectExists):
-                self._work.target.create_database(began)
-                self._work.changed.count()
+        create_databases(self._work, loading, apart)
         for name in self._work.plan.checkpoint:
             there = self._work.target.database(name)
             if claims:
