@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gateways import FILES, contents, guarded
+from hive_objects import FULL_ACID, INSERT_ONLY, hive_client
 from plain_tables import PlainDatabase
 from policies import Replication
 from raw_thrift import struct
@@ -172,17 +173,22 @@ def test_housekeeping(pair: Replication) -> None:
     assert {"1\x01one\n", "2\x01two\n"} <= kept, "what was removed is in the root"
 
 
-def test_a_purge(pair: Replication) -> None:
+def test_a_purge_names_transactional_tables_as_gaps(pair: Replication, hives: Callable[..., Running]) -> None:
     a = pair.db("a")
     descriptor = {"dataset.descriptor": '{"privacy": {"column": "id"}}'}
     parquet(a, "people", {"id": pa.array(range(100)), "v": pa.array([f"v{id}" for id in range(100)])}, **descriptor)
     parquet(a, "gone", {"member": pa.array([3, 5])})
+    with hive_client(hives("4.2")) as client:
+        for name, parameters in (("full", FULL_ACID), ("inserts", INSERT_ONLY)):
+            client.table(a.name, name, parameters | descriptor)
     ask = (
         *("purge", "run", "--metastore", pair.source_uri, "--cmroot", str(pair.here / "purge")),
-        *("--ids", f"{a.name}.gone:member", "--table-whitelist", f"{a.name}.people", "--field-path", "privacy.column"),
+        *("--ids", f"{a.name}.gone:member", "--table-whitelist", a.name, "--field-path", "privacy.column"),
     )
     done = command(*ask, *client_of_hive_4())
-    assert (done.code, done.output["rows_erased"]) == (0, 2), done.output
+    assert (done.code, done.output["rows_erased"]) == (3, 2), done.output
+    why = {gap["table"].split(".")[1]: gap["reason"] for gap in done.output["gaps"]}
+    assert {name for name, reason in why.items() if "transactional" in reason} == {"full", "inserts"}, why
     place = a.metastore.table(a.name, "people").location
     assert place
     rows = pq.read_table(place.removeprefix("file:")).column("id").to_pylist()
