@@ -88,7 +88,9 @@ def main() -> int:
     parser.add_argument("--schedule", default="1s", help="of the policy")
     parser.add_argument("--seed", type=int, default=None, help="of all dice; default: another one each time")
     parser.add_argument("--directory", type=Path, help="where to work; kept then, else a fresh directory, removed")
-    parser.add_argument("--record", metavar="NAME", help="put the outcome into docs/performance.md: kills or steady")
+    parser.add_argument(
+        "--record", metavar="NAME", help="put the outcome into docs/performance.md: kills, steady or hive4"
+    )
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(10_000)
     with tempfile.TemporaryDirectory(prefix="replicator-soak-") as scratch:
