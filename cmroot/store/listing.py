@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from cmroot.store.delta import LOG, beyond
-from cmroot.store.place import is_local, local_path, name_of
+from cmroot.store.place import is_local, local_path, name_of, normal, split_authority
+from cmroot.store.ranges import lists_ranges, trees
 from cmroot.store.remote import object_identity, object_time_ns
 from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
@@ -110,6 +111,21 @@ def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Lis
     `now_ns` is the filesystem's idea of now.
     """
     return _list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
+
+
+def list_together(locations: Sequence[str]) -> Iterator[tuple[int, Listing | None]]:
+    """Those of the locations (by index) whose store lists ranges, in few requests for each bucket, and in the order of
+    their keys. None: to be listed alone. Raises what a listing of one of them raises, and ends."""
+    buckets: dict[str, list[int]] = {}
+    for index, location in enumerate(locations):
+        if lists_ranges(location):
+            buckets.setdefault(split_authority(normal(location))[0], []).append(index)
+    for indexes in buckets.values():
+        places = [locations[index] for index in indexes]
+        for nth, found in trees(places):
+            prefix = _prefix(places[nth])
+            alone = not found or any(key.startswith(f"{prefix}{LOG}/") for key in found)
+            yield indexes[nth], None if alone else _objects(prefix, found)
 
 
 def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
@@ -215,14 +231,26 @@ def object_state(name: str, info: dict[str, Any]) -> FileState:
 
 
 def _list_objects(location: str) -> Listing | None:
-    store = remote_store(location)
-    prefix = store.key(location).rstrip("/") + "/"
+    store, prefix = remote_store(location), _prefix(location)
     found = store.tree(location)
     log = {key: info for key, info in found.items() if key.startswith(f"{prefix}{LOG}/")}
     if log:  # a Delta table: what lies there after its log was listed holds all that the log names
         skipped = beyond(key[len(prefix) + len(LOG) + 1 :] for key in log)
         log = {key: info for key, info in log.items() if key[len(prefix) + len(LOG) + 1 :] not in skipped}
         found = {key: info for key, info in store.tree(location).items() if not key.startswith(f"{prefix}{LOG}/")} | log
+    listing = _objects(prefix, found)
+    if found.keys() == {prefix[:-1]}:
+        (info,) = found.values()
+        if info.get("type") != "directory" and info["size"]:  # one of no bytes is a mark that tools leave
+            return Listing([object_state("", info)], [])
+    return listing if found else None
+
+
+def _prefix(location: str) -> str:
+    return remote_store(location).key(location).rstrip("/") + "/"
+
+
+def _objects(prefix: str, found: dict[str, dict[str, Any]]) -> Listing:
     files, unnamed = [], []
     for key, info in found.items():
         relative = key[len(prefix) :]
@@ -236,11 +264,7 @@ def _list_objects(location: str) -> Listing | None:
             continue
         files.append(object_state(relative, info))
     files.sort(key=lambda file: file.path_relative)
-    if found.keys() == {prefix[:-1]}:
-        (info,) = found.values()
-        if info.get("type") != "directory" and info["size"]:  # one of no bytes is a mark that tools leave
-            files = [object_state("", info)]
-    return Listing(files, [], sorted(unnamed)) if found else None
+    return Listing(files, [], sorted(unnamed))
 
 
 def unchanged(directory: DirectoryState, location: str) -> bool:

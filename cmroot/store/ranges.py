@@ -1,0 +1,106 @@
+"""Listings of many places of an S3 bucket in few requests: one flat listing in the order of keys, which jumps over what
+lies between the places. It takes one request for each thousand objects, and at most one more for each place.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cmroot.store.remote import FsspecStore
+from cmroot.store.spelling import naming, scheme, split_authority
+
+Infos = dict[str, dict[str, Any]]  # key with its bucket -> what the store says of the object, as fsspec has it
+
+PAGE = 1000  # objects of an answer, at most: S3's own bound
+_UNORDERED = "--x-s3"  # the end of a directory bucket's name: these list in no order
+
+
+def lists_ranges(place: str) -> bool:
+    """Whether the store of a place lists from a key on, in the order of keys."""
+    return scheme(place) == "s3" and not split_authority(place)[0].endswith(_UNORDERED)
+
+
+def trees(places: Sequence[str]) -> Iterator[tuple[int, Infos]]:
+    """Each of these places of one bucket (by index) with every object below it, in the order of keys. {}: the place is
+    to be listed alone; nothing is below it, it lies in another one, or the store does not list in order.
+
+    Holds one page, and the objects of one place. Raises what a listing raises.
+    """
+    store = FsspecStore(places[0])
+    wanted = [(store.key(place).rstrip("/") + "/", index) for index, place in enumerate(places)]
+    wanted.sort(key=lambda each: each[0].encode())
+    reading = _Reading(store, _above(wanted[0][0], wanted[-1][0]))
+    last = None
+    for prefix, index in wanted:
+        if last is not None and prefix.startswith(last):
+            yield index, {}
+            continue
+        last = prefix
+        with naming(places[index]):
+            found = reading.below(prefix)
+        yield index, found
+
+
+def _above(first: str, last: str) -> str:
+    """What all keys between two begin with, with the slash of its last directory."""
+    return posixpath.commonprefix([first, last]).rpartition("/")[0] + "/"
+
+
+class _Reading:
+    """One listing of a bucket, forward only."""
+
+    def __init__(self, store: FsspecStore, above: str) -> None:
+        """above: the bucket, and what the keys of all that is wanted begin with, ending with a slash."""
+        self._filesystem = store.filesystem
+        self._bucket, _, self._prefix = above.partition("/")
+        self._page: deque[dict[str, Any]] = deque()
+        self._last = b""  # key, without the bucket
+        self._ended = self._disordered = False
+        self._size, self._used = PAGE, 0
+
+    def below(self, prefix: str) -> Infos:
+        """prefix: a place's key with its bucket, and a slash; not before one that was asked for."""
+        found: Infos = {}
+        wanted = prefix.partition("/")[2].encode()
+        while (info := self._next(wanted)) is not None:
+            self._page.popleft()
+            self._used += 1
+            found[f"{self._bucket}/{info['Key']}"] = info
+        return {} if self._disordered else found
+
+    def _next(self, wanted: bytes) -> dict[str, Any] | None:
+        """The next object below; it stays in the page."""
+        while not self._disordered:
+            while self._page and self._page[0]["Key"].encode() < wanted:
+                self._page.popleft()
+            if self._page:
+                return self._page[0] if self._page[0]["Key"].encode().startswith(wanted) else None
+            if self._ended:
+                return None
+            self._read(max(self._last, wanted))
+        return None
+
+    def _read(self, after: bytes) -> None:
+        """The next page. A listing that hits little of what is wanted is asked for less."""
+        if self._last:
+            self._size = min(PAGE, max(PAGE // 50, 4 * self._used))
+        self._used = 0
+        answer = self._filesystem.call_s3(
+            "list_objects_v2",
+            Bucket=self._bucket,
+            Prefix=self._prefix,
+            StartAfter=after.decode(),
+            MaxKeys=self._size,
+            **self._filesystem.req_kw,
+        )
+        for each in answer.get("Contents", ()):
+            key = each["Key"].encode()
+            if key <= self._last or key <= after:
+                self._disordered = True
+                return
+            self._last = key
+            self._page.append({**each, "name": f"{self._bucket}/{each['Key']}", "size": each["Size"], "type": "file"})
+        self._ended = not answer["IsTruncated"]

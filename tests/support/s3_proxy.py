@@ -1,0 +1,95 @@
+"""A proxy before an S3 endpoint that counts requests by their kind, and answers 503 to some where it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass
+class Proxy:
+    """counts: requests by kind (`LIST`, `HEAD`, `GET`, `PUT`, `COPY`, `DELETE`, `DELETE many`, `POST`); fails: of
+    (kind, path), whether the request is answered by 503 and not passed on."""
+
+    endpoint: str
+    url: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    fails: Callable[[str, str], bool] = lambda kind, path: False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, kind: str, path: str) -> bool:
+        """Whether it is to be passed on."""
+        with self.lock:
+            self.counts[kind] += 1
+            return not self.fails(kind, path)
+
+    def taken(self) -> Counter[str]:
+        """What was counted since the last time."""
+        with self.lock:
+            counts, self.counts = self.counts, Counter()
+        return counts
+
+
+def kind_of(method: str, path: str, copies: bool) -> str:
+    parts = urlsplit(path)
+    query = parse_qs(parts.query, keep_blank_values=True)
+    if method == "GET" and ("list-type" in query or "versions" in query or "prefix" in query):
+        return "LIST"
+    if method == "PUT" and copies:
+        return "COPY"
+    return "DELETE many" if method == "POST" and "delete" in query else method
+
+
+@contextmanager
+def counting(endpoint: str) -> Iterator[Proxy]:
+    """endpoint: `http://host:port`. The Host header stays the client's, so that signatures hold."""
+    proxy = Proxy(endpoint)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _pass(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            kind = kind_of(self.command, self.path, "x-amz-copy-source" in self.headers)
+            if not proxy.count(kind, self.path):
+                self.send_response(503, "Slow Down")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            behind = HTTPConnection(urlsplit(endpoint).netloc)
+            behind.request(self.command, self.path, body, dict(self.headers))
+            answer = behind.getresponse()
+            data = answer.read()
+            self.send_response_only(answer.status, answer.reason)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                    self.send_header(name, value)
+            told = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", told or str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+            behind.close()
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
