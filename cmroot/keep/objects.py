@@ -6,21 +6,28 @@ source before and after.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
 from cmroot.errors import ChecksumMismatch
 from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate, name_incoming, unsteady
-from cmroot.store.checksum import ALGORITHM, checksum_at, copy_stream
-from cmroot.store.listing import FileState, file_state
-from cmroot.store.place import Place
+from cmroot.store.checksum import ALGORITHM, checksum_at, checksum_stream, copy_stream
+from cmroot.store.listing import FileState, file_state, object_state
+from cmroot.store.place import Place, name_of, scheme
+from cmroot.store.s3 import COPIED, Stream, copy_if, heeds
+from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
 
 
 def read_object(path: str) -> Kept:
     """Checksum of a file on any store, by a reading that no writer disturbed."""
     for _ in range(ATTEMPTS):
-        before = file_state(path)
-        checksum, size = checksum_at(path)
-        if _steady(path, before, size):
-            return Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
+        with _reading(path) as source:
+            checksum, size = checksum_stream(source.stream)
+        if source.was_steady(size):
+            return Kept(size, source.state.mtime_ns, source.state.identity, ALGORITHM, checksum)
     raise unsteady(path)
 
 
@@ -30,12 +37,11 @@ def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
     if not Place(root).local and Place(root).same_store(Place(path)):
         return _keep_by_server(root, path, renew)
     for _ in range(ATTEMPTS):
-        before = file_state(path)
         staged = Place(fresh_incoming(root, "copy"))
-        with Place(path).open_read() as source, staged.open_write() as target:
-            checksum, size = copy_stream(source, target)
-        kept = Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
-        if _steady(path, before, size):
+        with _reading(path) as source, staged.open_write() as target:
+            checksum, size = copy_stream(source.stream, target)
+        kept = Kept(size, source.state.mtime_ns, source.state.identity, ALGORITHM, checksum)
+        if source.was_steady(size):
             _name(root, staged, kept, renew)
             return kept
         staged.remove()
@@ -63,12 +69,42 @@ def remove_source(path: str, kept: Kept) -> None:
     Place(path).remove()
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A file that is being read, and what its store said of it before. `whole`: both are one answer of the store."""
+
+    path: str
+    stream: BinaryIO
+    state: FileState
+    whole: bool
+
+    def was_steady(self, size: int) -> bool:
+        """Whether the bytes that were read, so many, are those of the file that the store spoke of."""
+        now = self.state if self.whole else file_state(self.path)
+        return size == now.size and (now.identity, now.mtime_ns) == (self.state.identity, self.state.mtime_ns)
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[_Source]:
+    before = None if scheme(path) == "s3" else file_state(path)
+    with naming(path), Place(path).open_stream() as stream:
+        if isinstance(stream, Stream):
+            yield _Source(path, stream, object_state(name_of(path), stream.info), whole=True)
+        else:
+            yield _Source(path, stream, before or file_state(path), whole=False)
+
+
 def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
     store = remote_store(root)
     for _ in range(ATTEMPTS):
         kept = read_object(path)
         if not renew and is_kept(root, kept.checksum, kept.size):
             return kept
+        if kept.size <= COPIED and _copies_if(root):
+            final = locate(root, kept.checksum, kept.size)
+            if copy_if(store.filesystem, store.key(path), store.key(final), kept.identity):
+                return kept
+            continue
         staged = Place(fresh_incoming(root, "copy"))
         store.filesystem.cp_file(store.key(path), store.key(str(staged)))
         if file_state(path).identity == kept.identity and staged.size() == kept.size:
@@ -76,6 +112,14 @@ def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
             return kept
         staged.remove()
     raise unsteady(path)
+
+
+def _copies_if(root: str) -> bool:
+    if scheme(root) != "s3":
+        return False
+    store = remote_store(root)
+    with naming(root):
+        return heeds(store.filesystem, store.key(fresh_incoming(root, "probe"))).copies
 
 
 def _name(root: str, staged: Place, kept: Kept, renew: bool) -> None:
@@ -86,8 +130,3 @@ def _name(root: str, staged: Place, kept: Kept, renew: bool) -> None:
         staged.remove()
     else:
         staged.move(Place(locate(root, kept.checksum, kept.size)))
-
-
-def _steady(path: str, before: FileState, size: int) -> bool:
-    after = file_state(path)
-    return size == after.size and before.identity == after.identity and before.mtime_ns == after.mtime_ns

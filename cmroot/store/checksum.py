@@ -10,7 +10,8 @@ import errno
 import os
 import stat
 import threading
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import IO, BinaryIO
 
 import xxhash
 
@@ -196,7 +197,7 @@ def checksum_at(place: str) -> tuple[str, int]:
     """Checksum and size of a file of any store. Raises FileNotFoundError when it is gone."""
     if is_local(place):
         return checksum_file(local_path(place))
-    with located(place).open_read() as file:
+    with located(place).open_stream() as file:
         return checksum_stream(file)
 
 
@@ -210,12 +211,16 @@ def checksum_stream(source: BinaryIO) -> tuple[str, int]:
     return digest.hexdigest(), total
 
 
-def copy_stream(source: BinaryIO, target: BinaryIO) -> tuple[str, int]:
-    """Copy one binary stream to another, for stores behind fsspec; checksum and size of what was read."""
+def copy_stream(
+    source: BinaryIO, target: IO[bytes], and_to: Callable[[bytes], object] = lambda _: None
+) -> tuple[str, int]:
+    """Copy one binary stream to another, for stores behind fsspec; checksum and size of what was read. `and_to`: gets
+    each block, too."""
     digest = xxhash.xxh3_128()
     total = 0
     while block := source.read(BUFFER_SIZE):
         digest.update(block)
+        and_to(block)
         target.write(block)
         total += len(block)
     return digest.hexdigest(), total

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cmroot.errors import NotWritable
 from cmroot.store.delta import LOG, beyond
 from cmroot.store.place import is_local, local_path, name_of, normal, split_authority
 from cmroot.store.ranges import lists_ranges, trees
@@ -113,9 +114,37 @@ def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Lis
     return _list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
 
 
-def list_together(locations: Sequence[str]) -> Iterator[tuple[int, Listing | None]]:
-    """Those of the locations (by index) whose store lists ranges, in few requests for each bucket, and in the order of
-    their keys. None: to be listed alone. Raises what a listing of one of them raises, and ends."""
+class Listings:
+    """Listings of several locations, for one who asks for them in turn. The first ones of a store that lists ranges are
+    made together, in few requests; a page ahead of the one that is asked for, at most, if locations are sorted."""
+
+    def __init__(self, locations: Sequence[str]) -> None:
+        self._locations = locations
+        self._coming = _together(locations)
+        self._here: dict[int, Listing | None] = {}
+        self._unasked = set(range(len(locations)))
+
+    def of(self, index: int) -> Listing | None:
+        """As `list_tree`; another listing each time."""
+        if index in self._unasked:
+            self._unasked.discard(index)
+            while index not in self._here and (came := self._next()):
+                self._here[came[0]] = came[1]
+        return self._here.pop(index, None) or list_tree(self._locations[index])
+
+    def _next(self) -> tuple[int, Listing | None] | None:
+        """The listing of a location alone tells best what is wrong with it."""
+        try:
+            return next(self._coming, None)
+        except (ConnectionError, TimeoutError):
+            raise
+        except (OSError, NotWritable):
+            return None
+
+
+def _together(locations: Sequence[str]) -> Iterator[tuple[int, Listing | None]]:
+    """Those of the locations (by index) whose store lists ranges, by bucket and in the order of their keys. None: to be
+    listed alone."""
     buckets: dict[str, list[int]] = {}
     for index, location in enumerate(locations):
         if lists_ranges(location):

@@ -62,6 +62,9 @@ class LocalStore:
         with naming(path):
             return open(local_path(path), "rb")
 
+    def open_stream(self, path: str) -> BinaryIO:
+        return self.open_read(path)
+
     @contextlib.contextmanager
     def open_write(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         target = local_path(path)

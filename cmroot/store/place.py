@@ -97,6 +97,10 @@ class Place:
     def open_read(self) -> BinaryIO:
         return self.store.open_read(self._path)
 
+    def open_stream(self) -> BinaryIO:
+        """Reads forward only, and without asking first what is there, where the store has that."""
+        return self.store.open_stream(self._path)
+
     def open_write(self, *, durable: bool = True) -> AbstractContextManager[BinaryIO]:
         """Write a file piece by piece: published when the block ends, nothing left when it raises. Not `durable`: it
         survives no crash before a `sync`."""

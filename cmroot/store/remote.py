@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable, UnknownPlace
+from cmroot.store import s3
 from cmroot.store.local import Child, Children, Names, staging_name
 from cmroot.store.renaming import RENAMING, is_there, rename_onto_free, replace
 from cmroot.store.spelling import STAGING, join, naming, normal, parent, scheme, split_authority
@@ -97,9 +98,7 @@ class FsspecStore:
         except FileExistsError:
             return False
         except OSError as error:
-            if any(
-                word in str(error) for word in ("PreconditionFailed", "ConditionNotMet", "ConditionalRequestConflict")
-            ):
+            if s3.is_refused(error):
                 return False
             raise
         return True
@@ -116,6 +115,18 @@ class FsspecStore:
         self.filesystem.rm_file(staged)
         return False
 
+    def checks_digests(self, probe: str) -> bool:
+        """Whether the store compares what arrives with its digest. `probe`: a name that nobody uses, in its bucket."""
+        if scheme(self.place) != "s3":
+            return False
+        with naming(probe):
+            return s3.heeds(self.filesystem, self.key(probe)).digests
+
+    def create_checked(self, path: str, data: bytes, md5: bytes) -> bool:
+        """As `create_exclusive`, where `checks_digests`: only if these are the bytes of the digest."""
+        with naming(path):
+            return s3.put_new(self.filesystem, self.key(path), data, md5)
+
     def open_read(self, path: str) -> BinaryIO:
         with naming(path):
             if scheme(path) == "memory":  # its open files share one position
@@ -123,6 +134,13 @@ class FsspecStore:
 
                 return io.BytesIO(self.filesystem.cat_file(self.key(path)))
             return cast(BinaryIO, self.filesystem.open(self.key(path), "rb"))
+
+    def open_stream(self, path: str) -> BinaryIO:
+        """As `open_read`, forward only; in one request where the store has that."""
+        if scheme(path) != "s3":
+            return self.open_read(path)
+        with naming(path):
+            return cast(BinaryIO, s3.Stream(self.filesystem, self.key(path)))
 
     @contextlib.contextmanager
     def open_write(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
@@ -147,7 +165,8 @@ class FsspecStore:
 
     def size(self, path: str) -> int:
         with naming(path):
-            return int(self.filesystem.info(self.key(path))["size"])
+            ask = partial(s3.info, self.filesystem) if scheme(path) == "s3" else self.filesystem.info
+            return int(ask(self.key(path))["size"])
 
     def infos(self, paths: Sequence[str]) -> Infos:
         """What the store says of each file, side by side where it may be asked so; None: it is not there."""

@@ -156,7 +156,8 @@ class Contents:
 
         for objects in self._log.manifest.unlisted(LIST_BATCH):
             self._log.manifest.mark_listed(objects)
-            for keeper, theirs in self.keepers.grouped(objects, failed):
+            for keeper, group in self.keepers.grouped(objects, failed):
+                theirs = sorted(group, key=lambda obj: obj.location)  # stores list in this order
                 start = 0
                 while some := theirs[start : start + self._list_batch]:
                     start += len(some)

@@ -17,7 +17,7 @@ from cmroot.errors import NotWritable
 from cmroot.keep.keepers import Keeper, Kept
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
-from cmroot.store.listing import FileState, Listing, full_identity, list_together, list_tree
+from cmroot.store.listing import FileState, Listing, Listings, full_identity
 from cmroot.store.place import is_local, join
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.core.batches import batched
@@ -59,7 +59,7 @@ class Listed:
 def list_objects(task: ListTask) -> Listed:
     """Lists each object and keeps what is new. May run twice: kept bytes are content-addressed."""
     rows = _Rows()
-    listings = _Listings(task.objects)
+    listings = Listings([obj.location for obj in task.objects])
     missing: list[tuple[DataObject, str]] = []
     directories = []
     unnamed: dict[int, list[str]] = {}
@@ -103,30 +103,6 @@ def list_objects(task: ListTask) -> Listed:
         unnamed=unnamed,
         same=rows.same,
     )
-
-
-class _Listings:
-    """Listings of a task's objects; the first ones together, where their store has that."""
-
-    def __init__(self, objects: Sequence[DataObject]) -> None:
-        self._locations = [obj.location for obj in objects]
-        self._coming = list_together(self._locations)
-        self._here: dict[int, Listing | None] = {}
-
-    def of(self, index: int) -> Listing | None:
-        """As `list_tree`; another listing each time."""
-        while index not in self._here and (came := self._next()):
-            self._here[came[0]] = came[1]
-        return self._here.pop(index, None) or list_tree(self._locations[index])
-
-    def _next(self) -> tuple[int, Listing | None] | None:
-        """The listing of an object alone tells best what is wrong with it."""
-        try:
-            return next(self._coming, None)
-        except (ConnectionError, TimeoutError):
-            raise
-        except (OSError, NotWritable):
-            return None
 
 
 def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:

@@ -13,7 +13,7 @@ import xxhash
 
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG
-from cmroot.store.listing import FileState, Listing, list_tree
+from cmroot.store.listing import FileState, Listing, Listings, list_tree
 from cmroot.store.place import join
 from cmroot.store.resolve import located
 from replicator.compare.differences import Difference, Differences
@@ -65,14 +65,17 @@ class FilesCompared:
 def compare_files(task: FileTask) -> FilesCompared:
     """Reads only, so it may run twice. A file that vanishes meanwhile is reported as missing on its side."""
     report = FilesCompared()
-    for pair in task.pairs:
-        _compare(pair, task, report)
+    sources = Listings([pair.source for pair in task.pairs])
+    targets = Listings([pair.target for pair in task.pairs])
+    for index, pair in enumerate(task.pairs):
+        _compare(pair, sources.of(index), targets.of(index), task, report)
         report.objects += 1
     return report
 
 
-def _compare(pair: FilePair, task: FileTask, report: FilesCompared) -> None:
-    here, there = list_tree(pair.source), list_tree(pair.target)
+def _compare(
+    pair: FilePair, here: Listing | None, there: Listing | None, task: FileTask, report: FilesCompared
+) -> None:
     source, target = _files(here), _files(there)
     alike = [path for path, state in source.items() if path in target and target[path].size == state.size]
     part, parts = task.part

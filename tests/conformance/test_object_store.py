@@ -26,7 +26,8 @@ from replicator.core.progress import Progress
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
-from replicator.replay.copy.copying import Roots, remove_file
+from replicator.replay.copy.copying import remove_file
+from replicator.replay.copy.origins import Roots
 from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
 
 

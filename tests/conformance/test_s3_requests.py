@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,19 @@ from s3_proxy import Proxy, counting
 from stores import s3_server, s3a_as_directories
 
 import replicator
+from cmroot.keep.content import locate
+from cmroot.keep.objects import keep_object
 from cmroot.root import create_or_open
-from cmroot.store.listing import Listing, list_together, list_tree
+from cmroot.store import s3
+from cmroot.store.listing import Listing, Listings, list_tree
 from cmroot.store.place import Place
+from cmroot.store.remote import FsspecStore
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 BUCKET = "s3a://counted"
+PARTITIONS = int(os.environ.get("REPLICATOR_TEST_PARTITIONS", "200"))
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +43,8 @@ def proxy() -> Iterator[Proxy]:
 
 
 def together(places: list[str]) -> list[Listing | None]:
-    found = dict(list_together(places))
-    return [found[index] or list_tree(place) for index, place in enumerate(places)]
+    listings = Listings(places)
+    return [listings.of(index) for index in range(len(places))]
 
 
 def write(*keys: str) -> None:
@@ -67,3 +76,130 @@ def test_places_far_apart_cost_one_request_each_and_those_in_a_row_one_for_a_tho
         places = [f"{BUCKET}/far/{place:03d}" for place in range(0, 100, step)]
         assert [len(each.files) for each in together(places) if each] == [30] * (100 // step)
         assert proxy.taken()["LIST"] <= most
+
+
+def test_an_object_that_arrives_with_other_bytes_is_not_written(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, place = Place(BUCKET).store, f"{BUCKET}/spoiled"
+    assert isinstance(store, FsspecStore)
+    monkeypatch.setattr(proxy, "spoils", lambda path, body: body.replace(b"good", b"evil"))
+    with pytest.raises(OSError, match=r"(?i)digest|md5"):
+        store.create_checked(place, b"good", hashlib.md5(b"good").digest())
+    assert not Place(place).exists()
+    monkeypatch.undo()
+    assert store.create_checked(place, b"good", hashlib.md5(b"good").digest())
+    assert not store.create_checked(place, b"other", hashlib.md5(b"other").digest())
+    assert Place(place).read_bytes() == b"good"
+
+
+def test_what_a_store_heeds_is_found_out(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Place(BUCKET).store
+    assert isinstance(store, FsspecStore)
+    for strict in (True, False):
+        monkeypatch.setattr(proxy, "strict", strict)
+        s3._FOUND.clear()
+        assert s3.heeds(store.filesystem, "counted/probe") == (strict, strict)
+        assert Place(BUCKET).list() == [name for name in Place(BUCKET).list() if not name.startswith("probe")]
+    s3._FOUND.clear()
+
+
+def test_an_answer_that_breaks_off_goes_on_where_it_did(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random.Random(1).randbytes(3_000_000)
+    place = Place(f"{BUCKET}/broken")
+    place.write_bytes(data)
+    breaks = iter([700_000, 1, 1_000_000])
+    monkeypatch.setattr(proxy, "cuts", lambda path, body: min(len(body), next(breaks, len(body))))
+    proxy.taken()
+    with place.open_stream() as stream:
+        assert stream.read() + b"".join(iter(lambda: stream.read(1 << 16), b"")) == data
+    assert proxy.taken() == {"GET": 4}
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_gone(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(f"{BUCKET}/replaced")
+    place.write_bytes(bytes(3_000_000))
+    monkeypatch.setattr(proxy, "cuts", lambda path, body: min(len(body), 700_000))
+    with place.open_stream() as stream:
+        stream.read(10)
+        place.write_bytes(bytes(2_999_999) + b"1")
+        with pytest.raises(FileNotFoundError, match="went away"):
+            while stream.read(1 << 16):
+                pass
+
+
+def test_an_object_is_kept_by_the_server_as_it_was_read(proxy: Proxy) -> None:
+    """Three requests, and one try of the store's conditions in a process."""
+    write("kept/a", "kept/b")
+    root = f"{BUCKET}/root"
+    first = keep_object(root, f"{BUCKET}/kept/a")
+    proxy.taken()
+    kept = keep_object(root, f"{BUCKET}/kept/b")
+    assert proxy.taken() == {"GET": 1, "HEAD": 1, "COPY": 1}
+    assert [Place(locate(root, each.checksum, each.size)).read_bytes() for each in (first, kept)] == [
+        b"kept/a",
+        b"kept/b",
+    ]
+    assert Place(f"{root}/incoming").find() == []
+
+
+@dataclass
+class Warehouse:
+    """A table `t` of 1,000 partitions of one file each, on the counted bucket."""
+
+    source: Running
+    target: Running
+    work: Path
+
+
+@pytest.fixture(scope="module")
+def warehouse(
+    proxy: Proxy, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Warehouse]:
+    mounts = tmp_path_factory.mktemp("mounts")
+    settings = s3a_as_directories(mounts, [BUCKET])
+    sides = metastore_factory("source", settings=settings), metastore_factory("target", settings=settings)
+    home = f"{BUCKET}/requests.db"
+    table = Table(
+        db="requests",
+        name="t",
+        kind=EXTERNAL,
+        storage=text_storage(f"{home}/t"),
+        partition_keys=(Column("p", "int"),),
+        parameters={"EXTERNAL": "TRUE"},
+    )
+    with connect(sides[0].uri) as client:
+        client.create_database(Database(name="requests", location=home))
+        client.create_table(table)
+        parts = [Partition(values=(str(p),), storage=text_storage(f"{home}/t/p={p}")) for p in range(PARTITIONS)]
+        client.add_partitions("requests", "t", parts)
+    write(*(f"requests.db/t/p={p}/part-0" for p in range(PARTITIONS)))
+    yield Warehouse(*sides, tmp_path_factory.mktemp("work"))
+
+
+def test_what_a_capture_a_load_and_an_idle_capture_ask(proxy: Proxy, warehouse: Warehouse) -> None:
+    engine = local_engine()
+    root = create_or_open(str(warehouse.work / "cmroot"))
+
+    def capture() -> Counter[str]:
+        proxy.taken()
+        replicator.capture(source=warehouse.source.uri, cmroot=root.place, db="requests", engine=engine)
+        return proxy.taken()
+
+    first = capture()
+    idle = capture()
+    out = str(warehouse.work / "dump")
+    replicator.dump(
+        source=warehouse.source.uri, cmroot=root.place, db="requests", out=out, capture_first=False, engine=engine
+    )
+    proxy.taken()
+    loaded = replicator.load(out, target=warehouse.target.uri, warehouse=f"{BUCKET}/replica", engine=engine)
+    copied = proxy.taken()
+    proxy.taken()
+    verified = replicator.verify(source=warehouse.source.uri, target=warehouse.target.uri, db="requests", engine=engine)
+    compared = proxy.taken()
+    print(f"{PARTITIONS} files: capture {first}, idle {idle}, load {copied}, verify {compared}")
+    assert (loaded.files_copied, verified.status) == (PARTITIONS, "same")
+    few = 10 + PARTITIONS // 100  # listings, notes, leases
+    assert first.total() <= PARTITIONS + few
+    assert idle.total() <= 10
+    assert copied.total() <= 3.5 * PARTITIONS + 10 * few  # leases are renewed, notes written
+    assert compared.total() <= 2 * PARTITIONS + few

@@ -1,7 +1,9 @@
-"""A proxy before an S3 endpoint that counts requests by their kind, and answers 503 to some where it is told to."""
+"""A proxy before an S3 endpoint that counts requests by their kind, and does harm to some where it is told to."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,12 +17,18 @@ from urllib.parse import parse_qs, urlsplit
 @dataclass
 class Proxy:
     """counts: requests by kind (`LIST`, `HEAD`, `GET`, `PUT`, `COPY`, `DELETE`, `DELETE many`, `POST`); fails: of
-    (kind, path), whether the request is answered by 503 and not passed on."""
+    (kind, path), whether the request is answered by 503 and not passed on; spoils: of (path, body of a PUT), the body
+    that is passed on; cuts: of (path, body of an answer to GET), after how many bytes the connection breaks. strict: it
+    does what S3 does and moto does not: it compares digests, and heeds the condition of a copy."""
 
     endpoint: str
     url: str = ""
     counts: Counter[str] = field(default_factory=Counter)
     fails: Callable[[str, str], bool] = lambda kind, path: False
+    spoils: Callable[[str, bytes], bytes] = lambda path, body: body
+    cuts: Callable[[str, bytes], int] = lambda path, body: len(body)
+    strict: bool = True
+    tags: dict[str, str] = field(default_factory=dict)  # of objects that were written whole, by path
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, kind: str, path: str) -> bool:
@@ -64,9 +72,16 @@ def counting(endpoint: str) -> Iterator[Proxy]:
                 self.end_headers()
                 return
             behind = HTTPConnection(urlsplit(endpoint).netloc)
+            if kind == "PUT":
+                body = proxy.spoils(self.path, body)
+            if proxy.strict and (refusal := self._refusal(kind, body)):
+                self._refuse(*refusal)
+                return
             behind.request(self.command, self.path, body, dict(self.headers))
             answer = behind.getresponse()
             data = answer.read()
+            if kind == "PUT" and (tag := answer.getheader("ETag")):
+                proxy.tags[urlsplit(self.path).path] = tag
             self.send_response_only(answer.status, answer.reason)
             for name, value in answer.getheaders():
                 if name.lower() not in ("connection", "transfer-encoding", "content-length"):
@@ -74,8 +89,26 @@ def counting(endpoint: str) -> Iterator[Proxy]:
             told = answer.getheader("Content-Length") if self.command == "HEAD" else None
             self.send_header("Content-Length", told or str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            end = proxy.cuts(self.path, data) if kind == "GET" else len(data)
+            self.wfile.write(data[:end])
+            self.close_connection = end < len(data)
             behind.close()
+
+        def _refusal(self, kind: str, body: bytes) -> tuple[int, str] | None:
+            digest, wanted = self.headers.get("Content-MD5"), self.headers.get("x-amz-copy-source-if-match")
+            if kind == "PUT" and digest and digest != base64.b64encode(hashlib.md5(body).digest()).decode():
+                return 400, "BadDigest"
+            source = proxy.tags.get("/" + str(self.headers["x-amz-copy-source"]).lstrip("/"))
+            if kind == "COPY" and wanted and source and source != wanted:
+                return 412, "PreconditionFailed"
+            return None
+
+        def _refuse(self, status: int, code: str) -> None:
+            body = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass
 

@@ -18,7 +18,7 @@ from cmroot.keep.keepers import CopyKeeper
 from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
 from replicator.replay.copy.copy_task import CopyReport, CopyTask, run_copy_task, share_of
-from replicator.replay.copy.copying import Roots, Wanted
+from replicator.replay.copy.origins import Roots, Wanted
 from replicator.replay.places.placement import Placement
 from replicator.replay.plan.rules import FileRules, TableRule
 

@@ -19,7 +19,8 @@ from replicator.core.model import Partition
 from replicator.dumps.layout import INCREMENTAL
 from replicator.replay.apply.work import Replay
 from replicator.replay.copy.copy_task import entries, file_in, fold_entries, slashed
-from replicator.replay.copy.copying import Roots, remove_file
+from replicator.replay.copy.copying import remove_file
+from replicator.replay.copy.origins import Roots
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing
 from replicator.replay.places.neighbours import Free, Leaving

@@ -21,7 +21,7 @@ from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.differing import differing_objects
 from replicator.replay.apply.occupied import refuse_occupied
 from replicator.replay.apply.work import Replay
-from replicator.replay.copy.copying import Roots
+from replicator.replay.copy.origins import Roots
 from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE

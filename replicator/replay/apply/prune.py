@@ -28,7 +28,8 @@ from replicator.replay.apply.work import (
     run_recycle_task,
     to_recycle,
 )
-from replicator.replay.copy.copying import Roots, remove_file
+from replicator.replay.copy.copying import remove_file
+from replicator.replay.copy.origins import Roots
 from replicator.replay.copy.pruned_directories import sweep_empty
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing, to_clear

@@ -13,8 +13,8 @@ from cmroot.store.resolve import located
 from replicator.errors import FilesMissing, Refused
 from replicator.replay.apply.work import Replay
 from replicator.replay.copy.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
-from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.logs import LogTask, run_log_task
+from replicator.replay.copy.origins import Roots
 from replicator.replay.copy.staging import fenced, sweep_staging
 from replicator.replay.plan.plan import Plan
 from replicator.text.quantity import count_text

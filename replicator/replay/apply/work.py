@@ -29,9 +29,9 @@ from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
 from replicator.metastore.paced import paced
 from replicator.replay.apply.claim import Claims
-from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.keyed_executor import KeyedExecutor
 from replicator.replay.copy.left import LeftTask, run_left_task
+from replicator.replay.copy.origins import Roots
 from replicator.replay.copy.outcomes import Outcomes
 from replicator.replay.copy.pruned_directories import remove_above
 from replicator.replay.copy.staging import OPEN, Fence, fenced

@@ -29,8 +29,6 @@ from replicator.errors import Error
 from replicator.replay.copy.copying import (
     Placed,
     Placing,
-    Roots,
-    Wanted,
     compare_file,
     kept_prefixes,
     place_file,
@@ -38,6 +36,7 @@ from replicator.replay.copy.copying import (
     remove_file,
 )
 from replicator.replay.copy.delta_files import is_foreign, is_log
+from replicator.replay.copy.origins import Roots, Wanted
 from replicator.replay.copy.pruned_directories import remove_emptied
 from replicator.replay.copy.staging import OPEN, Fence, noted
 from replicator.replay.plan.rules import FileRules

@@ -9,47 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import io
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import msgspec
 
-from cmroot.keep.content import is_kept, locate
+from cmroot.keep.content import ATTEMPTS, is_kept, locate
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.recycle import recycle
-from cmroot.keep.versions import open_version, version_size
+from cmroot.keep.versions import version_size
 from cmroot.store.checksum import checksum_at, checksum_descriptor, checksum_file, copy_between, copy_stream
 from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
+from cmroot.store.s3 import WHOLE
 from cmroot.store.spelling import raise_named
+from cmroot.store.stores import remote_store
+from replicator.replay.copy.origins import Origin, Roots, Wanted, origins
 from replicator.replay.copy.staging import Attempt, given_up
 from replicator.replay.copy.stamps import is_published, is_stamped, stamp
-
-
-class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """One file of the target: where its bytes may be, what they must be, where it goes. checksum None: its bytes were
-    never seen (they were gone before capture could read them). `at_version`: place and version id under which the
-    source's bucket keeps them."""
-
-    source: str
-    target: str
-    size: int | None
-    mtime_ns: int | None
-    checksum: str | None
-    position: int
-    at_version: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class Roots:
-    """The source's `$cmroot` (kept bytes) and the target's (what is replaced goes there; what is there is used)."""
-
-    source: str
-    target: str
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -64,10 +47,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 def kept_prefixes(root: str) -> frozenset[str]:
     """First two digits of the checksums that a `$cmroot` keeps now; most targets keep none, and need not be asked for
     every file."""
-    return frozenset((Place(root) / "files").list()) if is_local(root) else EVERY_PREFIX
-
-
-EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
+    return frozenset((Place(root) / "files").list())
 
 
 @dataclass(frozen=True)
@@ -78,7 +58,7 @@ class Placing:
 
     roots: Roots
     attempt: Attempt
-    kept: frozenset[str] = EVERY_PREFIX
+    kept: frozenset[str]
     reread: bool = False
     private: bool = False
 
@@ -162,7 +142,7 @@ def _place_local(target: str, wanted: Wanted, checksum: str, size: int, how: Pla
             return Placed("missing", reason=reason)
         there = None
     reasons = []
-    for origin in _origins(wanted, checksum, size, how.roots, how.kept):
+    for origin in origins(wanted, checksum, size, how.roots, how.kept):
         staging = how.attempt.staging(directory)
         try:
             descriptor, found = _copy(origin, staging, wanted.mtime_ns)
@@ -231,38 +211,7 @@ def _keeper(root: str, directory: str) -> Keeper:
     return choose_keeper(root, directory)
 
 
-class _Origin(NamedTuple):
-    """A place to take bytes from; `name` as in Placed."""
-
-    name: str
-    place: str
-    version: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.place} at version {self.version}" if self.version else self.place
-
-    def open(self) -> BinaryIO:
-        """Raises FileNotFoundError when it is not there."""
-        if self.version:
-            return open_version(self.place, self.version)
-        return located(self.place).open_read()
-
-
-def _origins(
-    wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str] = EVERY_PREFIX
-) -> Iterator[_Origin]:
-    first = checksum[:2] in kept
-    if first and is_kept(roots.target, checksum, size):
-        yield _Origin("target", locate(roots.target, checksum, size))
-    yield _Origin("source", wanted.source)
-    yield _Origin("cmroot", locate(roots.source, checksum, size))
-    if wanted.at_version:
-        yield _Origin("cmroot", *wanted.at_version)
-    if not first and is_kept(roots.target, checksum, size):  # kept since the load began
-        yield _Origin("target", locate(roots.target, checksum, size))
-
-
-def _copy(origin: _Origin, staging: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
+def _copy(origin: Origin, staging: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
     """Copies to a fresh name and reads back: the open copy, its checksum and size. Raises FileNotFoundError when the
     origin is not there."""
     if is_local(origin.place):
@@ -330,30 +279,61 @@ def _drop_sidecar(target: str) -> None:
 
 def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Placed:
     """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
-    place = located(wanted.target)
-    try:
-        if place.size() == size and checksum_at(wanted.target) == (checksum, size):
-            return Placed("present", size)
-        how.attempt.check()
-        _take_away(wanted.target, how.roots, how.private)
-    except FileNotFoundError:
-        pass
-    reasons = []
-    for origin in _origins(wanted, checksum, size, how.roots):
-        staging = Place(how.attempt.staging(place.parent.text))
-        try:
-            with origin.open() as source, staging.open_write() as target:
-                found = copy_stream(source, target)
-        except FileNotFoundError:
-            reasons.append(f"{origin} does not exist")
-            continue
-        if found == (checksum, size) and checksum_at(staging.text) == found:
+    place, right = located(wanted.target), (checksum, size)
+    probe = how.attempt.staging(place.parent.text)
+    write = _write_checked if size <= WHOLE and remote_store(place.text).checks_digests(probe) else _write_aside
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):
+            if place.size() == size and checksum_at(wanted.target) == right:
+                return Placed("present", size)
             how.attempt.check()
-            staging.move(place)
-            return Placed(origin.name, size)
-        staging.remove()
-        reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
-    return Placed("missing", reason="; ".join(reasons))
+            _take_away(wanted.target, how.roots, how.private)
+        reasons = []
+        for origin in origins(wanted, checksum, size, how.roots, how.kept):
+            try:
+                found, published = write(origin, place, right, how.attempt)
+            except FileNotFoundError:
+                reasons.append(f"{origin} does not exist")
+                continue
+            if published:
+                return Placed(origin.name, size)
+            if found == right:  # somebody wrote the object meanwhile: what did he write?
+                break
+            reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
+        else:
+            return Placed("missing", reason="; ".join(reasons))
+    raise given_up(wanted.target)
+
+
+def _write_checked(
+    origin: Origin, place: Place, right: tuple[str, int], attempt: Attempt
+) -> tuple[tuple[str, int], bool]:
+    """Checksum and size of an origin, and whether it has become the object: where these are right, and nobody else has
+    written one. The store itself compares the bytes that arrive with a digest of those that were hashed here."""
+    md5, copy = hashlib.md5(usedforsecurity=False), io.BytesIO()
+    with origin.open() as source:
+        found = copy_stream(source, copy, md5.update)
+    if found != right:
+        return found, False
+    attempt.check()
+    return found, remote_store(place.text).create_checked(place.text, copy.getvalue(), md5.digest())
+
+
+def _write_aside(
+    origin: Origin, place: Place, right: tuple[str, int], attempt: Attempt
+) -> tuple[tuple[str, int], bool]:
+    """As `_write_checked`, where the store checks nothing: what was written is read back before it gets its name."""
+    staging = Place(attempt.staging(place.parent.text))
+    with origin.open() as source, staging.open_write() as target:
+        found = copy_stream(source, target)
+    if found == right:
+        found = checksum_at(staging.text)
+    if found == right:
+        attempt.check()
+        staging.move(place)
+        return found, True
+    staging.remove()
+    return found, False
 
 
 def _take_away(target: str, roots: Roots, private: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cmroot.keep.content import is_kept
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG, commit_version
-from replicator.replay.copy.copying import Roots, Wanted
+from replicator.replay.copy.origins import Roots, Wanted
 
 _BELOW = f"/{LOG}/"
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from cmroot.store.listing import list_tree
 from cmroot.store.place import is_local, join, local_path
 from cmroot.store.resolve import resolved
-from replicator.replay.copy.copying import Roots, remove_file
+from replicator.replay.copy.copying import remove_file
+from replicator.replay.copy.origins import Roots
 from replicator.replay.copy.pruned_directories import sweep_empty
 from replicator.replay.copy.staging import OPEN, Fence
 from replicator.replay.copy.stamps import is_published

@@ -1,0 +1,175 @@
+"""Single requests of S3 that fsspec's driver splits into several: an object read whole, asked for, or written under a
+condition. `filesystem` is the driver's; keys are its own, with the bucket in front."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import os
+from typing import Any, NamedTuple, cast
+
+TRIES = 5
+"""How often an object is asked for, on from where its answer broke off, before that is an error."""
+
+WHOLE = 16 * 1024 * 1024
+"""Bytes up to which an object is written by one request that the store checks before it shows the object: as many lie
+in memory, for each object that is being copied."""
+
+COPIED = 5 * 1024 * 1024 * 1024
+"""Bytes of an object that one request copies, at most: S3's own bound."""
+
+Info = dict[str, Any]  # what the store says of an object: `size`, ETag, LastModified, VersionId where it has one
+
+
+class Stream(io.RawIOBase):
+    """An object, read forward by one request. All bytes are of this object, however often the connection breaks: when
+    another one has its name by then, it is gone. `info`: of this object."""
+
+    def __init__(self, filesystem: Any, key: str, version: str = "") -> None:
+        """Raises FileNotFoundError when it is not there, and what the driver raises."""
+        self._filesystem, self._about, self._at = filesystem, _named(key, version), 0
+        self._body: Any = None
+        answer = self._ask()
+        self.info: Info = {**answer, "size": answer["ContentLength"]}
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """b"" at the end only. ConnectionError when the answer broke off time and again, FileNotFoundError when it did
+        and the object is gone."""
+        broke: Exception | None = None
+        for _ in range(TRIES):
+            left = self.info["size"] - self._at
+            if not left or not size:
+                return b""
+            try:
+                if self._body is None:
+                    self._ask(Range=f"bytes={self._at}-", IfMatch=self.info["ETag"])
+                block = cast(bytes, self._wait(self._body.read, left if size < 0 else min(size, left)))
+                if block:
+                    self._at += len(block)
+                    return block
+            except Exception as error:  # of the connection: each layer below has its own
+                if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and is_refused(error)):
+                    raise FileNotFoundError(f"{self._about['Key']}: went away while it was read") from error
+                broke = error
+            self._drop()
+        raise ConnectionError(f"{self._about['Key']}: its answer broke off at byte {self._at}: {broke}") from broke
+
+    def readinto(self, into: Any) -> int:
+        block = self.read(len(into))
+        into[: len(block)] = block
+        return len(block)
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def _ask(self, **more: str) -> Info:
+        answer: Info = self._filesystem.call_s3("get_object", **self._about, **more)
+        self._body = answer.pop("Body")
+        return answer
+
+    def _drop(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            with contextlib.suppress(Exception):  # it may be broken
+                body.close()
+
+    def _wait(self, function: Any, *arguments: Any) -> Any:
+        from fsspec.asyn import sync
+
+        return sync(self._filesystem.loop, function, *arguments)
+
+
+def info(filesystem: Any, key: str, version: str = "") -> Info:
+    """What the store says of an object; it is not taken for a directory. Raises FileNotFoundError."""
+    answer: Info = filesystem.call_s3("head_object", **_named(key, version))
+    return {**answer, "size": answer["ContentLength"]}
+
+
+def put_new(filesystem: Any, key: str, data: bytes, md5: bytes) -> bool:
+    """Writes an object that is not there, if these are the bytes of the digest; False when one is there. The store
+    compares the digest with what has arrived, and shows the object afterwards."""
+    digest = base64.b64encode(md5).decode()
+    try:
+        filesystem.call_s3("put_object", **_named(key), Body=data, ContentMD5=digest, IfNoneMatch="*")
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if is_refused(error):
+            return False
+        raise
+    return True
+
+
+class Heeds(NamedTuple):
+    """Whether a store compares what arrives with its digest (`digests`), and heeds the condition of a copy (`copies`).
+    Some stores that speak S3 take both for decoration."""
+
+    digests: bool
+    copies: bool
+
+
+def heeds(filesystem: Any, probe: str) -> Heeds:
+    """Found out by trying, once for each bucket and process, with objects that are written and removed again."""
+    known = (os.getpid(), id(filesystem), probe.partition("/")[0])
+    if known not in _FOUND:
+        copy = probe + "-copy"
+        try:
+            filesystem.call_s3("put_object", **_named(probe), Body=b"")
+            copies = not copy_if(filesystem, probe, copy, "of-no-object")
+            _FOUND[known] = Heeds(not _takes_wrong_digest(filesystem, probe), copies)
+        finally:
+            for key in (probe, copy):
+                filesystem.call_s3("delete_object", **_named(key))
+    return _FOUND[known]
+
+
+_FOUND: dict[tuple[int, int, str], Heeds] = {}
+
+
+def _takes_wrong_digest(filesystem: Any, key: str) -> bool:
+    digest = base64.b64encode(hashlib.md5(b"others", usedforsecurity=False).digest()).decode()
+    try:
+        filesystem.call_s3("put_object", **_named(key), Body=b"these", ContentMD5=digest)
+    except OSError as error:
+        if _code(error) in ("BadDigest", "InvalidDigest"):
+            return False
+        raise
+    return True
+
+
+def copy_if(filesystem: Any, key: str, target: str, etag: str) -> bool:
+    """Copies an object of at most `COPIED` bytes in one step, if it still has this tag (without its quotes); False when
+    it has another, or is gone."""
+    source = {"CopySource": _named(key), "CopySourceIfMatch": f'"{etag}"'}
+    try:
+        filesystem.call_s3("copy_object", **_named(target), **source)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if is_refused(error):
+            return False
+        raise
+    return True
+
+
+def is_refused(error: OSError) -> bool:
+    """Whether a condition of a request did not hold. The driver's errors have S3's own as their cause."""
+    return any(word in f"{_code(error)} {error}" for word in _CONDITIONS)
+
+
+_CONDITIONS = ("PreconditionFailed", "ConditionNotMet", "ConditionalRequestConflict")
+
+
+def _code(error: OSError) -> str:
+    return str(getattr(error.__cause__, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def _named(key: str, version: str = "") -> dict[str, str]:
+    bucket, _, name = key.partition("/")
+    return {"Bucket": bucket, "Key": name} | ({"VersionId": version} if version else {})
