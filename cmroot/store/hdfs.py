@@ -1,4 +1,5 @@
-"""HDFS, by hdfs-native: a client without Java that reads HADOOP_CONF_DIR for name services and Kerberos."""
+"""HDFS, by hdfs-native: a client without Java that reads HADOOP_CONF_DIR for name services. It knows Kerberos, too,
+which no test here has tried."""
 
 from __future__ import annotations
 

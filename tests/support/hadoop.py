@@ -109,7 +109,7 @@ class Cluster:
     def _configure(self) -> None:
         self.conf.mkdir(parents=True)
         rpc, web, data, data_web, data_ipc = self.ports
-        _write(self.conf / "core-site.xml", {"fs.defaultFS": f"hdfs://127.0.0.1:{rpc}"} | dict(self.settings))
+        write_settings(self.conf / "core-site.xml", {"fs.defaultFS": f"hdfs://127.0.0.1:{rpc}"} | dict(self.settings))
         sites = {
             "dfs.namenode.name.dir": f"file://{self.directory}/name",
             "dfs.datanode.data.dir": f"file://{self.directory}/data",
@@ -123,10 +123,10 @@ class Cluster:
             "dfs.namenode.acls.enabled": "true",
             "dfs.namenode.safemode.extension": "0",
         }
-        _write(self.conf / "hdfs-site.xml", sites | dict(self.settings))
+        write_settings(self.conf / "hdfs-site.xml", sites | dict(self.settings))
 
 
-def _write(path: Path, settings: Mapping[str, str]) -> None:
+def write_settings(path: Path, settings: Mapping[str, str]) -> None:
     rows = (f"<property><name>{escape(k)}</name><value>{escape(v)}</value></property>" for k, v in settings.items())
     path.write_text(f"<configuration>\n{chr(10).join(rows)}\n</configuration>\n")
 
