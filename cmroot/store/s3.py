@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import os
+import threading
 from typing import Any, NamedTuple, cast
 
 TRIES = 5
@@ -117,18 +118,24 @@ class Heeds(NamedTuple):
 def heeds(filesystem: Any, probe: str) -> Heeds:
     """Found out by trying, once for each bucket and process, with objects that are written and removed again."""
     known = (os.getpid(), id(filesystem), probe.partition("/")[0])
-    if known not in _FOUND:
-        copy = probe + "-copy"
-        try:
-            filesystem.call_s3("put_object", **_named(probe), Body=b"")
-            copies = not copy_if(filesystem, probe, copy, "of-no-object")
-            _FOUND[known] = Heeds(not _takes_wrong_digest(filesystem, probe), copies)
-        finally:
-            for key in (probe, copy):
-                filesystem.call_s3("delete_object", **_named(key))
+    with _TRYING:
+        if known not in _FOUND:
+            _FOUND[known] = _tried(filesystem, probe)
     return _FOUND[known]
 
 
+def _tried(filesystem: Any, probe: str) -> Heeds:
+    copy = probe + "-copy"
+    try:
+        filesystem.call_s3("put_object", **_named(probe), Body=b"")
+        copies = not copy_if(filesystem, probe, copy, "of-no-object")
+        return Heeds(not _takes_wrong_digest(filesystem, probe), copies)
+    finally:
+        for key in (probe, copy):
+            filesystem.call_s3("delete_object", **_named(key))
+
+
+_TRYING = threading.Lock()
 _FOUND: dict[tuple[int, int, str], Heeds] = {}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from metastores import MetastoreFactory
@@ -16,8 +15,8 @@ from replicator.metastore.thrift import connect
 
 
 @pytest.mark.timeout(300)
-def test_data_connectors_are_named(metastore_factory: MetastoreFactory, hives: Any, tmp_path: Path) -> None:
-    source, target = metastore_factory("connected", hive="4.2"), hives("4.2", "target")
+def test_data_connectors_are_named(metastore_factory: MetastoreFactory, tmp_path: Path) -> None:
+    source, target = (metastore_factory(name, hive="4.2") for name in ("connected", "target"))
     with connect(source.uri) as metastore:
         for name in ("here", "there"):
             database = PlainDatabase(metastore, f"connected_{name}", source.warehouse)

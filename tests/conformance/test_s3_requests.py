@@ -202,4 +202,4 @@ def test_what_a_capture_a_load_and_an_idle_capture_ask(proxy: Proxy, warehouse: 
     assert first.total() <= PARTITIONS + few
     assert idle.total() <= 10
     assert copied.total() <= 3.5 * PARTITIONS + 10 * few  # leases are renewed, notes written
-    assert compared.total() <= 2 * PARTITIONS + few
+    assert compared.total() <= 2.2 * PARTITIONS + few
