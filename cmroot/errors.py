@@ -48,6 +48,13 @@ class NotWritable(Error):
     """A place cannot be written: rights, a read-only mount, or a missing parent."""
 
 
+class StorageUnreachable(Error):
+    """A filesystem's or object store's server does not answer. Nothing is lost; the next run goes on."""
+
+    exit_code = 75
+    transient = True
+
+
 class NoSpace(Error):
     """A store is full. What was written so far is complete; free space and run the same command again."""
 

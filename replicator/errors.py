@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from cmroot.errors import ChecksumMismatch, Error, FormatError, KeepError, LeaseHeld, NoSpace, NotWritable
+from cmroot.errors import (
+    ChecksumMismatch,
+    Error,
+    FormatError,
+    KeepError,
+    LeaseHeld,
+    NoSpace,
+    NotWritable,
+    StorageUnreachable,
+)
 
 __all__ = [
     "BootstrapNeeded",
@@ -30,6 +39,7 @@ __all__ = [
     "ObjectExists",
     "ObjectNotFound",
     "Refused",
+    "StorageUnreachable",
     "StoreUnreachable",
     "UsageError",
 ]

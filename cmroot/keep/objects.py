@@ -16,7 +16,7 @@ from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate,
 from cmroot.store.checksum import ALGORITHM, checksum_at, checksum_stream, copy_stream
 from cmroot.store.listing import FileState, file_state, object_state
 from cmroot.store.place import Place, name_of, scheme
-from cmroot.store.s3 import COPIED, Stream, copy_if, heeds
+from cmroot.store.s3 import COPIED, Stream, copy_if
 from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
 
@@ -86,12 +86,14 @@ class _Source:
 
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[_Source]:
-    before = None if scheme(path) == "s3" else file_state(path)
-    with naming(path), Place(path).open_stream() as stream:
-        if isinstance(stream, Stream):
+    if scheme(path) == "s3":
+        with Place(path).open_stream() as stream:
+            assert isinstance(stream, Stream)
             yield _Source(path, stream, object_state(name_of(path), stream.info), whole=True)
-        else:
-            yield _Source(path, stream, before or file_state(path), whole=False)
+    else:
+        before = file_state(path)
+        with Place(path).open_stream() as stream:
+            yield _Source(path, stream, before, whole=False)
 
 
 def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
@@ -100,10 +102,11 @@ def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
         kept = read_object(path)
         if not renew and is_kept(root, kept.checksum, kept.size):
             return kept
-        if kept.size <= COPIED and _copies_if(root):
+        if kept.size <= COPIED and store.heeds(fresh_incoming(root, "probe")).copies:
             final = locate(root, kept.checksum, kept.size)
-            if copy_if(store.filesystem, store.key(path), store.key(final), kept.identity):
-                return kept
+            with naming(final):
+                if copy_if(store.filesystem, store.key(path), store.key(final), kept.identity):
+                    return kept
             continue
         staged = Place(fresh_incoming(root, "copy"))
         store.filesystem.cp_file(store.key(path), store.key(str(staged)))
@@ -112,14 +115,6 @@ def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
             return kept
         staged.remove()
     raise unsteady(path)
-
-
-def _copies_if(root: str) -> bool:
-    if scheme(root) != "s3":
-        return False
-    store = remote_store(root)
-    with naming(root):
-        return heeds(store.filesystem, store.key(fresh_incoming(root, "probe"))).copies
 
 
 def _name(root: str, staged: Place, kept: Kept, renew: bool) -> None:

@@ -35,6 +35,7 @@ from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.resolve import refuse_root
 from cmroot.store.spelling import STAGING, naming
+from cmroot.store.stores import remote_store
 from cmroot.text import shown
 
 _ORIGIN = ".origin"
@@ -278,8 +279,7 @@ def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list
         return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
     paths = [join(directory, name) for name in place.find()]
     recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
-    if not place.find():  # a new file may have come
-        place.remove_tree()
+    remote_store(directory).remove_emptied(directory)  # a new file may have come
     return recycled
 
 

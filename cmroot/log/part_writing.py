@@ -27,7 +27,9 @@ from cmroot.log.parts import (
     encode_marker,
     too_long,
 )
+from cmroot.store.local import LocalStore
 from cmroot.store.place import Place
+from cmroot.store.remote import FsspecStore
 
 AT_ONCE = 16
 """Parts that are published at one time: each is an upload, or on HDFS an end of half a second."""
@@ -88,8 +90,8 @@ class _PartWriter(ABC):
         self.part: Part | None = None
 
     @property
-    def local(self) -> bool:
-        return bool(Place(self._owner.place).local)
+    def store(self) -> LocalStore | FsspecStore:
+        return Place(self._owner.place).store
 
     @property
     def size(self) -> int:
@@ -146,7 +148,7 @@ def close_together(writers: Sequence[_PartWriter]) -> None:
     """Publish parts of one place, side by side where a store takes long to end a file. The first error is raised when
     all have ended."""
     waiting = [each for each in writers if each.part is None]
-    if not waiting or waiting[0].local:
+    if not waiting or not waiting[0].store.side_by_side:
         for each in waiting:
             each.close()
         return

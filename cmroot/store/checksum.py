@@ -10,8 +10,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import xxhash
 
@@ -211,16 +210,12 @@ def checksum_stream(source: BinaryIO) -> tuple[str, int]:
     return digest.hexdigest(), total
 
 
-def copy_stream(
-    source: BinaryIO, target: IO[bytes], and_to: Callable[[bytes], object] = lambda _: None
-) -> tuple[str, int]:
-    """Copy one binary stream to another, for stores behind fsspec; checksum and size of what was read. `and_to`: gets
-    each block, too."""
+def copy_stream(source: BinaryIO, target: BinaryIO) -> tuple[str, int]:
+    """Copy one binary stream to another, for stores behind fsspec; checksum and size of what was read."""
     digest = xxhash.xxh3_128()
     total = 0
     while block := source.read(BUFFER_SIZE):
         digest.update(block)
-        and_to(block)
         target.write(block)
         total += len(block)
     return digest.hexdigest(), total

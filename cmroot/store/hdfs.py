@@ -129,10 +129,10 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
         with _told():
             raw = self.client.create(path, WriteOptions(overwrite=overwrite, create_parent=True))
         try:
+            buffered = io.BufferedWriter(cast(io.RawIOBase, _Whole(raw)), _BLOCK)
+            yield cast(BinaryIO, buffered)
+            buffered.flush()
             with _told():
-                buffered = io.BufferedWriter(cast(io.RawIOBase, _Whole(raw)), _BLOCK)
-                yield cast(BinaryIO, buffered)
-                buffered.flush()
                 raw.hsync()
                 raw.close()
         except BaseException:
@@ -179,7 +179,7 @@ class _Whole(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        with memoryview(data) as view:
+        with memoryview(data) as view, _told():
             self._inner.write(bytes(view))
             return view.nbytes
 
@@ -226,6 +226,10 @@ class HdfsStore(FsspecStore):
     @property
     def filesystem(self) -> Hdfs:
         return _connected(os.getpid(), split_authority(normal(self.place))[0])
+
+    @property
+    def side_by_side(self) -> bool:
+        return True
 
     @property
     def _renames(self) -> bool:

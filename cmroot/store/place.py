@@ -14,7 +14,17 @@ from typing import BinaryIO
 from cmroot.errors import UnknownPlace
 from cmroot.store.local import Child, Children, LocalStore, Names
 from cmroot.store.remote import FsspecStore
-from cmroot.store.spelling import is_local, join, local_path, name_of, normal, parent, scheme, split_authority
+from cmroot.store.spelling import (
+    is_local,
+    join,
+    local_path,
+    name_of,
+    normal,
+    parent,
+    refuse_credentials,
+    scheme,
+    split_authority,
+)
 from cmroot.store.stores import remote_store
 from cmroot.text import unsafe
 
@@ -37,6 +47,7 @@ class Place:
     normal: str = field(init=False)
 
     def __post_init__(self) -> None:
+        refuse_credentials(self.text)
         found = normal(self.text)
         if "\0" in found or ("/.." in found and "/../" in f"{found}/"):
             raise UnknownPlace(f"{self.text!r}: has NUL or `..`, which may lead anywhere", hint="write it without")
@@ -98,7 +109,7 @@ class Place:
         return self.store.open_read(self._path)
 
     def open_stream(self) -> BinaryIO:
-        """Reads forward only, and without asking first what is there, where the store has that."""
+        """A forward-only stream, opened by a single request where the store allows it."""
         return self.store.open_stream(self._path)
 
     def open_write(self, *, durable: bool = True) -> AbstractContextManager[BinaryIO]:

@@ -15,7 +15,7 @@ from cmroot.store.spelling import naming, scheme, split_authority
 Infos = dict[str, dict[str, Any]]  # key with its bucket -> what the store says of the object, as fsspec has it
 
 PAGE = 1000  # objects of an answer, at most: S3's own bound
-_UNORDERED = "--x-s3"  # the end of a directory bucket's name: these list in no order
+_UNORDERED = ("--x-s3", "--xa-s3")  # ends of the names of directory buckets, which list in no order, and their aliases
 
 
 def lists_ranges(place: str) -> bool:
@@ -58,6 +58,7 @@ class _Reading:
         self._bucket, _, self._prefix = above.partition("/")
         self._page: deque[dict[str, Any]] = deque()
         self._last = b""  # key, without the bucket
+        self._token = ""  # of the page after this one
         self._ended = self._disordered = False
         self._size, self._used = PAGE, 0
 
@@ -84,17 +85,15 @@ class _Reading:
         return None
 
     def _read(self, after: bytes) -> None:
-        """The next page. A listing that hits little of what is wanted is asked for less."""
+        """The next page. Pages in a row go by the store's own token: not all order names as this. A listing that hits
+        little of what is wanted is asked for less."""
         if self._last:
             self._size = min(PAGE, max(PAGE // 50, 4 * self._used))
         self._used = 0
+        goes_on = self._token and after == self._last
+        begin = {"ContinuationToken": self._token} if goes_on else {"StartAfter": after.decode()}
         answer = self._filesystem.call_s3(
-            "list_objects_v2",
-            Bucket=self._bucket,
-            Prefix=self._prefix,
-            StartAfter=after.decode(),
-            MaxKeys=self._size,
-            **self._filesystem.req_kw,
+            "list_objects_v2", Bucket=self._bucket, Prefix=self._prefix, MaxKeys=self._size, **begin
         )
         for each in answer.get("Contents", ()):
             key = each["Key"].encode()
@@ -103,4 +102,4 @@ class _Reading:
                 return
             self._last = key
             self._page.append({**each, "name": f"{self._bucket}/{each['Key']}", "size": each["Size"], "type": "file"})
-        self._ended = not answer["IsTruncated"]
+        self._ended, self._token = not answer["IsTruncated"], answer.get("NextContinuationToken", "")

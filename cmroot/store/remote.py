@@ -28,6 +28,8 @@ _ASKED_AT_ONCE = 32
 Below = list[tuple[str, dict[str, Any]]]
 Infos = list[dict[str, Any] | None]  # the store below has a method called list
 
+_HEEDED: dict[tuple[int, str], s3.Heeds] = {}
+_TRYING = threading.Lock()
 _MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
 
 
@@ -64,6 +66,11 @@ class FsspecStore:
     @property
     def _renames(self) -> bool:
         return scheme(self.place) in RENAMING
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether several requests at one time bring something, and the driver takes them."""
+        return bool(getattr(self.filesystem, "async_impl", False))
 
     def read_bytes(self, path: str) -> bytes:
         with naming(path):
@@ -115,17 +122,20 @@ class FsspecStore:
         self.filesystem.rm_file(staged)
         return False
 
-    def checks_digests(self, probe: str) -> bool:
-        """Whether the store compares what arrives with its digest. `probe`: a name that nobody uses, in its bucket."""
+    def heeds(self, probe: str) -> s3.Heeds:
+        """What the store proves of what it is sent; tried once in each process. `probe`: a place that nobody uses."""
         if scheme(self.place) != "s3":
-            return False
-        with naming(probe):
-            return s3.heeds(self.filesystem, self.key(probe)).digests
+            return s3.Heeds(digests=False, copies=False)
+        known = (os.getpid(), split_authority(normal(self.place))[0])
+        with _TRYING, naming(probe):
+            if known not in _HEEDED:
+                _HEEDED[known] = s3.heeds(self.filesystem, self.key(probe))
+        return _HEEDED[known]
 
-    def create_checked(self, path: str, data: bytes, md5: bytes) -> bool:
-        """As `create_exclusive`, where `checks_digests`: only if these are the bytes of the digest."""
+    def create_checked(self, path: str, data: bytes) -> bool:
+        """As `create_exclusive`, on a store that heeds digests: readers see these bytes or none."""
         with naming(path):
-            return s3.put_new(self.filesystem, self.key(path), data, md5)
+            return s3.put_new(self.filesystem, self.key(path), data)
 
     def open_read(self, path: str) -> BinaryIO:
         with naming(path):
@@ -136,11 +146,10 @@ class FsspecStore:
             return cast(BinaryIO, self.filesystem.open(self.key(path), "rb"))
 
     def open_stream(self, path: str) -> BinaryIO:
-        """As `open_read`, forward only; in one request where the store has that."""
+        """As `open_read`, forward only; on S3 by a single request."""
         if scheme(path) != "s3":
             return self.open_read(path)
-        with naming(path):
-            return cast(BinaryIO, s3.Stream(self.filesystem, self.key(path)))
+        return cast(BinaryIO, s3.Stream(self.filesystem, self.key(path), path))
 
     @contextlib.contextmanager
     def open_write(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
@@ -170,7 +179,7 @@ class FsspecStore:
 
     def infos(self, paths: Sequence[str]) -> Infos:
         """What the store says of each file, side by side where it may be asked so; None: it is not there."""
-        threads = _ASKED_AT_ONCE if getattr(self.filesystem, "async_impl", False) else 1
+        threads = _ASKED_AT_ONCE if self.side_by_side else 1
         with ThreadPoolExecutor(threads, thread_name_prefix="infos") as pool:
             return list(pool.map(self._info, paths))
 
@@ -184,7 +193,8 @@ class FsspecStore:
     def list(self, path: str) -> Names:
         key = self.key(path)
         try:
-            keys = [str(name).rstrip("/") for name in self.filesystem.ls(key, detail=False)]
+            with naming(path):
+                keys = [str(name).rstrip("/") for name in self.filesystem.ls(key, detail=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         names = [name.rpartition("/")[2] for name in keys if name != key.rstrip("/")]
@@ -279,10 +289,31 @@ class FsspecStore:
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     self.filesystem.rm_file(key)
-            if self._renames or scheme(self.place) == "memory":  # elsewhere a directory goes with its last object
+            if self._has_directories:
                 for key in sorted(directories, reverse=True):
                     with contextlib.suppress(FileNotFoundError):
                         self.filesystem.rmdir(key)
+
+    def remove_emptied(self, path: str) -> None:
+        """Removes the directories at and below a place that hold no file, with what was being written aside in them. A
+        file may come at any moment: it stays. May run twice."""
+        if not self._has_directories:
+            return
+        with naming(path):
+            found = self.tree(path, directories=True)
+            for key, info in found.items():
+                if info["type"] != "directory" and _is_aside(key):
+                    with contextlib.suppress(FileNotFoundError):
+                        self.filesystem.rm_file(key)
+            below = [key for key, info in found.items() if info["type"] == "directory"]
+            for key in sorted({self.key(path).rstrip("/"), *below}, reverse=True):
+                with contextlib.suppress(OSError):  # it holds something by now, or is gone
+                    self.filesystem.rmdir(key)
+
+    @property
+    def _has_directories(self) -> bool:
+        """Elsewhere a directory goes with its last object."""
+        return self._renames or scheme(self.place) == "memory"
 
     def mkdirs(self, path: str, *, private: bool = False) -> None:
         if self._renames:

@@ -66,8 +66,7 @@ def folded(place: str) -> str:
 
 
 def tidied(place: str) -> str:
-    """A place folded, with the scheme that it was written with: for what a metastore is told. A server that has
-    `s3a` has no `s3`."""
+    """A folded place with its original scheme, for locations in a metastore: a server that has `s3a` has no `s3`."""
     text = folded(place)
     return text if is_local(place) else place.partition("://")[0] + text[text.index("://") :]
 

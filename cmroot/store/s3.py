@@ -7,9 +7,10 @@ import base64
 import contextlib
 import hashlib
 import io
-import os
-import threading
 from typing import Any, NamedTuple, cast
+
+from cmroot.errors import StorageUnreachable
+from cmroot.store.spelling import AWAY, naming
 
 TRIES = 5
 """How often an object is asked for, on from where its answer broke off, before that is an error."""
@@ -28,19 +29,20 @@ class Stream(io.RawIOBase):
     """An object, read forward by one request. All bytes are of this object, however often the connection breaks: when
     another one has its name by then, it is gone. `info`: of this object."""
 
-    def __init__(self, filesystem: Any, key: str, version: str = "") -> None:
-        """Raises FileNotFoundError when it is not there, and what the driver raises."""
-        self._filesystem, self._about, self._at = filesystem, _named(key, version), 0
+    def __init__(self, filesystem: Any, key: str, place: str) -> None:
+        """place: for messages. Raises FileNotFoundError when it is not there, and what `naming` raises."""
+        self._filesystem, self._about, self._place, self._at = filesystem, _named(key), place, 0
         self._body: Any = None
-        answer = self._ask()
+        with naming(place):
+            answer = self._ask()
         self.info: Info = {**answer, "size": answer["ContentLength"]}
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """b"" at the end only. ConnectionError when the answer broke off time and again, FileNotFoundError when it did
-        and the object is gone."""
+        """b"" at the end only. StorageUnreachable when the answer broke off time and again, FileNotFoundError when it
+        did and the object is gone."""
         broke: Exception | None = None
         for _ in range(TRIES):
             left = self.info["size"] - self._at
@@ -48,17 +50,19 @@ class Stream(io.RawIOBase):
                 return b""
             try:
                 if self._body is None:
-                    self._ask(Range=f"bytes={self._at}-", IfMatch=self.info["ETag"])
+                    self._go_on(left)
                 block = cast(bytes, self._wait(self._body.read, left if size < 0 else min(size, left)))
                 if block:
                     self._at += len(block)
                     return block
             except Exception as error:  # of the connection: each layer below has its own
                 if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and is_refused(error)):
-                    raise FileNotFoundError(f"{self._about['Key']}: went away while it was read") from error
+                    raise FileNotFoundError(f"{self._place}: went away while it was read") from error
                 broke = error
             self._drop()
-        raise ConnectionError(f"{self._about['Key']}: its answer broke off at byte {self._at}: {broke}") from broke
+        raise StorageUnreachable(
+            f"{self._place}: its answer broke off at byte {self._at}: {broke}", hint=AWAY
+        ) from broke
 
     def readinto(self, into: Any) -> int:
         block = self.read(len(into))
@@ -74,6 +78,14 @@ class Stream(io.RawIOBase):
         self._body = answer.pop("Body")
         return answer
 
+    def _go_on(self, left: int) -> None:
+        """Some stores answer with the whole object, or with another one, whatever they are asked for."""
+        answer = self._ask(Range=f"bytes={self._at}-", IfMatch=self.info["ETag"])
+        if answer["ETag"] != self.info["ETag"]:
+            raise FileNotFoundError(self._place)
+        if answer["ContentLength"] != left:
+            raise OSError(f"asked for {left} bytes, the store answers with {answer['ContentLength']}")
+
     def _drop(self) -> None:
         body, self._body = self._body, None
         if body is not None:
@@ -86,25 +98,16 @@ class Stream(io.RawIOBase):
         return sync(self._filesystem.loop, function, *arguments)
 
 
-def info(filesystem: Any, key: str, version: str = "") -> Info:
+def info(filesystem: Any, key: str) -> Info:
     """What the store says of an object; it is not taken for a directory. Raises FileNotFoundError."""
-    answer: Info = filesystem.call_s3("head_object", **_named(key, version))
+    answer: Info = filesystem.call_s3("head_object", **_named(key))
     return {**answer, "size": answer["ContentLength"]}
 
 
-def put_new(filesystem: Any, key: str, data: bytes, md5: bytes) -> bool:
-    """Writes an object that is not there, if these are the bytes of the digest; False when one is there. The store
-    compares the digest with what has arrived, and shows the object afterwards."""
-    digest = base64.b64encode(md5).decode()
-    try:
-        filesystem.call_s3("put_object", **_named(key), Body=data, ContentMD5=digest, IfNoneMatch="*")
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if is_refused(error):
-            return False
-        raise
-    return True
+def put_new(filesystem: Any, key: str, data: bytes) -> bool:
+    """Writes an object that is not there, if these bytes arrive; False when one is there. The store compares their
+    digest with what has arrived, and shows the object afterwards."""
+    return _heeded(filesystem, "put_object", **_named(key), Body=data, ContentMD5=_md5(data), IfNoneMatch="*")
 
 
 class Heeds(NamedTuple):
@@ -116,15 +119,7 @@ class Heeds(NamedTuple):
 
 
 def heeds(filesystem: Any, probe: str) -> Heeds:
-    """Found out by trying, once for each bucket and process, with objects that are written and removed again."""
-    known = (os.getpid(), id(filesystem), probe.partition("/")[0])
-    with _TRYING:
-        if known not in _FOUND:
-            _FOUND[known] = _tried(filesystem, probe)
-    return _FOUND[known]
-
-
-def _tried(filesystem: Any, probe: str) -> Heeds:
+    """Found out by trying, with objects that are written and removed again. `probe`: a key that nobody uses."""
     copy = probe + "-copy"
     try:
         filesystem.call_s3("put_object", **_named(probe), Body=b"")
@@ -135,14 +130,9 @@ def _tried(filesystem: Any, probe: str) -> Heeds:
             filesystem.call_s3("delete_object", **_named(key))
 
 
-_TRYING = threading.Lock()
-_FOUND: dict[tuple[int, int, str], Heeds] = {}
-
-
 def _takes_wrong_digest(filesystem: Any, key: str) -> bool:
-    digest = base64.b64encode(hashlib.md5(b"others", usedforsecurity=False).digest()).decode()
     try:
-        filesystem.call_s3("put_object", **_named(key), Body=b"these", ContentMD5=digest)
+        filesystem.call_s3("put_object", **_named(key), Body=b"these", ContentMD5=_md5(b"others"))
     except OSError as error:
         if _code(error) in ("BadDigest", "InvalidDigest"):
             return False
@@ -155,8 +145,16 @@ def copy_if(filesystem: Any, key: str, target: str, etag: str) -> bool:
     it has another, or is gone."""
     source = {"CopySource": _named(key), "CopySourceIfMatch": f'"{etag}"'}
     try:
-        filesystem.call_s3("copy_object", **_named(target), **source)
+        return _heeded(filesystem, "copy_object", **_named(target), **source)
     except FileNotFoundError:
+        return False
+
+
+def _heeded(filesystem: Any, operation: str, **arguments: Any) -> bool:
+    """Whether the condition of a request held."""
+    try:
+        filesystem.call_s3(operation, **arguments)
+    except FileExistsError:
         return False
     except OSError as error:
         if is_refused(error):
@@ -173,10 +171,14 @@ def is_refused(error: OSError) -> bool:
 _CONDITIONS = ("PreconditionFailed", "ConditionNotMet", "ConditionalRequestConflict")
 
 
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
 def _code(error: OSError) -> str:
     return str(getattr(error.__cause__, "response", {}).get("Error", {}).get("Code", ""))
 
 
-def _named(key: str, version: str = "") -> dict[str, str]:
+def _named(key: str) -> dict[str, str]:
     bucket, _, name = key.partition("/")
-    return {"Bucket": bucket, "Key": name} | ({"VersionId": version} if version else {})
+    return {"Bucket": bucket, "Key": name}

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import NoReturn
 
-from cmroot.errors import Error, NoSpace, NotWritable, UnknownPlace
+from cmroot.errors import Error, NoSpace, NotWritable, StorageUnreachable, UnknownPlace
 
 STAGING = ".aside-"
 """Names of files being written. They begin with a dot, so listings and Hive skip them; nothing reads them."""
@@ -97,6 +97,18 @@ def split_authority(place: str) -> tuple[str, str]:
     return "", place
 
 
+def refuse_credentials(place: str) -> None:
+    """Raises UnknownPlace, which does not show them, for a URL with a password or keys: URLs go into logs, records and
+    process lists."""
+    head, separator, rest = place.partition("://")
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if separator and at and (":" in user or scheme(place) == "s3"):
+        raise UnknownPlace(
+            f"{head}://***@...: a URL with credentials",
+            hint="leave them out: stores take them from the environment or a profile",
+        )
+
+
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
     """Turns errors of the operating system that a person must act on into ours, with the path and a hint.
@@ -107,6 +119,11 @@ def naming(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise_named(error, path)
+    except Exception as error:
+        better = _of_driver(error, path)
+        if better is None:
+            raise
+        raise better from error
 
 
 def raise_named(error: OSError, path: str) -> NoReturn:
@@ -115,6 +132,34 @@ def raise_named(error: OSError, path: str) -> NoReturn:
     if better is None:
         raise error
     raise better from error
+
+
+def _of_driver(error: Exception, path: str) -> Error | None:
+    """Of errors that drivers of stores have for themselves; told by their names, as no driver has to be installed."""
+    kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    if kinds & _NO_ANSWER:
+        return StorageUnreachable(f"{path}: {error}", hint=AWAY)
+    if kinds & _NO_IDENTITY:
+        return NotWritable(
+            f"{path}: {error}", hint="give this user credentials of the store: AWS_PROFILE, keys, a role"
+        )
+    return None
+
+
+_NO_ANSWER = frozenset({"botocore.ConnectionError", "botocore.HTTPClientError", "aiohttp.ClientError"})
+_NO_IDENTITY = frozenset(
+    f"botocore.{name}"
+    for name in (
+        "CredentialRetrievalError",
+        "NoCredentialsError",
+        "NoRegionError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "SSOError",
+        "TokenRetrievalError",
+    )
+)
+AWAY = "look at the store, its endpoint and the network; run the same command again once it answers"
 
 
 def _named(error: OSError, path: str) -> Error | None:
@@ -131,6 +176,8 @@ def _named(error: OSError, path: str) -> Error | None:
             return NotWritable(what, hint="a parent of this path is a file, not a directory: choose another place")
     if isinstance(error, PermissionError):  # of a store that has no error numbers
         return NotWritable(what, hint=_ALLOW)
+    if isinstance(error, ConnectionError | TimeoutError):
+        return StorageUnreachable(what, hint=AWAY)
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 from collections import Counter
@@ -19,16 +18,21 @@ from s3_proxy import Proxy, counting
 from stores import s3_server, s3a_as_directories
 
 import replicator
+from cmroot.errors import StorageUnreachable
 from cmroot.keep.content import locate
 from cmroot.keep.objects import keep_object
 from cmroot.root import create_or_open
-from cmroot.store import s3
+from cmroot.store import remote
+from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import Listing, Listings, list_tree
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.replay.copy.copying import Placing, place_file
+from replicator.replay.copy.origins import Roots, Wanted
+from replicator.replay.copy.staging import AskingFence, Attempt
 
 BUCKET = "s3a://counted"
 PARTITIONS = int(os.environ.get("REPLICATOR_TEST_PARTITIONS", "200"))
@@ -83,11 +87,11 @@ def test_an_object_that_arrives_with_other_bytes_is_not_written(proxy: Proxy, mo
     assert isinstance(store, FsspecStore)
     monkeypatch.setattr(proxy, "spoils", lambda path, body: body.replace(b"good", b"evil"))
     with pytest.raises(OSError, match=r"(?i)digest|md5"):
-        store.create_checked(place, b"good", hashlib.md5(b"good").digest())
+        store.create_checked(place, b"good")
     assert not Place(place).exists()
     monkeypatch.undo()
-    assert store.create_checked(place, b"good", hashlib.md5(b"good").digest())
-    assert not store.create_checked(place, b"other", hashlib.md5(b"other").digest())
+    assert store.create_checked(place, b"good")
+    assert not store.create_checked(place, b"other")
     assert Place(place).read_bytes() == b"good"
 
 
@@ -96,10 +100,10 @@ def test_what_a_store_heeds_is_found_out(proxy: Proxy, monkeypatch: pytest.Monke
     assert isinstance(store, FsspecStore)
     for strict in (True, False):
         monkeypatch.setattr(proxy, "strict", strict)
-        s3._FOUND.clear()
-        assert s3.heeds(store.filesystem, "counted/probe") == (strict, strict)
-        assert Place(BUCKET).list() == [name for name in Place(BUCKET).list() if not name.startswith("probe")]
-    s3._FOUND.clear()
+        remote._HEEDED.clear()
+        assert store.heeds(f"{BUCKET}/probe") == (strict, strict)
+        assert [name for name in Place(BUCKET).list() if name.startswith("probe")] == []
+    remote._HEEDED.clear()
 
 
 def test_an_answer_that_breaks_off_goes_on_where_it_did(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +128,38 @@ def test_an_object_that_is_replaced_while_it_is_read_is_gone(proxy: Proxy, monke
         with pytest.raises(FileNotFoundError, match="went away"):
             while stream.read(1 << 16):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("header", "error", "said"),
+    [("range", StorageUnreachable, "answers with 3000000"), ("if-match", FileNotFoundError, "went away")],
+)
+def test_a_store_that_answers_more_or_other_than_it_is_asked_for_is_not_believed(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, header: str, error: type[Exception], said: str
+) -> None:
+    place = Place(f"{BUCKET}/believed-{header}")
+    place.write_bytes(bytes(3_000_000))
+    monkeypatch.setattr(proxy, "strips", frozenset({header}))
+    monkeypatch.setattr(proxy, "cuts", lambda path, body: min(len(body), 700_000))
+    with place.open_stream() as stream:
+        stream.read(10)
+        if header == "if-match":
+            place.write_bytes(bytes(2_999_999) + b"1")
+        with pytest.raises(error, match=said):
+            while stream.read(1 << 16):
+                pass
+
+
+def test_of_an_object_that_became_far_larger_no_more_is_read_than_tells_it(proxy: Proxy, tmp_path: Path) -> None:
+    source, target = f"{BUCKET}/larger", f"{BUCKET}/larger-copy"
+    Place(source).write_bytes(bytes(10))
+    checksum, size = checksum_at(source)
+    Place(source).write_bytes(bytes(3_000_000))
+    roots = Roots(str(tmp_path / "source"), str(tmp_path / "target"))
+    how = Placing(roots, Attempt(roots.target, "attempt", AskingFence("", "note")), frozenset())
+    placed = place_file(Wanted(source, target, size, None, checksum, 1), how)
+    assert placed.origin == "missing" and "holds other bytes (11 bytes" in placed.reason
+    assert not Place(target).exists()
 
 
 def test_an_object_is_kept_by_the_server_as_it_was_read(proxy: Proxy) -> None:

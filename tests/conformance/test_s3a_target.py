@@ -1,5 +1,4 @@
-"""A target whose metastore has `s3a:` and, as a stock one, no `s3:`: every location that it is told keeps the spelling
-that the user wrote."""
+"""Locations in a metastore that has `s3a:` and no `s3:`, as stock ones: each keeps the scheme that the user wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy before an S3 endpoint that counts requests by their kind, and does harm to some where it is told to."""
+"""A proxy in front of an S3 endpoint: it counts requests by their kind, and disturbs them on demand."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass
 class Proxy:
-    """counts: requests by kind (`LIST`, `HEAD`, `GET`, `PUT`, `COPY`, `DELETE`, `DELETE many`, `POST`); fails: of
-    (kind, path), whether the request is answered by 503 and not passed on; spoils: of (path, body of a PUT), the body
-    that is passed on; cuts: of (path, body of an answer to GET), after how many bytes the connection breaks. strict: it
-    does what S3 does and moto does not: it compares digests, and heeds the condition of a copy."""
+    """counts: requests by kind (`LIST`, `HEAD`, `GET`, `PUT`, `COPY`, `DELETE`, `DELETE many`, `POST`). fails: of
+    (kind, path), whether the request gets 503 and goes no further. spoils: of (path, body of a PUT), the body that goes
+    on. cuts: of (path, body of an answer to GET), after how many bytes the connection breaks. strips: headers, in small
+    letters, that go no further. strict: digests are compared and conditions of copies heeded, as by S3 and not by
+    moto."""
 
     endpoint: str
     url: str = ""
@@ -29,6 +30,7 @@ class Proxy:
     cuts: Callable[[str, bytes], int] = lambda path, body: len(body)
     strict: bool = True
     tags: dict[str, str] = field(default_factory=dict)  # of objects that were written whole, by path
+    strips: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, kind: str, path: str) -> bool:
@@ -77,7 +79,8 @@ def counting(endpoint: str) -> Iterator[Proxy]:
             if proxy.strict and (refusal := self._refusal(kind, body)):
                 self._refuse(*refusal)
                 return
-            behind.request(self.command, self.path, body, dict(self.headers))
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.strips}
+            behind.request(self.command, self.path, body, headers)
             answer = behind.getresponse()
             data = answer.read()
             if kind == "PUT" and (tag := answer.getheader("ETag")):

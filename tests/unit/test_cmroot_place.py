@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cmroot.errors import Error, NoSpace, NotWritable, UnknownPlace
+from cmroot.errors import Error, NoSpace, NotWritable, StorageUnreachable, UnknownPlace
 from cmroot.root import create_or_open
 from cmroot.store.local import LocalStore, same_device
 from cmroot.store.place import Place, is_local, join, local_path, name_of, normal, parent, scheme
@@ -387,3 +387,51 @@ def test_a_driver_of_hdfs_that_cannot_replace_is_refused() -> None:
     with pytest.raises(UnknownPlace) as caught:
         Place("arrow_hdfs://nn:1/w").exists()
     assert caught.value.hint == "write hdfs:// instead"
+
+
+def test_what_comes_into_a_directory_that_goes_stays(place: str) -> None:
+    """Another names a file between the look and the removal."""
+    if is_local(place):
+        return  # takes no more than rmdir
+    store = Place(place).store
+    assert isinstance(store, FsspecStore)
+    (Place(place) / "d/empty/deeper/f").write_bytes(b"1")
+    (Place(place) / "d/empty/deeper/f").remove()
+    (Place(place) / "d/filled/late").write_bytes(b"late")
+    store.remove_emptied(f"{place}/d")
+    assert (Place(place) / "d").find() == ["filled/late"]
+    (Place(place) / "d/filled/late").remove()
+    store.remove_emptied(f"{place}/d")
+    assert not (Place(place) / "d").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://KEY:SECRET@bucket/a", "s3a://KEY@bucket/a", "sftp://user:SECRET@host/a", "https://u:SECRET@h/a"]
+)
+def test_a_url_with_credentials_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(UnknownPlace, match="a URL with credentials") as caught:
+        Place(text)
+    assert "SECRET" not in str(caught.value) and "KEY" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["abfss://box@account.dfs.core.windows.net/a", "sftp://user@host/a", "/a:b@c/d"])
+def test_a_url_that_names_a_user_or_a_container_is_a_place(text: str) -> None:
+    assert str(Place(text)) == text
+
+
+def test_an_endpoint_that_does_not_answer_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    away = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    for name, value in away.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StorageUnreachable, match=r"s3://nobody-answers/a: .*127\.0\.0\.1:1") as caught:
+        Place("s3://nobody-answers/a").read_bytes()
+    assert (caught.value.exit_code, caught.value.transient) == (75, True)
+
+
+def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    monkeypatch.setenv("AWS_PROFILE", "nobody-has-it")
+    with pytest.raises(NotWritable, match="nobody-has-it") as caught:
+        Place("s3://of-a-profile/a").read_bytes()
+    assert "AWS_PROFILE" in caught.value.hint

@@ -130,10 +130,10 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
 
 def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
     """A task's files by one thread, or by several where they are large or the target's store answers slowly."""
-    if any(not is_local(file.target) for file in mine):
+    threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
+    remote = next((file.target for file in mine if not is_local(file.target)), None)
+    if remote is not None and Place(remote).store.side_by_side:
         threads = min(REQUESTS, len(mine))
-    else:
-        threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
     if threads == 1:
         report.add(work(mine))
     else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import os
 import stat
@@ -24,7 +23,14 @@ from cmroot.keep.content import ATTEMPTS, is_kept, locate
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.recycle import recycle
 from cmroot.keep.versions import version_size
-from cmroot.store.checksum import checksum_at, checksum_descriptor, checksum_file, copy_between, copy_stream
+from cmroot.store.checksum import (
+    checksum_at,
+    checksum_descriptor,
+    checksum_file,
+    checksum_stream,
+    copy_between,
+    copy_stream,
+)
 from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
 from cmroot.store.s3 import WHOLE
@@ -280,8 +286,8 @@ def _drop_sidecar(target: str) -> None:
 def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Placed:
     """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
     place, right = located(wanted.target), (checksum, size)
-    probe = how.attempt.staging(place.parent.text)
-    write = _write_checked if size <= WHOLE and remote_store(place.text).checks_digests(probe) else _write_aside
+    heeded = remote_store(place.text).heeds(how.attempt.staging(place.parent.text))
+    write = _write_checked if heeded.digests and size <= WHOLE else _write_aside
     for _ in range(ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
             if place.size() == size and checksum_at(wanted.target) == right:
@@ -297,7 +303,7 @@ def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Pla
                 continue
             if published:
                 return Placed(origin.name, size)
-            if found == right:  # somebody wrote the object meanwhile: what did he write?
+            if found == right:  # another attempt has written the object meanwhile
                 break
             reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
         else:
@@ -310,13 +316,20 @@ def _write_checked(
 ) -> tuple[tuple[str, int], bool]:
     """Checksum and size of an origin, and whether it has become the object: where these are right, and nobody else has
     written one. The store itself compares the bytes that arrive with a digest of those that were hashed here."""
-    md5, copy = hashlib.md5(usedforsecurity=False), io.BytesIO()
     with origin.open() as source:
-        found = copy_stream(source, copy, md5.update)
+        data = _at_most(source, right[1] + 1)  # another file may be far larger
+    found = checksum_stream(io.BytesIO(data))
     if found != right:
         return found, False
     attempt.check()
-    return found, remote_store(place.text).create_checked(place.text, copy.getvalue(), md5.digest())
+    return found, remote_store(place.text).create_checked(place.text, data)
+
+
+def _at_most(source: BinaryIO, size: int) -> bytes:
+    data = bytearray()
+    while block := source.read(size - len(data)):
+        data += block
+    return bytes(data)
 
 
 def _write_aside(

@@ -30,7 +30,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Roots:
-    """The source's `$cmroot` (kept bytes) and the target's (what is replaced goes there; what is there is used)."""
+    """The source's `$cmroot`, with kept bytes, and the target's, which takes replaced files and gives equal ones."""
 
     source: str
     target: str
