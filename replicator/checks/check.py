@@ -107,9 +107,11 @@ def check(
     return PolicyChecked(policy.name, status, backwards, run.findings, run.not_replicated, seconds)
 
 
-def _direction(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Direction:
+def _direction(
+    policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair], *, first: bool
+) -> _Direction:
     try:
-        backwards = runs_in_reverse([pair for pair in pairs if pair.matches])
+        backwards = runs_in_reverse(pairs, first=first)
     except FormatError:  # a finding of its own
         backwards = False
     if not backwards:
@@ -157,7 +159,7 @@ class _Check:
         except (Error, OSError) as error:
             self.findings.append(Finding("databases", "unknown", *reported(error)))
             return None
-        direction = _direction(self.policy, source, target, pairs)
+        direction = _direction(self.policy, source, target, pairs, first=remembered is None)
         if not direction.backwards:  # else what left is looked for at the other side
             former = former_replicas(target, remembered, pairs)
             self._look("databases", lambda: policy_health.judge_databases(self.policy, pairs, former))

@@ -53,6 +53,10 @@ class Pair:
         """Id of the source's `$cmroot` that the replica was made from."""
         return self.target.parameters.get(SOURCE) if self.target else None
 
+    def is_anothers(self, root_id: str) -> bool:
+        """Whether only the target has it, and not from this source: it stays as it is."""
+        return self.source is None and self.made_from != root_id
+
     @property
     def position(self) -> int | None:
         """The replica's checkpoint."""
@@ -172,6 +176,8 @@ def find_direction(
     that cannot be understood."""
     pairs = survey(policy, source, target, remembered)
     root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
+    if reverse is None:
+        reverse = runs_in_reverse(pairs, first=remembered is None)
     found = _directed(policy, (source, root), (target, target_root), pairs, reverse)
     if found.reverse:
         return found
@@ -188,7 +194,8 @@ def current_direction(policy: Policy, source: Metastore, target: Metastore) -> D
     root, target_root = (
         ChangeRoot(place, Format("cmroot", 1, "", "")) for place in (policy.cmroot, policy.target_cmroot)
     )
-    return _directed(policy, (source, root), (target, target_root), survey(policy, here, there, None))
+    pairs = survey(policy, here, there, None)
+    return _directed(policy, (source, root), (target, target_root), pairs, runs_in_reverse(pairs))
 
 
 def _answers(metastore: MetastoreReader) -> bool:
@@ -204,12 +211,11 @@ def _directed(
     one: tuple[Metastore, ChangeRoot],
     other: tuple[Metastore, ChangeRoot],
     pairs: Sequence[Pair],
-    reverse: bool | None = None,
+    reverse: bool,
 ) -> Direction:
     """`one`, `other`: metastores and roots as the policy names them."""
     (source, root), (target, target_root) = one, other
-    backwards = runs_in_reverse([pair for pair in pairs if pair.matches]) if reverse is None else reverse
-    if not backwards:
+    if not reverse:
         return Direction(policy, source, target, root, target_root, tuple(pairs))
     return Direction(policy, target, source, target_root, root, tuple(pair.swapped for pair in pairs), reverse=True)
 
@@ -275,11 +281,13 @@ def former_replicas(target: MetastoreReader, remembered: RememberedScope | None,
     ]
 
 
-def runs_in_reverse(pairs: Sequence[Pair]) -> bool:
+def runs_in_reverse(pairs: Sequence[Pair], *, first: bool = False) -> bool:
     """Whether roles were turned: a target is the primary (or was, and is fenced to be drained into its replica), and no
-    source is. `pairs`: as the policy names them."""
-    turned = any(_leads(pair) and pair.target_mark.epoch >= pair.source_mark.epoch for pair in pairs)
-    return turned and not any(pair.source_mark.role is Role.PRIMARY for pair in pairs)
+    source is. `pairs`: as the policy names them; those that match count. `first`: the policy has not run yet, so that a
+    database which only its target has is another policy's, or nobody's."""
+    told = [pair for pair in pairs if pair.matches and not (first and pair.source is None)]
+    turned = any(_leads(pair) and pair.target_mark.epoch >= pair.source_mark.epoch for pair in told)
+    return turned and not any(pair.source_mark.role is Role.PRIMARY for pair in told)
 
 
 def _leads(pair: Pair) -> bool:

@@ -124,7 +124,7 @@ def lag(
     here, there = _answering("source", source, report), _answering("target", target, report)
     pairs = survey(policy, here, there, remembered if report.unreachable else None)
     last = history.last_done if history else None
-    report.reverse = runs_in_reverse(pairs)
+    report.reverse = runs_in_reverse(pairs, first=remembered is None and here is not None)
     if here is None and not report.reverse and last:
         report.reverse = last.reverse
     roles = _roles(pairs, here, there)

@@ -99,7 +99,7 @@ class Steps:
     def roles(self) -> dict[str, int]:
         """The epochs of the source's databases; those that are nobody's become primary. Raises Refused where roles
         forbid the direction."""
-        pairs = self.direction.matching
+        pairs = [pair for pair in self.direction.matching if not pair.is_anothers(self.direction.root.id)]
         if self.options.draining:
             return epochs_to_dump(self.direction.source, [pair.name for pair in pairs if pair.source], draining=True)
         settled = all(

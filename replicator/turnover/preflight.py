@@ -47,8 +47,8 @@ def check_switchover(
 
 def _problems(pair: Pair, direction: Direction) -> list[str]:
     """Why one database cannot be turned."""
-    if pair.source is None and pair.made_from != direction.root.id:
-        return []  # it is only there, nobody's replica, and stays so
+    if pair.is_anothers(direction.root.id):
+        return []
     if pair.source is None:
         return [f"{pair.name} is not at {direction.source.uri}: run sync, which takes its replica away"]
     if pair.target is None or (pair.position is None and not pair.turned):

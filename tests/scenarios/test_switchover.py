@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +303,19 @@ def test_somebody_who_changes_a_role_in_the_middle_is_noticed(pair: Replication)
     with pytest.raises(Refused, match="not fenced"):
         turn(pair, reported=reported)
     assert read_role(pair.target, f"{pair.name}_a") != RoleMark(Role.PRIMARY, 3)
+
+
+def test_a_primary_that_only_the_target_has_turns_no_first_run(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    """Of another policy: both have the target, and patterns that match the database."""
+    own = Replication(source_metastore, target_metastore, tmp_path)
+    own.db("a").table("t", {"first": "1"})
+    other = own.replica("other")
+    other.create()
+    other.table("t", {"first": "theirs"})
+    set_role(own.target, other.name, RoleMark(Role.PRIMARY, 2), expect=RoleMark(), settle=timedelta(0))
+    assert own.sync().reverse is False
+    own.is_same("a")
+    assert other.name not in own.source.database_names()
+    assert own.sync().status == "nothing"
