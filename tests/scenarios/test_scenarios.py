@@ -362,7 +362,9 @@ def test_a_source_that_changes_all_the_time_is_caught_up_with(sides: Sides, seed
     pair.create()
     with Writer(pair, seed) as writer:
         pair.bootstrap()
-        for _ in range(2):
+        pair.catch_up()
+        pair.catch_up()
+        while writer.changes <= 20 and not writer.error:  # a busy machine gives it less time
             pair.catch_up()
     assert writer.changes > 20
     pair.catch_up()
