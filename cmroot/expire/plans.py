@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Superseded
 from cmroot.store.local import staging_name
-from cmroot.store.place import Place, join
-from cmroot.store.spelling import STAGING, naming
+from cmroot.store.place import Place
+from cmroot.store.spelling import naming
 
 ABANDONED = timedelta(days=1)
 """How old something must be to be nobody's, where no lock tells: a plan on an object store, a file half written."""
@@ -97,16 +97,13 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
 
 
 def sweep_staging(root: str, moment: float) -> None:
-    """Remove what writers of pins, plans, the lease and the root's own files that were killed left half written. Some
-    take no lease, so only what is old enough to be nobody's goes; on object stores nothing is written to a staging
-    file."""
-    if not (top := Place(root).local):
-        return
-    for directory in ("", "slots", "holds", "dumps", "expiring"):
-        with contextlib.suppress(FileNotFoundError), os.scandir(join(top, directory)) as entries:
-            for entry in entries:
-                if entry.name.startswith(STAGING) and moment - entry.stat().st_mtime > ABANDONED.total_seconds():
-                    os.unlink(entry.path)
+    """Remove what killed writers left half written in all directories of a root but that of kept files, which are
+    written in `incoming/`. Some take no lease, so only what is old enough to be nobody's goes."""
+    before = moment - ABANDONED.total_seconds()
+    Place(root).sweep(before=before)
+    for child in Place(root).children():
+        if child.is_directory and Place(child.path).name != "files":
+            Place(child.path).sweep(before=before, deep=True)
 
 
 def _alive(plan: PlanDirectory, moment: float) -> bool:

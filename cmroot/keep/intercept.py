@@ -52,7 +52,7 @@ from cmroot.store.emptied import remove_if_empty
 from cmroot.store.local import same_device, status_of
 from cmroot.store.place import Place, is_local, join, local_path, normal, split_authority
 from cmroot.store.resolve import refuse_root
-from cmroot.store.spelling import STAGING, naming
+from cmroot.store.spelling import naming
 
 THREADS = 8
 LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"
@@ -320,9 +320,6 @@ def sweep_intercepts(root: str) -> None:
 
 
 def _remove_empty(place: Place) -> None:
+    place.sweep()
     if path := place.local:
-        with naming(path), contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(path):
-                if name.startswith(STAGING):
-                    os.unlink(join(path, name))
         remove_if_empty(path)

@@ -13,10 +13,12 @@ import msgspec
 
 from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.capability import why_no_copy, why_no_link
+from cmroot.keep.change_manager import ChangeManager, NativeKeeper, why_no_native
 from cmroot.keep.content import Kept, content_name, file_by_copy, file_by_link, is_kept, locate, opened, read_steadily
 from cmroot.keep.objects import keep_object, read_object
 from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
+from cmroot.store.hdfs.hdfs_store import SCHEMES
 from cmroot.store.place import is_local, local_path, scheme
 from cmroot.store.spelling import naming
 
@@ -25,6 +27,7 @@ __all__ = [
     "Keeper",
     "Kept",
     "LinkKeeper",
+    "NativeKeeper",
     "NoKeeper",
     "Record",
     "Recycled",
@@ -101,14 +104,20 @@ class NoKeeper:
 
 
 def choose_keeper(
-    root: str, example_location: str, requested: str = "auto", *, tell: Callable[[str], None] = lambda _: None
+    root: str,
+    example_location: str,
+    requested: str = "auto",
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+    manager: Callable[[], ChangeManager] | None = None,
 ) -> Keeper:
     """The keeper for files like those below `example_location`: a link where one can really be made, the store's own
     versions where the bucket has them, else a copy. All is tried, nothing assumed.
 
-    `requested` is auto, link, version, copy or none. Raises KeepError when what was asked for cannot be had, or when
-    nothing can be kept at all: none is never chosen but by request. `tell` is called with what a person should know of
-    the choice: one line, no error.
+    `requested` is auto, link, version, native, copy or none. Raises KeepError when what was asked for cannot be had, or
+    when nothing can be kept at all: none is never chosen but by request, nor is native, which keeps only what the
+    metastore itself drops. `tell` is called with what a person should know of the choice: one line, no error.
+    `manager` asks the metastore for its change manager.
     """
     match requested:
         case "none":
@@ -126,6 +135,8 @@ def choose_keeper(
                 hint = "switch the bucket's versioning on"
                 raise _cannot(example_location, f"be kept by version: {reason}", hint)
             return _by_version(root, example_location, tell)
+        case "native":
+            return _by_metastore(example_location, tell, manager)
         case "copy":
             reason = why_no_copy(root)
             if reason:
@@ -133,7 +144,7 @@ def choose_keeper(
             return CopyKeeper(root)
         case "auto":
             return _best(root, example_location, tell)
-    raise KeepError(f"there is no keeper {requested!r}", hint="choose auto, link, version, copy or none")
+    raise KeepError(f"there is no keeper {requested!r}", hint="choose auto, link, version, native, copy or none")
 
 
 def _best(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
@@ -169,6 +180,21 @@ def _by_version(root: str, location: str, tell: Callable[[str], None]) -> Keeper
     if days is not None:
         tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, whoever needs them")
     return VersionKeeper(root)
+
+
+def _by_metastore(location: str, tell: Callable[[str], None], manager: Callable[[], ChangeManager] | None) -> Keeper:
+    said = manager() if manager and scheme(location) in SCHEMES else None
+    reason = why_no_native(said, location)
+    if reason or said is None:
+        hint = (
+            "set hive.repl.cm.enabled and hive.repl.cmrootdir of the metastore, and let this user read that directory"
+        )
+        raise _cannot(location, f"be kept by the metastore: {reason}", hint)
+    tell(
+        f"{location}: only what the metastore itself drops is kept, in {said.root_for(location)}, and removed there "
+        f"after {said.retain or 'its retention'} (hive.repl.cm.retain), whoever needs it"
+    )
+    return NativeKeeper(said.root_for(location))
 
 
 def _cannot(location: str, what: str, hint: str) -> KeepError:

@@ -38,7 +38,7 @@ def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
         return _keep_by_server(root, path, renew)
     for _ in range(ATTEMPTS):
         staged = Place(fresh_incoming(root, "copy"))
-        with _reading(path) as source, staged.open_write() as target:
+        with _reading(path) as source, staged.open_new() as target:
             checksum, size = copy_stream(source.stream, target)
         kept = Kept(size, source.state.mtime_ns, source.state.identity, ALGORITHM, checksum)
         if source.was_steady(size):

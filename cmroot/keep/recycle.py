@@ -34,7 +34,7 @@ from cmroot.store.checksum import checksum_file
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.resolve import refuse_root
-from cmroot.store.spelling import STAGING, naming
+from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
 from cmroot.text import shown
 
@@ -135,6 +135,7 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
     where = Place(root) / "incoming"
     finished: list[Recycled] = []
     removed: list[str] = []
+    removed += [*Place(root).sweep(), *where.sweep()]
     if not where.local:
         for name in where.find():
             (where / name).remove()
@@ -142,11 +143,6 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
         return Swept(finished, removed)
     root, incoming = Place(root).local, where.local
     with naming(incoming):
-        for above in (root, incoming):
-            for name in os.listdir(above) if is_directory(above) else ():
-                if name.startswith(STAGING):
-                    remove_name(join(above, name))
-                    removed.append(name)
         names = where.list()
         for name in names:
             entry = join(incoming, name)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, ClassVar, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 from cmroot.errors import KeepError, NotWritable
+from cmroot.keep.change_manager import is_native, native_size, open_native
 from cmroot.keep.content import Kept
 from cmroot.keep.objects import keep_object
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.listing import object_state
-from cmroot.store.place import scheme
+from cmroot.store.place import normal, scheme
 from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
 
@@ -27,6 +29,8 @@ versioning is on, and overwritten like any object when it is suspended."""
 
 BLOCK = 8 * 1024 * 1024
 """Bytes of one ranged request."""
+
+UNVERSIONED = "the bucket has no versioning"
 
 _NOT_KNOWN_THERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Some stores that speak S3 have no versioning, and say so when asked."""
@@ -52,7 +56,7 @@ def why_unversioned(location: str) -> str:
             return ""
         case "Suspended":
             return "the bucket's versioning is suspended"
-    return "the bucket has no versioning"
+    return UNVERSIONED
 
 
 def noncurrent_days(location: str) -> int | None:
@@ -70,14 +74,68 @@ def noncurrent_days(location: str) -> int | None:
     return min((int(each) for each in days if each is not None), default=None)
 
 
+class OldVersion(NamedTuple):
+    """A version that is not its object's current one."""
+
+    path: str
+    version: str
+    size: int
+
+
+def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
+    """Versions at and below a place that are not current, or whose object is deleted; with `named` at it only. One
+    request for a thousand. None where there is no versioning, or it may not be listed (`why_versions_unseen`)."""
+    if scheme(place) != "s3":
+        return
+    bucket, _, key = remote_store(place).key(place).rstrip("/").partition("/")
+    top, about = normal(place).rstrip("/"), {"Bucket": bucket, "Prefix": key if named or not key else f"{key}/"}
+    while True:
+        with naming(place):
+            try:
+                answer = _call(place, "list_object_versions", **about)
+            except (FileNotFoundError, PermissionError):
+                return
+            except OSError as error:
+                if error.errno not in _NOT_KNOWN_THERE:
+                    raise
+                return
+        for found in answer.get("Versions", ()):
+            below = found["Key"][len(key) :]
+            if not found["IsLatest"] and not (named and below):
+                yield OldVersion(top + (below if key else f"/{below}"), found["VersionId"], int(found["Size"]))
+        if not answer.get("IsTruncated"):
+            return
+        about |= {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer.get("NextVersionIdMarker", "")}
+
+
+def why_versions_unseen(location: str) -> str:
+    """Why nobody can tell what versions the bucket of a location keeps; empty when one can, or when it keeps none."""
+    if scheme(location) != "s3":
+        return ""
+    try:
+        with naming(location):
+            _call(location, "list_object_versions", Bucket=_bucket(location), MaxKeys=1)
+    except NotWritable:
+        without = why_unversioned(location) == UNVERSIONED
+        return "" if without else f"may not list the versions of {_bucket(location)} (s3:ListBucketVersions)"
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *_NOT_KNOWN_THERE):
+            raise
+    return ""
+
+
 def version_size(path: str, version: str) -> int:
     """Bytes of an object at a version. FileNotFoundError when there is no such version (any more)."""
+    if is_native(version):
+        return native_size(path, version)
     return int(_head(path, version)["size"])
 
 
 def open_version(path: str, version: str, size: int | None = None) -> BinaryIO:
     """Reads an object as it was at a version, whatever its name holds by now. `size`: when it is known, to save a
     request. FileNotFoundError when there is no such version (any more), NotWritable without s3:GetObjectVersion."""
+    if is_native(version):
+        return open_native(path, version)
     length = version_size(path, version) if size is None else size
     return io.BufferedReader(_Version(path, version, length), BLOCK)
 
@@ -148,7 +206,7 @@ def _head(path: str, version: str = "") -> dict[str, Any]:
     return {**answer, "size": answer["ContentLength"]}
 
 
-def _call(place: str, operation: str, **arguments: str) -> dict[str, Any]:
+def _call(place: str, operation: str, **arguments: Any) -> dict[str, Any]:
     return cast(dict[str, Any], remote_store(place).filesystem.call_s3(operation, **arguments))
 
 

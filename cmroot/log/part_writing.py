@@ -148,7 +148,7 @@ def close_together(writers: Sequence[_PartWriter]) -> None:
     """Publish parts of one place, side by side where a store takes long to end a file. The first error is raised when
     all have ended."""
     waiting = [each for each in writers if each.part is None]
-    if not waiting or not waiting[0].store.side_by_side:
+    if not waiting or waiting[0].store.at_once == 1:
         for each in waiting:
             each.close()
         return

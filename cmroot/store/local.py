@@ -37,7 +37,7 @@ Children = list[Child]
 class LocalStore:
     """A POSIX filesystem. Publishing survives a crash: file and directory are synced."""
 
-    side_by_side = False  # nobody waits for an answer
+    at_once = 1  # nobody waits for an answer
 
     def read_bytes(self, path: str) -> bytes:
         with naming(path), open(local_path(path), "rb") as file:
@@ -86,6 +86,22 @@ class LocalStore:
                 raise
             if durable:
                 sync_directory(os.path.dirname(target))
+
+    def open_new(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        return self.open_write(path)
+
+    def sweep(self, path: str, *, before: float, deep: bool) -> Names:
+        top, swept = local_path(path), []
+        for directory, below, names in os.walk(top, onerror=raise_unless_gone):
+            for name in names:
+                file = join(directory, name)
+                with naming(file), contextlib.suppress(FileNotFoundError):
+                    if name.startswith(STAGING) and os.lstat(file).st_mtime < before:
+                        os.unlink(file)
+                        swept.append(file[len(top) :].lstrip("/"))
+            if not deep:
+                below.clear()
+        return swept
 
     def exists(self, path: str) -> bool:
         return status_of(local_path(path)) is not None

@@ -7,6 +7,7 @@ Hadoop writes names into URIs as they are, so nothing here ever unquotes: `file:
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -116,6 +117,16 @@ class Place:
         """Write a file piece by piece: published when the block ends, nothing left when it raises. Not `durable`: it
         survives no crash before a `sync`."""
         return self.store.open_write(self._path, durable=durable)
+
+    def open_new(self) -> AbstractContextManager[BinaryIO]:
+        """As `open_write`, for a name that only its writer knows: what a crash leaves there has that name."""
+        return self.store.open_new(self._path)
+
+    def sweep(self, *, before: float = math.inf, deep: bool = False) -> Names:
+        """Removes what killed writers have left half written in a directory (`deep`: and below it) and not touched
+        since `before` (seconds since 1970); their paths, relative to it. Nothing for a directory that is missing.
+        Safe to run twice."""
+        return self.store.sweep(self._path, before=before, deep=deep)
 
     def exists(self) -> bool:
         """False only when the store says that there is nothing; an answer that cannot be had is raised."""

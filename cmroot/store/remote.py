@@ -22,6 +22,9 @@ from cmroot.store.spelling import STAGING, join, naming, normal, parent, scheme,
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
 
+_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
+"""The extra of this distribution that brings the driver of a scheme."""
+
 _ASKED_AT_ONCE = 32
 """Requests about single objects at one time: a thousand of them take about as long as removing a thousand."""
 
@@ -45,7 +48,8 @@ def _filesystem(process: int, store: str) -> Any:
     try:
         return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True)[0]
     except (ImportError, ValueError) as error:
-        hint = "install the extra for this store, or mend the URL"
+        extra = _EXTRAS.get(scheme(store))
+        hint = f"pip install 'replicator[{extra}]', or mend the URL" if extra else "install its driver, or mend the URL"
         raise UnknownPlace(f"{store}: {error}", hint=hint) from error
 
 
@@ -68,9 +72,9 @@ class FsspecStore:
         return scheme(self.place) in RENAMING
 
     @property
-    def side_by_side(self) -> bool:
-        """Whether several requests at one time bring something, and the driver takes them."""
-        return bool(getattr(self.filesystem, "async_impl", False))
+    def at_once(self) -> int:
+        """Requests about single files that may be under way at one time in a process; 1: the driver takes one only."""
+        return _ASKED_AT_ONCE if getattr(self.filesystem, "async_impl", False) else 1
 
     def read_bytes(self, path: str) -> bytes:
         with naming(path):
@@ -100,6 +104,8 @@ class FsspecStore:
             return self._create(path, data)
 
     def _create(self, path: str, data: bytes) -> bool:
+        if scheme(self.place) == "s3":
+            return s3.create(self.filesystem, self.key(path), data)
         try:
             self.filesystem.pipe_file(self.key(path), data, mode="create")
         except FileExistsError:
@@ -164,6 +170,20 @@ class FsspecStore:
             else:
                 self.filesystem.put_file(spool.name, self.key(path))
 
+    def open_new(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        return self.open_write(path)
+
+    def sweep(self, path: str, *, before: float, deep: bool) -> Names:
+        if not self._renames:  # nothing is written aside
+            return []
+        try:
+            found = self.below(path) if deep else self.directly_below(path)
+        except FileNotFoundError:
+            return []
+        swept = [name for name, info in found if _is_aside(name) and object_time_ns(info) < before * 1e9]
+        self.remove_many([join(path, name) for name in swept])
+        return swept
+
     def exists(self, path: str) -> bool:
         try:
             with naming(path):
@@ -179,8 +199,7 @@ class FsspecStore:
 
     def infos(self, paths: Sequence[str]) -> Infos:
         """What the store says of each file, side by side where it may be asked so; None: it is not there."""
-        threads = _ASKED_AT_ONCE if self.side_by_side else 1
-        with ThreadPoolExecutor(threads, thread_name_prefix="infos") as pool:
+        with ThreadPoolExecutor(self.at_once, thread_name_prefix="infos") as pool:
             return list(pool.map(self._info, paths))
 
     def _info(self, path: str) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import io
+import uuid
 from typing import Any, NamedTuple, cast
 
 from cmroot.errors import StorageUnreachable
@@ -21,6 +22,9 @@ in memory, for each object that is being copied."""
 
 COPIED = 5 * 1024 * 1024 * 1024
 """Bytes of an object that one request copies, at most: S3's own bound."""
+
+WRITTEN_BY = "replicator-call"
+"""Metadata of an object that `create` wrote: the call that did."""
 
 Info = dict[str, Any]  # what the store says of an object: `size`, ETag, LastModified, VersionId where it has one
 
@@ -108,6 +112,18 @@ def put_new(filesystem: Any, key: str, data: bytes) -> bool:
     """Writes an object that is not there, if these bytes arrive; False when one is there. The store compares their
     digest with what has arrived, and shows the object afterwards."""
     return _heeded(filesystem, "put_object", **_named(key), Body=data, ContentMD5=_md5(data), IfNoneMatch="*")
+
+
+def create(filesystem: Any, key: str, data: bytes) -> bool:
+    """Writes an object that is not there; False when somebody else's is. An answer that is lost makes the driver send
+    the request again, which its own object then refuses; so each object names the call that wrote it."""
+    call = uuid.uuid4().hex
+    for _ in range(TRIES):
+        if _heeded(filesystem, "put_object", **_named(key), Body=data, IfNoneMatch="*", Metadata={WRITTEN_BY: call}):
+            return True
+        with contextlib.suppress(FileNotFoundError):  # refused for one that is just being written, or removed
+            return bool(info(filesystem, key).get("Metadata", {}).get(WRITTEN_BY) == call)
+    return False
 
 
 class Heeds(NamedTuple):

@@ -99,10 +99,13 @@ def split_authority(place: str) -> tuple[str, str]:
 
 def refuse_credentials(place: str) -> None:
     """Raises UnknownPlace, which does not show them, for a URL with a password or keys: URLs go into logs, records and
-    process lists."""
+    process lists. Keys may have a slash, which is written as it is by mistake."""
     head, separator, rest = place.partition("://")
-    user, at, _ = rest.partition("/")[0].rpartition("@")
-    if separator and at and (":" in user or scheme(place) == "s3"):
+    authority, _, path = rest.partition("/")
+    user, at, _ = authority.rpartition("@")
+    _, colon, port = authority.rpartition(":")
+    cut = colon and "@" in path and not port.endswith("]") and (scheme(place) == "s3" or not port.isdecimal())
+    if separator and (cut or (at and (":" in user or scheme(place) == "s3"))):
         raise UnknownPlace(
             f"{head}://***@...: a URL with credentials",
             hint="leave them out: stores take them from the environment or a profile",

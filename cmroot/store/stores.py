@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.hdfs import SCHEMES, HdfsStore
+from cmroot.store.hdfs.hdfs_store import SCHEMES, HdfsStore
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import refuse_credentials, scheme
 

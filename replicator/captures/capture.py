@@ -49,6 +49,7 @@ from replicator.events.compare import same_database
 from replicator.events.decode import decode
 from replicator.events.reader import read_events
 from replicator.events.record import Change
+from replicator.events.recycling import change_manager
 from replicator.events.root_catalog import bind_catalog
 from replicator.events.scope import changes_in_scope
 from replicator.events.unread import UnreadEvents
@@ -68,7 +69,8 @@ class CaptureSettings:
     and go on after them the next time; new and dropped ones are always found.
     constraints: read those of all tables from a server that does not announce all changes of them.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
-    keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none.
+    keeper: how bytes are kept: auto (for each store what it can have), link, version, native, copy or
+    none.
     empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
     word, what nobody can see keeps the files that the log knows."""
 
@@ -143,7 +145,9 @@ class _Run:
     ) -> None:
         self._source, self._root, self._manifest, self._progress = source, root, manifest, runtime.progress
         self._log = Recording(source, root, manifest, runtime.clock, lease)
-        self._contents = Contents(self._log, root.place, keeper, runtime)
+        self._contents = Contents(
+            self._log, root.place, keeper, runtime, lambda: change_manager(source, manifest.scope())
+        )
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read

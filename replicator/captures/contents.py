@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from cmroot.keep.change_manager import ChangeManager
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.log.intercepted import under_way
 from cmroot.store.local import device
@@ -33,10 +34,12 @@ LIST_BATCH = 500  # objects of a listing task, at most
 class Contents:
     """Files of one capture."""
 
-    def __init__(self, log: Recording, root: str, keeper: str, runtime: Runtime) -> None:
-        """root: the place of the `$cmroot`; keeper: as asked for."""
+    def __init__(
+        self, log: Recording, root: str, keeper: str, runtime: Runtime, manager: Callable[[], ChangeManager]
+    ) -> None:
+        """root: the place of the `$cmroot`; keeper: as asked for; manager: asks the metastore for its own."""
         self._log, self._root, self._runtime = log, root, runtime
-        self.keepers = Keepers(root, keeper, log.report.warnings.append)
+        self.keepers = Keepers(root, keeper, log.report.warnings.append, manager)
         self._named: dict[tuple[str, str, str], dict[str, int]] = {}  # object -> file name -> position that names it
         self._written: dict[tuple[str, str], int] = {}
         self._unnamed: dict[tuple[str, str, str], NotReplicated | None] = {}
@@ -212,9 +215,11 @@ class Contents:
 class Keepers:
     """The keepers of one capture, each chosen when the first object on its store is listed."""
 
-    def __init__(self, root: str, requested: str, tell: Callable[[str], None]) -> None:
-        """`requested`, `tell`: as for `choose_keeper`, which raises KeepError where nothing can be kept."""
-        self._root, self._requested, self._tell = root, requested, tell
+    def __init__(
+        self, root: str, requested: str, tell: Callable[[str], None], manager: Callable[[], ChangeManager]
+    ) -> None:
+        """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError where nothing can be kept."""
+        self._root, self._requested, self._tell, self._manager = root, requested, tell, manager
         self._chosen: dict[object, Keeper] = {}
         self._device = lru_cache(maxsize=10_000)(device)
 
@@ -226,7 +231,9 @@ class Keepers:
     def of(self, location: str) -> Keeper:
         store = self._store(location)
         if store not in self._chosen:
-            self._chosen[store] = choose_keeper(self._root, location, self._requested, tell=self._tell)
+            self._chosen[store] = choose_keeper(
+                self._root, location, self._requested, tell=self._tell, manager=self._manager
+            )
         return self._chosen[store]
 
     def grouped(

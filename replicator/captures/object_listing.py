@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from cmroot.errors import NotWritable
+from cmroot.keep.change_manager import is_native
 from cmroot.keep.keepers import Keeper, Kept
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
@@ -193,12 +194,13 @@ def _kept(keeper: Keeper, place: str) -> Kept | None:
 
 def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
     """Whether a file needs no reading: size, times and identity as recorded, and kept where it is to be kept.
-    A null version is safe only while its bucket has versioning."""
+    A null version is safe only while its bucket has versioning; native is less than any other keeper."""
     return (
         before.checksum is not None
         and now.is_recorded(before.size, before.mtime_ns, before.identity)
         and (before.kept or keeper.name == "none")
         and (before.version != NULL or keeper.name in ("version", "none"))
+        and (not is_native(before.version) or keeper.name in ("native", "none"))
     )
 
 

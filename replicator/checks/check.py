@@ -26,6 +26,7 @@ from replicator.core.report import Report
 from replicator.drills.drill_record import Drills
 from replicator.errors import FormatError
 from replicator.events.reach import newest_event, read_reach
+from replicator.events.recycling import change_manager
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.thrift import ThriftMetastore
@@ -267,7 +268,13 @@ class _Check:
         self._look("room", lambda: places.judge_room(written, self._room))
         if direction is not None:
             self._look(
-                "keeper", lambda: places.judge_keepers(direction.cmroot, self._locations(direction), self.policy.keeper)
+                "keeper",
+                lambda: places.judge_keepers(
+                    direction.cmroot,
+                    self._locations(direction),
+                    self.policy.keeper,
+                    lambda: change_manager(direction.source, [pair.name for pair in direction.pairs if pair.source]),
+                ),
             )
 
     def _written(self, direction: _Direction | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cmroot.errors import Error
+from cmroot.keep.change_manager import ChangeManager
 from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state
@@ -160,13 +161,15 @@ def _judge_room(keys: Sequence[str], room: Room) -> Finding:
 # How the source's bytes are kept
 
 
-def judge_keepers(root: str, locations: Iterable[str], requested: str) -> list[Finding]:
+def judge_keepers(
+    root: str, locations: Iterable[str], requested: str, manager: Callable[[], ChangeManager]
+) -> list[Finding]:
     """For each store of the source's locations: whether it can be read, and its keeper, found by trying."""
     stores: dict[object, list[str]] = {}
     for location in locations:
         stores.setdefault(_store(location), []).append(location)
     with trial_root(root) as trial:
-        return [_judge_keeper(trial, found, requested) for found in stores.values()]
+        return [_judge_keeper(trial, found, requested, manager) for found in stores.values()]
 
 
 @contextlib.contextmanager
@@ -184,13 +187,13 @@ def trial_root(root: str) -> Iterator[str]:
             trial.remove_tree()
 
 
-def _judge_keeper(root: str, locations: Sequence[str], requested: str) -> Finding:
+def _judge_keeper(root: str, locations: Sequence[str], requested: str, manager: Callable[[], ChangeManager]) -> Finding:
     example = next((place for place in locations if _is_there(place)), locations[0])
     name, many = f"keeper {store_name(example)}", f"{len(locations)} locations such as {example}"
     said: list[str] = []
     try:
         readable(example)
-        keeper = choose_keeper(root, example, requested, tell=said.append)
+        keeper = choose_keeper(root, example, requested, tell=said.append, manager=manager)
     except (Error, OSError) as error:
         return Finding(name, "critical", *reported(error))
     if said:

@@ -5,6 +5,7 @@
     $cmroot     the source's and each replica's, by checksum: files that had rows erased, and older states
     replicas    how far they are
     disks       of source and replicas, below the directories that the tables have and had, by checksum
+    versions    that an S3 bucket keeps of any of these
 
 When it expedites, backups are recycled and entries expired first, but for what a slot, hold, dump or legal hold needs.
 """
@@ -21,9 +22,11 @@ import msgspec
 
 from cmroot.expire.expedite import expedite, look_at_contents
 from cmroot.expire.retention import LIVE, ends_when
+from cmroot.keep.content import content_name
+from cmroot.keep.versions import why_versions_unseen
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
-from cmroot.store.place import Place, join, normal
+from cmroot.store.place import Place, join, normal, scheme
 from cmroot.store.resolve import as_written, resolved
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy, matching_databases
@@ -37,7 +40,7 @@ from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.retain import Retain
-from replicator.purge.copies import copies, directories_of, is_below
+from replicator.purge.copies import copies, directories_of, is_below, kept_versions
 from replicator.purge.erased_contents import Content, erased_contents, older_contents
 from replicator.purge.onboarding import Onboarded, PurgeGap, WhiteList
 from replicator.purge.options import CertifyOptions, PurgeOptions, RetainOptions
@@ -50,6 +53,9 @@ from replicator.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.removal.audit import AuditLog, begin_audit
 from replicator.removal.legal import ResolvedHold, read_holds
 from replicator.replay.places.replica import LAST_ID
+
+VERSIONS = "this version is deleted, by hand or a rule of the bucket"
+"""When a version goes that is not current."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,9 @@ def certify(
     found += _left_at(metastore, "table", "", swapped, contents, engines, str)
     for replica in replicas:
         found += _replica(replica, swapped, contents, engines)
+    looked_at = {(place, place) for _, place, _ in places} | {(each.name, each.table.location or "") for each in tables}
+    seen = [{"table": name, "reason": why_versions_unseen(place)} for name, place in sorted(looked_at)]
+    certificate.gaps += [each for each in seen if each["reason"]]
     certificate.holding = [asdict(each) for each in found]
     if found:
         certificate.status = "remaining"
@@ -278,6 +287,14 @@ def _kept(
         content = contents[row["checksum"], row["size"]]
         path = join(place, "files", row["checksum"][:2], f"xxh3_128-{row['checksum']}-{row['size']}")
         yield Holding(what, _name(content), path, row["bytes"], content.why, _until(row), name)
+    paths = {normal(join(place, "files", key[0][:2], content_name(*key))): each for key, each in contents.items()}
+    for old in kept_versions(list(paths), engines):
+        content = paths[old.path]
+        yield Holding(what, _name(content), _of_version(old.path, old.version), old.size, content.why, VERSIONS, name)
+
+
+def _of_version(path: str, version: str) -> str:
+    return f"{path}?versionId={version}"
 
 
 def _until(row: dict[str, Any]) -> str:
@@ -343,16 +360,17 @@ def _left_at(
             parts = list(parts_of(metastore, table, [unit.partition for unit in units]))
         except ObjectNotFound:
             continue
-        for copy in copies(directories_of(table, parts, home), contents, engines):
-            if not is_below(copy.place, reported):
+        swapped_out = [unit.old for unit in units if unit.old and what == "table" and scheme(unit.old) == "s3"]
+        for copy in copies([*directories_of(table, parts, home), *swapped_out], contents, engines):
+            if copy.version or not is_below(copy.place, reported):
                 until = "its next run" if what == "replica" else "it is removed by hand"
                 yield Holding(
                     what,
                     f"{table.db}.{table.name}",
-                    copy.place,
+                    _of_version(copy.place, copy.version) if copy.version else copy.place,
                     copy.size,
                     contents[copy.checksum, copy.size].why,
-                    until,
+                    VERSIONS if copy.version else until,
                     where,
                 )
 

@@ -1,4 +1,5 @@
-"""Files below a table's directories, those of today and those it had, that hold certain contents. Reads only.
+"""Files below a table's directories, those of today and those it had, that hold certain contents; of a bucket that
+keeps versions, these, too. Reads only.
 
 A table may have lain elsewhere before: beside its directory (a purge), or where its database puts it. What was left
 there is in no table, and still on the disk.
@@ -6,15 +7,17 @@ there is in no table, and still on the disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
 from cmroot.keep.safely import files_at
-from cmroot.store.checksum import checksum_at
+from cmroot.keep.versions import OldVersion, old_versions, open_version
+from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.local import is_directory
-from cmroot.store.place import is_local, join, local_path, name_of, normal, parent
+from cmroot.store.place import is_local, join, local_path, name_of, normal, parent, scheme
 from cmroot.store.resolve import located
 from cmroot.store.spelling import naming
 from cmroot.text import shown
@@ -37,11 +40,31 @@ class CopiesTask(msgspec.Struct, frozen=True):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """A file of a size that was looked for."""
+    """A file of a size that was looked for. `version`: of the bucket, which is not current; "" for a file."""
 
     place: str
     size: int
     checksum: str
+    version: str = ""
+
+
+class KeptTask(msgspec.Struct, frozen=True):
+    """Files that are kept, or were: names of objects that say their contents."""
+
+    paths: tuple[str, ...]
+
+
+def run_kept_task(task: KeptTask) -> list[OldVersion]:
+    """Their versions that are not current. Safe to run twice."""
+    return [old for path in task.paths for old in old_versions(path, named=True)]
+
+
+def kept_versions(paths: Sequence[str], engines: AutoEngine) -> Iterator[OldVersion]:
+    """Versions of kept files that an expiry has removed, or is to remove; none of places without versions."""
+    paths = [path for path in paths if scheme(path) == "s3"]
+    tasks = (KeptTask(tuple(paths[at : at + BATCH])) for at in range(0, len(paths), BATCH))
+    for found in engines.for_work(len(paths)).run(run_kept_task, tasks) if paths else ():
+        yield from found
 
 
 def run_copies_task(task: CopiesTask) -> list[Copy]:
@@ -55,17 +78,25 @@ def run_copies_task(task: CopiesTask) -> list[Copy]:
                     found.append(Copy(path, state.size, checksum_at(path)[0]))
                 except FileNotFoundError:
                     continue
+        found += _old_copies(place, task.sizes)
     return found
+
+
+def _old_copies(place: str, sizes: frozenset[int]) -> Iterator[Copy]:
+    for old in old_versions(place):
+        if old.size in sizes:
+            with contextlib.suppress(FileNotFoundError), open_version(old.path, old.version, old.size) as source:
+                yield Copy(old.path, old.size, checksum_stream(source)[0], old.version)
 
 
 def copies(places: Iterable[str], contents: Collection[Key], engines: AutoEngine) -> Iterator[Copy]:
     """Files at or below the places with one of the contents, each once."""
-    several, sizes, seen = sorted(set(places)), frozenset(size for _, size in contents), set[str]()
+    several, sizes, seen = sorted(set(places)), frozenset(size for _, size in contents), set[tuple[str, str]]()
     tasks = (CopiesTask(tuple(several[at : at + BATCH]), sizes) for at in range(0, len(several), BATCH))
     for found in engines.for_work(len(several)).run(run_copies_task, tasks) if sizes else ():
         for copy in found:
-            if (copy.checksum, copy.size) in contents and copy.place not in seen:
-                seen.add(copy.place)
+            if (copy.checksum, copy.size) in contents and (copy.place, copy.version) not in seen:
+                seen.add((copy.place, copy.version))
                 yield copy
 
 
@@ -101,7 +132,10 @@ def _beside(top: str) -> Iterator[str]:
 
 
 def _children(place: str) -> list[str]:
-    """Files and directories in a directory, with those that are being written."""
+    """Files and directories in a directory, with those that are being written; none on S3, where a directory of which
+    only versions are left is in no listing."""
+    if scheme(place) == "s3":
+        return []
     if not is_local(place):
         return [join(place, name) for name in located(place).list()]
     path = local_path(place)

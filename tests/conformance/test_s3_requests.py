@@ -18,9 +18,11 @@ from s3_proxy import Proxy, counting
 from stores import s3_server, s3a_as_directories
 
 import replicator
-from cmroot.errors import StorageUnreachable
+from cmroot import pins
+from cmroot.errors import PinError, StorageUnreachable
 from cmroot.keep.content import locate
 from cmroot.keep.objects import keep_object
+from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store import remote
 from cmroot.store.checksum import checksum_at
@@ -30,6 +32,8 @@ from cmroot.store.remote import FsspecStore
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.purge.state import RunDirectory
+from replicator.removal.legal import LegalHold, add_hold
 from replicator.replay.copy.copying import Placing, place_file
 from replicator.replay.copy.origins import Roots, Wanted
 from replicator.replay.copy.staging import AskingFence, Attempt
@@ -93,6 +97,30 @@ def test_an_object_that_arrives_with_other_bytes_is_not_written(proxy: Proxy, mo
     assert store.create_checked(place, b"good")
     assert not store.create_checked(place, b"other")
     assert Place(place).read_bytes() == b"good"
+
+
+def test_what_was_written_without_an_answer_is_ones_own(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each conditional request takes effect, and its first answer is lost: the second is refused by the first."""
+    lost: set[str] = set()
+
+    def once(kind: str, path: str) -> bool:
+        new = kind == "PUT" and path not in lost
+        lost.add(path)
+        return new
+
+    monkeypatch.setattr(proxy, "loses", once)
+    root, began = create_or_open(f"{BUCKET}/unanswered").place, "2026-01-01T00:00:00+00:00"
+    with acquire(root, "write", renew=False) as lease:
+        lease.publish("published", b"1")
+    month = pins.Hold("month", 0, 0, began)
+    pins.hold(root, month)
+    add_hold(root, LegalHold(name="case", pattern="shop.*", reason="a court", by="me", created=began))
+    run = RunDirectory(root, "1-a")
+    run.write_files([{}])
+    assert (Place(run.place) / "files").list() == ["00000000.parquet"]
+    assert {"lease", "holds", "legal"} <= {part for path in lost for part in path.split("/")}
+    with pytest.raises(PinError, match="exists already"):  # of the same bytes, by another call
+        pins.hold(root, month)
 
 
 def test_what_a_store_heeds_is_found_out(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,18 @@ from urllib.parse import parse_qs, urlsplit
 @dataclass
 class Proxy:
     """counts: requests by kind (`LIST`, `HEAD`, `GET`, `PUT`, `COPY`, `DELETE`, `DELETE many`, `POST`). fails: of
-    (kind, path), whether the request gets 503 and goes no further. spoils: of (path, body of a PUT), the body that goes
-    on. cuts: of (path, body of an answer to GET), after how many bytes the connection breaks. strips: headers, in small
-    letters, that go no further. strict: digests are compared and conditions of copies heeded, as by S3 and not by
-    moto."""
+    (kind, path), whether the request gets 503 and goes no further. loses: whether it takes effect, and gets 503.
+    forbids: of a path with its query, whether the request gets 403.
+    spoils: of (path, body of a PUT), the body that goes on. cuts: of (path, body of an answer to GET), after how many
+    bytes the connection breaks. strips: headers, in small letters, that go no further. strict: digests are compared and
+    conditions of copies heeded, as by S3 and not by moto."""
 
     endpoint: str
     url: str = ""
     counts: Counter[str] = field(default_factory=Counter)
     fails: Callable[[str, str], bool] = lambda kind, path: False
+    loses: Callable[[str, str], bool] = lambda kind, path: False
+    forbids: Callable[[str], bool] = lambda path: False
     spoils: Callable[[str, bytes], bytes] = lambda path, body: body
     cuts: Callable[[str, bytes], int] = lambda path, body: len(body)
     strict: bool = True
@@ -69,9 +72,10 @@ def counting(endpoint: str) -> Iterator[Proxy]:
             body = self.rfile.read(length)
             kind = kind_of(self.command, self.path, "x-amz-copy-source" in self.headers)
             if not proxy.count(kind, self.path):
-                self.send_response(503, "Slow Down")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self._slow_down()
+                return
+            if proxy.forbids(self.path):
+                self._refuse(403, "AccessDenied")
                 return
             behind = HTTPConnection(urlsplit(endpoint).netloc)
             if kind == "PUT":
@@ -83,6 +87,9 @@ def counting(endpoint: str) -> Iterator[Proxy]:
             behind.request(self.command, self.path, body, headers)
             answer = behind.getresponse()
             data = answer.read()
+            if proxy.loses(kind, self.path):
+                self._slow_down()
+                return
             if kind == "PUT" and (tag := answer.getheader("ETag")):
                 proxy.tags[urlsplit(self.path).path] = tag
             self.send_response_only(answer.status, answer.reason)
@@ -96,6 +103,11 @@ def counting(endpoint: str) -> Iterator[Proxy]:
             self.wfile.write(data[:end])
             self.close_connection = end < len(data)
             behind.close()
+
+        def _slow_down(self) -> None:
+            self.send_response(503, "Slow Down")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def _refusal(self, kind: str, body: bytes) -> tuple[int, str] | None:
             digest, wanted = self.headers.get("Content-MD5"), self.headers.get("x-amz-copy-source-if-match")

@@ -67,12 +67,14 @@ class SmallRoot:
         (found,) = entries.filter(pc.equal(entries["checksum"], checksum(name)))["changed_ns"].to_pylist()
         return int(found)
 
-    def after(self, name: str) -> float:
-        """A moment after an entry was filed and before now, by the store's clock; waits for its next tick."""
+    def after(self, *names: str) -> float:
+        """A moment after entries were filed and before now, by the store's clock; waits for its next tick, which is a
+        second on some."""
+        filed = max(self.filed_ns(name) for name in names)
         while True:
             self.keep("p")
-            if self.filed_ns("p") > self.filed_ns(name):
-                return (self.filed_ns("p") + self.filed_ns(name)) / 2e9
+            if (ticked := self.filed_ns("p")) > filed:
+                return (ticked + filed) / 2e9
 
     def there(self) -> set[str]:
         found = (Place(self.root) / "files").find()

@@ -100,7 +100,7 @@ def test_what_is_recycled_is_as_young_as_that_whatever_the_log_says(
     ground.keep("a", "b")
     ground.capture(add="a b", at=1)
     ground.capture(release="a@1 b@1", at=1)
-    cutoff = ground.after("a")
+    cutoff = ground.after("a", "b")
     path = str(tmp_path / "w/a") if elsewhere else join(place, "w/a")
     Place(path).write_bytes(content("a"))
     late = ground.plan(timedelta(hours=1), cutoff + HOUR)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fsspec.registry import _registry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -406,7 +407,15 @@ def test_what_comes_into_a_directory_that_goes_stays(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["s3://KEY:SECRET@bucket/a", "s3a://KEY@bucket/a", "sftp://user:SECRET@host/a", "https://u:SECRET@h/a"]
+    "text",
+    [
+        "s3://KEY:SECRET@bucket/a",
+        "s3a://KEY@bucket/a",
+        "sftp://user:SECRET@host/a",
+        "https://u:SECRET@h/a",
+        "s3://KEY:12/SECRET@bucket/a",
+        "sftp://user:x/SECRET@host/a",
+    ],
 )
 def test_a_url_with_credentials_is_refused_and_not_shown(text: str) -> None:
     with pytest.raises(UnknownPlace, match="a URL with credentials") as caught:
@@ -414,7 +423,9 @@ def test_a_url_with_credentials_is_refused_and_not_shown(text: str) -> None:
     assert "SECRET" not in str(caught.value) and "KEY" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["abfss://box@account.dfs.core.windows.net/a", "sftp://user@host/a", "/a:b@c/d"])
+@pytest.mark.parametrize(
+    "text", ["abfss://box@account.dfs.core.windows.net/a", "sftp://user@host/a", "sftp://host:22/a@b", "/a:b@c/d"]
+)
 def test_a_url_that_names_a_user_or_a_container_is_a_place(text: str) -> None:
     assert str(Place(text)) == text
 
@@ -435,3 +446,17 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotWritable, match="nobody-has-it") as caught:
         Place("s3://of-a-profile/a").read_bytes()
     assert "AWS_PROFILE" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("protocol", "module", "extra"),
+    [("s3", "s3fs", "s3"), ("s3a", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("abfss", "adlfs", "azure")],
+)
+def test_a_store_without_its_driver_names_the_extra(
+    protocol: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(_registry, scheme(f"{protocol}://a"), raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UnknownPlace) as refused:
+        Place(f"{protocol}://a-box-without-driver-{protocol}/a").read_bytes()
+    assert f"'replicator[{extra}]'" in refused.value.hint

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Error
 from cmroot.store.checksum import checksum_at
-from cmroot.store.local import raise_unless_gone, staging_name
+from cmroot.store.local import staging_name
 from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
-from cmroot.store.spelling import STAGING, naming
+from cmroot.store.spelling import naming
 from replicator.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported
@@ -170,12 +170,7 @@ def _writing(place: str) -> AbstractContextManager[BinaryIO]:
 def sweep_staging(place: str) -> None:
     """Removes what attempts that were killed or given up have written to a staging file below a directory; those that
     still go on publish nothing from then on. Safe to run twice."""
-    if is_local(place):
-        for directory, _, names in os.walk(local_path(place), onerror=raise_unless_gone):
-            for name in names:
-                if name.startswith(STAGING):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(os.path.join(directory, name))
+    located(place).sweep(deep=True)
 
 
 def _count(format_: FileFormat, place: str) -> int:

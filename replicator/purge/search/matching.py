@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.store.place import Place
-from replicator.core.spark import hint_of
+from replicator.core.cluster.failures import hint_of
 from replicator.errors import Error
 from replicator.purge.onboarding import Onboarded
 from replicator.purge.search.ids import VIEW, Ids, hadoop_place

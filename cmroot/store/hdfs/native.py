@@ -8,23 +8,16 @@ import errno
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from fsspec import AbstractFileSystem
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.local import Names
-from cmroot.store.remote import FsspecStore, Infos
-from cmroot.store.spelling import naming, normal, parent, split_authority
+from cmroot.store.hdfs.configuration import hadoop_settings, single_services
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileStatus
-
-SCHEMES = frozenset({"hdfs", "viewfs"})
 
 _ERRNO = {
     "AccessControlException": errno.EACCES,
@@ -43,14 +36,14 @@ _ERRNO = {
 
 _REMOTE = re.compile(r'RPCError\("[\w.]*?([A-Z][\w$]*)", "(.*?)(?:\\n|"\))', re.DOTALL)
 _SYSTEM = re.compile(r"\(os error (\d+)\)$")
-_BLOCK = 1 << 20
+_GONE = "RPC listener disconnected"
+"""The client asks the other NameNode what it may ask twice; the rest is for its caller to do again."""
 
-AT_ONCE = 16
-"""Calls about single files at one time: the NameNode answers each in a fraction of a millisecond."""
+_BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Errors as the operating system's, with the first line of a stack trace."""
     try:
         yield
@@ -61,6 +54,8 @@ def _told() -> Iterator[None]:
     except OSError as error:
         if error.errno is None and (found := _SYSTEM.search(str(error))):
             raise OSError(int(found[1]), str(error)) from None
+        if error.errno is None and _GONE in str(error):
+            raise ConnectionResetError(errno.ECONNRESET, f"the NameNode went away: {_first_line(error)}") from None
         raise
     except RuntimeError as error:
         found = _REMOTE.search(str(error))
@@ -86,8 +81,14 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
         except ImportError as error:
             hint = "install the extra `hdfs`: pip install 'replicator[hdfs]'"
             raise UnknownPlace(f"{url}: needs the package hdfs-native", hint=hint) from error
-        with _told():
-            self.client: Client = Client(url)
+        try:
+            with told():
+                self.client: Client = Client(url, single_services(hadoop_settings()))
+        except OSError as error:
+            if "No NameNode hosts" not in str(error):
+                raise
+            hint = "name its NameNodes in the hdfs-site.xml of HADOOP_CONF_DIR (dfs.ha.namenodes.*), also on executors"
+            raise UnknownPlace(f"{url}: is a name service that no configuration names", hint=hint) from error
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -97,16 +98,16 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
         return ("/" + rest.partition("/")[2]).rstrip("/") or "/"
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        with _told():
-            return _described(self.client.get_file_info(path))
+        with told():
+            return described(self.client.get_file_info(path))
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        with _told():
-            found = [_described(each) for each in self.client.list_status(path)]
+        with told():
+            found = [described(each) for each in self.client.list_status(path)]
         return found if detail else [each["name"] for each in found]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        with _told(), self.client.read(path) as file:
+        with told(), self.client.read(path) as file:
             if start is None and end is None:
                 return cast(bytes, file.readall())
             first = start or 0
@@ -126,13 +127,13 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
         """A new file, on the disks of its DataNodes when the block ends; removed when the block raises."""
         from hdfs_native import WriteOptions
 
-        with _told():
+        with told():
             raw = self.client.create(path, WriteOptions(overwrite=overwrite, create_parent=True))
         try:
             buffered = io.BufferedWriter(cast(io.RawIOBase, _Whole(raw)), _BLOCK)
             yield cast(BinaryIO, buffered)
             buffered.flush()
-            with _told():
+            with told():
                 raw.hsync()
                 raw.close()
         except BaseException:
@@ -143,11 +144,11 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
             raise
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
-        with _told():
+        with told():
             return io.BufferedReader(_Read(self.client.read(path)), _BLOCK)
 
     def rm_file(self, path: str) -> None:
-        with _told():
+        with told():
             if not self.client.delete(path):
                 raise FileNotFoundError(path)
 
@@ -156,11 +157,11 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
 
     def mv(self, path1: str, path2: str, *, overwrite: bool = True, **_: Any) -> None:
         """In one step: a reader finds the old file or the new one."""
-        with _told():
+        with told():
             self.client.rename(path1, path2, overwrite)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        with _told():
+        with told():
             self.client.mkdirs(path, create_parent=True)
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
@@ -179,7 +180,7 @@ class _Whole(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        with memoryview(data) as view, _told():
+        with memoryview(data) as view, told():
             self._inner.write(bytes(view))
             return view.nbytes
 
@@ -202,98 +203,12 @@ class _Read(io.RawIOBase):
         return int(self._inner.tell())
 
     def readinto(self, into: Any) -> int:
-        with _told():
+        with told():
             data = self._inner.read(len(into))
         into[: len(data)] = data
         return len(data)
 
 
-def _described(status: FileStatus) -> dict[str, Any]:
+def described(status: FileStatus) -> dict[str, Any]:
     kind = "directory" if status.isdir else "file"
     return {"name": status.path, "size": status.length, "type": kind, "modificationTime": status.modification_time}
-
-
-@lru_cache(maxsize=32)
-def _connected(process: int, store: str) -> Hdfs:
-    """One client for each store and process: its threads do not survive a fork."""
-    return Hdfs(store)
-
-
-@dataclass(frozen=True)
-class HdfsStore(FsspecStore):
-    """A NameNode's, or a name service's, directories. A file gets its name whole, by a rename, which is one step."""
-
-    @property
-    def filesystem(self) -> Hdfs:
-        return _connected(os.getpid(), split_authority(normal(self.place))[0])
-
-    @property
-    def side_by_side(self) -> bool:
-        return True
-
-    @property
-    def _renames(self) -> bool:
-        return True
-
-    def key(self, path: str) -> str:
-        return Hdfs._strip_protocol(normal(path))
-
-    def create_exclusive(self, path: str, data: bytes) -> bool:
-        with naming(path):
-            if self.exists(path):  # the end of a file takes half a second
-                return False
-            staged = self._staging(path)
-            self.filesystem.pipe_file(staged, data)
-            try:
-                self.filesystem.mv(staged, self.key(path), overwrite=False)
-            except FileExistsError:
-                self.filesystem.rm_file(staged)
-                return False
-            return True
-
-    @contextlib.contextmanager
-    def open_write(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
-        with naming(path):
-            staged = self._staging(path)
-            with self.filesystem.writing(staged) as file:
-                yield file
-            self.filesystem.mv(staged, self.key(path))
-
-    def tree(self, path: str, *, directories: bool = False) -> dict[str, dict[str, Any]]:
-        with naming(path), _told():
-            try:
-                found = self.filesystem.client.list_status(self.key(path), recursive=True)
-                described = map(_described, found)
-                return {each["name"]: each for each in described if directories or each["type"] == "file"}
-            except FileNotFoundError:
-                return {}
-
-    def infos(self, paths: Sequence[str]) -> Infos:
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="infos") as pool:
-            return list(pool.map(self._info, paths))
-
-    def remove_many(self, paths: Sequence[str]) -> None:
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="remove") as pool:
-            for _ in pool.map(self.remove, paths):
-                pass
-
-    def list(self, path: str) -> Names:
-        if (info := self._info(path)) is None or info["type"] == "file":
-            return []
-        return super().list(path)
-
-    def remove_tree(self, path: str) -> None:
-        with naming(path), _told():
-            self.filesystem.client.delete(self.key(path), True)
-
-    def mkdirs(self, path: str, *, private: bool = False) -> None:
-        with naming(path), _told():
-            self.filesystem.client.mkdirs(self.key(path), 0o700 if private else 0o755, True)
-
-    def move(self, path: str, target: str) -> None:
-        with naming(target):
-            self.mkdirs(parent(target))
-            self.filesystem.mv(self.key(path), self.key(target))
-
-    def _replace(self, staged: str, key: str) -> None:
-        self.filesystem.mv(staged, key)

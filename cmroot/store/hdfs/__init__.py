@@ -1,0 +1,1 @@
+"""HDFS: its client and its store."""
