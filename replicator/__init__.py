@@ -16,6 +16,8 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import cmroot as cmroot  # first: on executors of a cluster it leads to the libraries
+
 if TYPE_CHECKING:
     from replicator.commands.audit import AuditLsOptions as AuditLsOptions
     from replicator.commands.audit import AuditUndoOptions as AuditUndoOptions

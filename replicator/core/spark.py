@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from replicator.core.batches import batched
+from replicator.core.cluster.failures import Careful, cause_of, hint_of
+from replicator.core.cluster.shipping import ship
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.connections.spark_client import client_settings
 from replicator.core.grouping import BatchReader, Deciding, by_partition, unpack
@@ -77,22 +80,45 @@ class SparkEngine:
         self._context: Any = None
         self._lock = threading.Lock()
         self.start_seconds = 0.0
+        self._shipped: Any = None  # a directory that executors read, for as long as the application runs
 
     @property
     def context(self) -> Any:
-        """The SparkContext; starts it when there is none. Raises Error when Spark does not start, and when somebody
-        else's speculates: two attempts of one task must not write the same file."""
+        """The SparkContext; starts it when there is none. Raises Error when Spark does not start, and when
+        executors cannot run tasks."""
         with self._lock:
             if self._context is not None and not self._is_ours and self._context._jsc is None:
                 self._context = None  # whoever started it has stopped it
             if self._context is None:
                 self._context = self._found()
                 self._is_ours = self._context is None
-            if self._context is None:
-                began = time.monotonic()
-                self._context = self._start()
-                self.start_seconds = time.monotonic() - began
+                if self._is_ours:
+                    began = time.monotonic()
+                    self._context = self._start()
+                    self.start_seconds = time.monotonic() - began
+                self._prepare()
             return self._context
+
+    def _prepare(self) -> None:
+        """Executors on other machines get this program; those of this process's Spark have it."""
+        master = str(self._context.master)
+        logger = logging.getLogger(__name__)
+        logger.log(
+            logging.DEBUG if is_local(master) else logging.INFO,
+            "Spark runs on %s as %s",
+            master,
+            self._context.applicationId,
+        )
+        if is_local(master):
+            return
+        self._shipped = tempfile.TemporaryDirectory(prefix="replicator-shipped-")
+        try:
+            ship(self._context, Path(self._shipped.name))
+        except BaseException:
+            context, self._context = self._context, None
+            if self._is_ours:
+                context.stop()
+            raise
 
     def _found(self) -> Any:
         """The context of the caller's session, or of this process; None when there is none."""
@@ -107,15 +133,11 @@ class SparkEngine:
                 context = self._given.sparkContext
             except Exception as error:
                 raise Error(
-                    f"no SparkContext in {type(self._given).__name__}: {_cause(error)}",
+                    f"no SparkContext in {type(self._given).__name__}: {cause_of(error)}",
                     hint="give a SparkSession of this process; one of Spark Connect has none",
                 ) from error
             if context._jsc is None:
                 raise Error("the given SparkSession is stopped", hint="give one that is at work, or none")
-        if str(context.getConf().get("spark.speculation", "false")).lower() == "true":
-            raise Error(
-                "Spark runs already, with spark.speculation=true", hint="start it without, or use a process of its own"
-            )
         return context
 
     @property
@@ -131,12 +153,12 @@ class SparkEngine:
         """One Spark task per task, in waves, so that a long stream of tasks does not sit in the driver. Errors of ours
         come back as they were; anything else Spark tries again, and it fails the job."""
         context = self.context
-        careful = _Careful(function)
+        careful = Careful(function)
         for wave in batched(tasks, WAVE * self.parallelism):
             try:
                 results = context.parallelize(wave, len(wave)).map(careful).collect()
             except Exception as error:
-                raise Error(f"a Spark job failed: {_cause(error)}", hint="see the executors' logs") from error
+                raise Error(f"a Spark job failed: {cause_of(error)}", hint="see the executors' logs") from error
             for result in results:
                 if isinstance(result, Error):
                     raise result
@@ -170,7 +192,7 @@ class SparkEngine:
             try:  # the shuffle's first half runs with the first wave, the later ones find its files
                 answers = context.runJob(grouped, list, range(start, min(start + width, partitions)))
             except Exception as error:
-                raise Error(f"a Spark job failed: {_cause(error)}", hint="see the executors' logs") from error
+                raise Error(f"a Spark job failed: {cause_of(error)}", hint="see the executors' logs") from error
             for answer in answers:
                 if isinstance(answer, Error):
                     raise answer
@@ -187,7 +209,7 @@ class SparkEngine:
             found = session.sql(f"SELECT * FROM (\n{query}\n) LIMIT {rows}").collect()
         except Exception as error:
             raise Error(
-                f"the query failed: {_cause(error)}", hint=hint_of(error, "ask it in a Spark shell for all of it")
+                f"the query failed: {cause_of(error)}", hint=hint_of(error, "ask it in a Spark shell for all of it")
             ) from error
         return [list(row) for row in found]
 
@@ -240,11 +262,10 @@ class SparkEngine:
             self._launch(environment)
             conf = SparkConf()  # as it is configured: the file of defaults, what spark-submit was given
             master = master or conf.get("spark.master") or "local[*]"
-            defaults = _DEFAULTS | (_LOOPBACK if master.startswith("local") else {})
+            defaults = _DEFAULTS | (_LOOPBACK if is_local(master) else {})
             for key, value in (defaults | self._settings).items():
                 if key in self._settings or not conf.contains(key):
                     conf.set(key, value)
-            conf.set("spark.speculation", "false")  # tasks write outside of Spark's committers, which it counts on
             conf.setMaster(master)
             _log_in(SparkContext._jvm, conf)
             context = SparkContext(conf=conf)
@@ -253,9 +274,10 @@ class SparkEngine:
                 f"Spark did not start with master {master or 'local[*]'}: {str(error)[:500]}",
                 hint="check JAVA_HOME (Java 17 or newer) and the master's address, or use --engine local",
             ) from error
-        python = environment.get("PYSPARK_PYTHON") or (sys.executable if master.startswith("local") else "")
-        if python and ("PYSPARK_PYTHON" in environment or "PYSPARK_PYTHON" not in os.environ):
-            context.pythonExec = python
+        if is_local(master):
+            context.pythonExec = environment.get("PYSPARK_PYTHON") or sys.executable
+        else:  # pyspark leaves spark.pyspark.python to spark-submit
+            context.pythonExec = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", "python3")
         return context
 
     def _launch(self, environment: Mapping[str, str]) -> None:
@@ -270,12 +292,17 @@ class SparkEngine:
         for key, value in self._settings.items():
             conf.set(key, value)
         more = dict(environment)
-        if (self._master or self._settings.get("spark.master") or "local").startswith("local"):
+        if is_local(self._master or self._settings.get("spark.master") or "local"):
             more.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
             if "SPARK_CONF_DIR" not in os.environ:
                 quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
                 more.setdefault("SPARK_SUBMIT_OPTS", os.environ.get("SPARK_SUBMIT_OPTS", quiet))
         SparkContext._ensure_initialized(gateway=launch_gateway(conf, _WithEnvironment(more)))
+
+
+def is_local(master: str) -> bool:
+    """Whether a master's executors are threads of its driver."""
+    return master == "local" or master.startswith("local[")
 
 
 class _WithEnvironment(dict[str, Any]):
@@ -365,35 +392,3 @@ def _forget_dead_gateway() -> None:
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     with contextlib.suppress(Exception):
         gateway.shutdown()
-
-
-class _Careful:
-    """A function whose errors of ours are returned: trying again on another executor would not help."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, task: Any) -> Any:
-        try:
-            return self._function(task)
-        except Error as error:
-            return error
-
-
-def hint_of(error: Exception, otherwise: str) -> str:
-    """What helps against an error of Spark's. Its own client of a metastore is that of Hive 2.3, and Hive 4 has no
-    `get_table` any more."""
-    if "Invalid method name: 'get_table'" not in f"{error} {getattr(error, 'java_exception', '')}":
-        return otherwise
-    return (
-        "Spark's own client cannot read tables of a metastore of Hive 4: give it another one by --spark-conf "
-        "spark.sql.hive.metastore.version=4.0.1, .jars=path and .jars.path=JARS (docs/compatibility.md)"
-    )
-
-
-def _cause(error: Exception) -> str:
-    """The last line of a Python traceback inside a Java one, else the beginning."""
-    text = str(getattr(error, "java_exception", error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    python = [line for line in lines if line and not line.startswith(("at ", "File ", "Caused by"))]
-    return next((line for line in python if "Error" in line and not line.startswith("org.")), text[:300])[:500]

@@ -104,6 +104,11 @@ def may_write_at_once(metastore: MetastoreReader) -> bool:
 def locks_event_ids(metastore: MetastoreReader) -> bool:
     """Whether writers get their event ids in turn (`SELECT FOR UPDATE`), as since Hive 3. Before, two at once read the
     same next id: one fails where the database keeps ids unique, and both have it where not."""
+    return is_since_3(metastore)
+
+
+def is_since_3(metastore: MetastoreReader) -> bool:
+    """Whether the server is of Hive 3 or newer."""
     try:
         return bool(metastore.database("default").extra.keys() & _SINCE_3)
     except ObjectNotFound:

@@ -1,0 +1,1 @@
+"""Nodes of a Spark cluster: what their Python has, and what it is given."""

@@ -1,0 +1,252 @@
+"""Commands whose work runs on a Spark standalone cluster: its nodes have Python with pyarrow, and nothing of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from gobblin_examples import TIME_BASED
+from housekeeping import EXPIRED
+from policies import Replication
+from purges import DESCRIPTOR
+from replication_fixture import ReplicationFixture
+from spark_cluster import HOME, SparkCluster
+
+import replicator
+from replicator.cli import submit
+from replicator.cli.main import cli
+from replicator.core.engine import AutoEngine
+from replicator.core.spark import hive_settings
+from replicator.errors import Error
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.java import find_java, spark_environment
+
+pytestmark = pytest.mark.spark_cluster
+
+ON_SPARK = {"spark.sql.shuffle.partitions": "2"}
+COMMANDS = {
+    *("capture", "dump", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"),
+    *("plan", "apply", "sync", "switchover", "failover", "failback"),
+    *("housekeeping run", "retention run", "purge run", "purge retain", "purge certify"),
+}
+used: set[str] = set()
+"""Commands that have run a job."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_used() -> None:
+    used.clear()
+
+
+@pytest.fixture
+def on_cluster(spark_cluster: SparkCluster) -> Iterator[Callable[..., Any]]:
+    """Calls a command by its name, with executors of the cluster; `used` are those that did."""
+    with replicator.engines("spark", spark_cluster.url, ON_SPARK) as engines:
+        yield caller(engines)
+
+
+def caller(engines: AutoEngine) -> Callable[..., Any]:
+    def call(name: str, **options: Any) -> Any:
+        before = jobs(engines)
+        found = getattr(replicator, name.replace(" ", "_"))(engine=engines, **options)
+        if jobs(engines) > before:
+            used.add(name)
+        return found
+
+    return call
+
+
+def jobs(engines: AutoEngine) -> int:
+    context = engines.for_work(1 << 62).context  # type: ignore[attr-defined]
+    return len(context.statusTracker().getJobIdsForGroup(None))
+
+
+def test_a_replication_whose_nodes_have_nothing_but_pyarrow(
+    on_cluster: Callable[..., Any], fixture: ReplicationFixture
+) -> None:
+    source, target = fixture.source, fixture.target
+    roots = {"cmroot": str(fixture.cmroot)}
+    sides = {"source": fixture.source_uri, "target": fixture.target_uri, "db": fixture.db}
+    places = {"warehouse": str(fixture.warehouse), "target": fixture.target_uri}
+    source.partitioned("parts", {f"{number}": {"f": f"{number}\tx\n" * 100} for number in range(9)})
+    source.table("plain", {"f": "1\tone\n"})
+    first, second = str(fixture.here / "first"), str(fixture.here / "second")
+    assert on_cluster("dump", source=fixture.source_uri, **roots, db=fixture.db, out=first).status == "dumped"
+    assert on_cluster("load", dump=first, **places).status == "loaded"
+    fixture.is_same()
+
+    source.drop("plain")
+    source.write("parts/p=3", {"f": "another\n", "g": "new\n"})
+    source.drop_partitions("parts", ["5"])
+    assert on_cluster("capture", source=fixture.source_uri, **roots, db=fixture.db).status == "captured"
+    dumped = on_cluster("dump", source=fixture.source_uri, **roots, db=fixture.db, out=second, since=first)
+    assert on_cluster("load", dump=second, **places).status == "loaded"
+    fixture.is_same()
+    assert on_cluster("verify", **sides, level="checksum").status == "same"
+
+    (target.home / "parts/p=4/f").write_text("spoilt\n")
+    assert on_cluster("verify", **sides, level="checksum").status == "different"
+    warehouse = str(fixture.warehouse)
+    assert on_cluster("repair", **sides, **roots, warehouse=warehouse, level="checksum").status == "repaired"
+    fixture.is_same()
+    restored = f"{fixture.db}_restored"
+    back = on_cluster(
+        "restore", **roots, db=fixture.db, to=str(dumped.from_event), target=fixture.target_uri, into=restored
+    )
+    assert back.status == "restored", back
+    assert on_cluster("cm ls", **roots).total["entries"] > 0
+    assert on_cluster("cm check", **roots, bytes=True).status == "sound"
+    assert on_cluster("cm expire", **roots, older_than=timedelta(0)).status == "expired"
+    assert used == {"capture", "dump", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"}
+
+
+def test_a_policy_and_its_role_changes(on_cluster: Callable[..., Any], pair: Replication) -> None:
+    source = pair.db("a")
+    source.partitioned("days", {"1": {"x": "one"}, "2": {"y": "two"}})
+    policy = {"policy": pair.name, "config": str(pair.config())}
+    on_cluster("plan", **policy, out=str(pair.here / "plan"))
+    on_cluster("apply", plan=str(pair.here / "plan"), config=policy["config"])
+    pair.is_same()
+    source.add("days", {"3": {"z": "three"}})
+    assert on_cluster("sync", **policy).files_copied == 1
+    pair.is_same()
+    source.add("days", {"4": {"w": "four"}})
+    assert on_cluster("switchover", **policy).status == "done"
+    pair.is_same()
+    pair.replica().add("days", {"5": {"v": "five"}})
+    assert on_cluster("sync", **policy).reverse
+    pair.is_same()
+    assert on_cluster("failover", **policy, force=True).status == "done"
+    pair.db("a").add("days", {"6": {"u": "six"}})
+    assert on_cluster("failback", **policy, switch=True).status == "done"
+    pair.is_same()
+    assert used == {"plan", "apply", "sync", "switchover", "failback"}, "a failover moves no data"
+
+
+def test_removing_jobs(
+    on_cluster: Callable[..., Any], fixture: ReplicationFixture, source_metastore: Running, tmp_path: Path
+) -> None:
+    cmroot = str(fixture.cmroot)
+    fixture.source.partitioned("p", {"1": {"a": "rows"}})
+    fixture.source.alter("p", **EXPIRED | {"beekeeper.expired.data.retention.period": "PT1S"})
+    about = {"metastore": source_metastore.uri, "cmroot": cmroot, "db": fixture.db}
+    removed = 0
+    while not removed:  # the second is over at the latest in the next one
+        done = on_cluster("housekeeping run", **about)
+        assert done.status == "done", done
+        removed = done.removed
+    assert not (fixture.source.home / "p/p=1/a").exists()
+    old = tmp_path / "lake/user/gobblin/events/1"
+    old.mkdir(parents=True)
+    (old / "part-0").write_text("data")
+    os.utime(old, (0, 0))
+    job = tmp_path / "job.conf"
+    job.write_text(TIME_BASED)
+    lake = {"root": str(tmp_path / "lake"), "metastore": None}
+    assert on_cluster("retention run", job=str(job), cmroot=cmroot, **lake).removed == 1
+    assert not old.exists()
+    assert used == {"housekeeping run", "retention run"}
+
+
+def test_an_erasure_and_its_certificate(spark_cluster: SparkCluster, source_metastore: Running, tmp_path: Path) -> None:
+    settings = ON_SPARK | hive_settings(source_metastore.uri, str(source_metastore.warehouse))
+    with replicator.engines("spark", spark_cluster.url, settings) as engines:
+        session = engines.session(hive_settings(source_metastore.uri, str(source_metastore.warehouse)))
+        for statement in (
+            "CREATE DATABASE erased",
+            f"CREATE TABLE erased.t (id BIGINT, v STRING) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+            "INSERT INTO erased.t SELECT id, concat('v', id) FROM range(0, 1000, 1, 2)",
+            "CREATE DATABASE gone",
+            "CREATE TABLE gone.ids AS SELECT id AS member FROM range(0, 100, 10)",
+        ):
+            session.sql(statement)
+        call = caller(engines)
+        about = {"metastore": source_metastore.uri, "cmroot": str(tmp_path / "cmroot")}
+        asked = about | {"ids": "gone.ids:member", "whitelist": "erased", "field_path": "privacy.column"}
+        done = call("purge run", **asked)
+        assert (done.status, done.rows_erased) == ("done", 10), done
+        assert call("purge retain", **about, days=timedelta(0), grace=timedelta(0), trash=timedelta(0)).status == "done"
+        certified = call("purge certify", **asked, expedite=True, grace=timedelta(0), out=str(tmp_path / "out"))
+        assert certified.status == "certified", certified
+        session.sql("REFRESH TABLE erased.t")
+        assert session.sql("SELECT count(*), count_if(id % 10 = 0 AND id < 100) FROM erased.t").collect() == [(990, 0)]
+    assert used >= {"purge run", "purge certify"}
+
+
+@pytest.mark.parametrize("how", ["spark-submit", "spark-defaults.conf"])
+def test_the_master_is_the_one_that_spark_is_given(
+    how: str, spark_cluster: SparkCluster, fixture: ReplicationFixture
+) -> None:
+    """On executors whose Python comes from Spark's configuration, too."""
+    fixture.source.partitioned("p", {"1": {"a": "rows"}})
+    python = fixture.here / "python-of-nodes"
+    python.write_text(f'#!/bin/sh\necho >>{python}.used\nexec {spark_cluster.python} "$@"\n')
+    python.chmod(0o755)
+    given = {"spark.pyspark.python": str(python), "spark.master": spark_cluster.url}
+    command = [str(Path(sys.executable).with_name("replicator"))]
+    env = os.environ | spark_environment(find_java(os.environ))
+    env.pop("PYSPARK_PYTHON")
+    if how == "spark-submit":
+        given["spark.pyspark.driver.python"] = sys.executable
+        options = ["--master", given.pop("spark.master")]
+        options += [word for key, value in given.items() for word in ("--conf", f"{key}={value}")]
+        command = [str(HOME / "bin/spark-submit"), *options, submit.__file__]
+    else:
+        lines = [f"{key} {value}" for key, value in given.items()]
+        (fixture.here / "spark-defaults.conf").write_text("\n".join(lines))
+        env["SPARK_CONF_DIR"] = str(fixture.here)
+    arguments = [each if each != "local" else "spark" for each in fixture.dump_arguments(fixture.here / "dump")]
+    done = subprocess.run([*command, *arguments, "--json"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))["status"] == "dumped"
+    assert f"Spark runs on {spark_cluster.url}" in done.stdout + done.stderr  # spark-submit makes one of both
+    assert Path(f"{python}.used").exists()
+
+
+def test_a_node_that_cannot_run_tasks_is_named_before_anything_is_changed(
+    spark_cluster: SparkCluster, fixture: ReplicationFixture, tmp_path: Path
+) -> None:
+    fixture.source.partitioned("p", {"1": {"a": "rows"}})
+    empty = tmp_path / "nothing"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
+    for python, told in ((empty / "bin/python3", "no pyarrow"), (tmp_path / "none", "no such Python")):
+        with (
+            replicator.engines("spark", spark_cluster.url, {"spark.pyspark.python": str(python)}) as engines,
+            pytest.raises(Error, match=told) as raised,
+        ):
+            replicator.dump(
+                source=fixture.source_uri,
+                cmroot=str(fixture.cmroot),
+                db=fixture.db,
+                out=str(tmp_path / "dump"),
+                engine=engines,
+            )
+        assert "PYSPARK_PYTHON" in raised.value.hint
+        assert not (tmp_path / "dump").exists()
+
+
+def test_these_are_all_commands_that_use_spark() -> None:
+    """A command with --engine belongs into a test above."""
+    found = set()
+
+    def walk(group: click.Group, words: list[str]) -> None:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            each = group.get_command(context, name)
+            assert each is not None
+            if isinstance(each, click.Group):
+                walk(each, [*words, name])
+            elif any("--engine" in parameter.opts for parameter in each.params):
+                found.add(" ".join([*words, name]))
+
+    assert isinstance(cli, click.Group)
+    walk(cli, [])
+    assert found == COMMANDS
