@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from replicator.removal.remove import Remover
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.apply.work import RecycleTask, run_recycle_task
 from replicator.replay.copy.copy_task import run_copy_task
-from replicator.replay.copy.staging import fenced, sweep_staging
+from replicator.replay.copy.staging import fenced, noted, sweep_staging
 from replicator.replay.places.clearing import Clearing
 
 LARGE = 300 << 20
@@ -146,6 +147,29 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     for path in sorted(place.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     place.rmdir()
+
+
+def test_what_an_attempt_leaves_after_it_was_given_up_is_removed_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped before it opened a file, and is killed before it asks again."""
+    root = create_or_open(f"{tmp_path}/kept").place
+    place = tmp_path / "t"
+    place.mkdir()
+    with contextlib.suppress(InterruptedError), noted(root, [f"{place}/f"]) as attempt:
+        raise InterruptedError
+    assert sweep_staging(root) == 0
+    with pytest.raises(LeaseHeld):
+        attempt.check()
+    begun, age = time.time(), 0
+    monkeypatch.setattr(time, "time", lambda: begun + age)
+    for age in (0, 3600, 86400 - 60):
+        Path(attempt.staging(str(place))).touch()
+        assert sweep_staging(root) == 1
+        assert list(place.iterdir()) == []
+    assert len(list(Path(root, "copying").iterdir())) == 1
+    age = 86400 + 60
+    assert sweep_staging(root) == 0 and list(Path(root, "copying").iterdir()) == []
 
 
 def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_path: Path, elsewhere: Path) -> None:

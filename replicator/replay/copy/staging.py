@@ -29,6 +29,8 @@ from replicator.core.engine import Engine, Result, Task
 
 STAGING = ".replicating-"  # a name that no reader of tables looks at
 _NOTES = "copying"
+_GIVEN_UP = "given-up-"  # the name of a note goes on with the time, in seconds, and its old name
+_REMEMBERED = 86400.0  # seconds
 _TRUSTED = 1.0  # seconds; an attempt that was stopped for longer asks for its note before it changes anything
 
 
@@ -144,8 +146,9 @@ def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[At
 
 
 def sweep_staging(root: str) -> int:
-    """Removes the staging files of attempts that were killed or given up; how many. Under the lease, while no task runs
-    that is waited for. Safe to run twice."""
+    """Removes the staging files of attempts that were killed or given up; how many. An attempt that was given up may
+    live on, and open one more file before it asks for its note: its directories are looked at for a day. Under the
+    lease, while no task runs that is waited for. Safe to run twice."""
     removed, notes = 0, Place(root) / _NOTES
     _sweep_unfinished(notes)
     for name in notes.list():
@@ -156,14 +159,21 @@ def sweep_staging(root: str) -> int:
             raise FormatError(
                 f"{note}: {error}", hint=f"remove it, and any {STAGING}* files below the replicas' directories"
             ) from error
-        for directory in directories:
-            place = located(directory)
-            for staging in place.list():
-                if staging.startswith(STAGING):
-                    (place / staging).remove()
-                    removed += 1
-        note.remove()
+        if not name.startswith(_GIVEN_UP):
+            if directories:
+                (notes / f"{_GIVEN_UP}{int(time.time())}-{name}").write_bytes(note.read_bytes())
+            note.remove()  # from here on the attempt publishes nothing
+        elif float(name.removeprefix(_GIVEN_UP).partition("-")[0]) < time.time() - _REMEMBERED:
+            note.remove()
+        removed += sum(_sweep_directory(located(directory)) for directory in directories)
     return removed
+
+
+def _sweep_directory(place: Place) -> int:
+    found = [name for name in place.list() if name.startswith(STAGING)]
+    for name in found:
+        (place / name).remove()
+    return len(found)
 
 
 def _sweep_unfinished(notes: Place) -> None:
