@@ -14,6 +14,7 @@ from benchmarks import (
     bootstrapping,
     copying,
     decoding,
+    distributing,
     expiring,
     following,
     gatewaying,
@@ -32,6 +33,7 @@ from replicator.cli.main import collect_rarely
 
 BENCHMARKS = {
     "copy": copying.run,
+    "hdfs": distributing.run,
     "bootstrap": bootstrapping.run,
     "load": loading.run,
     "decode": decoding.run,
