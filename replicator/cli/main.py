@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -20,7 +21,7 @@ import click
 import msgspec
 
 from replicator.cli.options import Session
-from replicator.cli.output import BROKEN_PIPE, failure, log_to_stderr, note, show_error
+from replicator.cli.output import BROKEN_PIPE, failure, log_to_stderr, note, show_error, tell_of_spark
 from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
@@ -61,6 +62,8 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     """
     if verbose:
         log_to_stderr(LOG_LINE, logging.INFO)
+    else:
+        tell_of_spark()
     settings = read_config(config)
     if settings.purge.readers is not None:
         note(f"warning: purge.readers of {settings.looked_for} is now purge.grace")
@@ -130,6 +133,10 @@ def _tell(name: str, message: str, hint: str, code: int, as_json: bool) -> int:
     return code
 
 
+_CREDENTIALS = re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@]*:[^\s@]*@[^\s']*")
+"""URLs with user and password in a text."""
+
+
 def _tell_usage(error: click.ClickException, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "replicator"
@@ -138,6 +145,7 @@ def _tell_usage(error: click.ClickException, as_json: bool) -> int:
         return error.exit_code
     usage = isinstance(error, click.UsageError)
     message = error.format_message() if not isinstance(error, click.exceptions.NoArgsIsHelpError) else "no command"
+    message = _CREDENTIALS.sub(r"\1***@...", message)  # it quotes what was given
     return _tell("UsageError" if usage else "Error", message, f"see `{path} --help`", error.exit_code, as_json)
 
 

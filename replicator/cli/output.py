@@ -63,6 +63,16 @@ def log_to_stderr(format: str, level: int | None = None) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
+def tell_of_spark() -> None:
+    """Where Spark runs, when that is not here, as a line beside the answer."""
+    logger = logging.getLogger("replicator.core.spark")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(PrintableFormatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
 def show_error(fields: Mapping[str, Any], as_json: bool) -> None:
     """A failure: `message`, `hint` and the rest as `failure` made them."""
     if as_json:

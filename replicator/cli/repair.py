@@ -64,10 +64,10 @@ DIFFERENT = 4
 @exclude_option
 @click.option(
     "--level",
-    type=click.Choice(["metadata", "size", "checksum"]),
+    type=click.Choice(["metadata", "size", "crc", "checksum"]),
     default="checksum",
     show_default=True,
-    help="Comparison of files: none, name and size, or content.",
+    help="Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps, or content.",
 )
 @click.option(
     "--drop-extra",

@@ -48,10 +48,11 @@ DIFFERENT = 4
 @exclude_option
 @click.option(
     "--level",
-    type=click.Choice(["metadata", "size", "checksum"]),
+    type=click.Choice(["metadata", "size", "crc", "checksum"]),
     default="checksum",
     show_default=True,
-    help="Comparison of files: none, name and size, or content.",
+    help="Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps (nobody reads the files; those of "
+    "other stores are read), or content.",
 )
 @click.option(
     "--sample", type=click.IntRange(1), metavar="N", help="Compare only N tables: those with the oldest comparison."
@@ -101,7 +102,8 @@ def _lines(report: Verified | Sampled) -> Iterable[str]:
     yield from (f"not compared: {each}" for each in shortened(map(str, report.not_replicated)))
     compared = count_text(report.objects, "object")
     if report.level != "metadata":
-        compared += f" and {count_text(report.files, 'file')} ({size_text(report.bytes)}, by {report.level})"
+        read = f", {report.files_read:,} read for want of a CRC" if report.files_read else ""
+        compared += f" and {count_text(report.files, 'file')} ({size_text(report.bytes)}, by {report.level}{read})"
     found = f"{count_text(report.difference_count, 'difference')} in " if report.difference_count else ""
     yield f"{report.status}: {found}{compared}, {took(report.seconds)}"
 

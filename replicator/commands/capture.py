@@ -34,7 +34,7 @@ class CaptureOptions(OfPolicy):
     scan: look for changes that left no event. deep: of each partition, too.
     scan_time: look at tables for about so long, and go on after them in the next capture; None: at all.
     repair: after lost events, compare everything instead of failing.
-    keeper: auto, link, version, copy or none: how bytes are kept; None: as the policy says, else auto.
+    keeper: auto, link, version, native, copy or none: how bytes are kept; None: as the policy says, else auto.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     follow: capture again and again, until an exception such as KeyboardInterrupt ends it.
     interval: the time between two captures of a following.

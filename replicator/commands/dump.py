@@ -39,7 +39,7 @@ class DumpOptions(Selecting):
     capture_first: bring the captured log up to now before; without it the source is not asked, nor its role.
     scan: look for changes that left no event. deep: of each partition, too.
     scan_time: look at tables for about so long, and go on after them in the next capture; None: at all.
-    keeper: auto, link, version, copy or none: how bytes are kept; None: as the policy says, else auto.
+    keeper: auto, link, version, native, copy or none: how bytes are kept; None: as the policy says, else auto.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     allow_replica: dump a database that is a replica itself.
     draining: dump a fenced database, whose last changes its fencer fetches.

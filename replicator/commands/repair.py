@@ -34,7 +34,8 @@ class RepairOptions(Braked, Selecting):
     differing: the same as names, of a report's `differing`; None: what differs is looked for.
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
     map_location: prefixes of places on the target by those at the source, likewise.
-    level: how far files are compared: "metadata" (not at all), "size" (by name and size), "checksum" (by content).
+    level: how far files are compared: "metadata" (not at all), "size" (by name and size), "crc" (by the 32-bit CRCs
+      that HDFS keeps; other files by content), "checksum" (by content).
     drop_extra: take away tables that only the target has and replication did not make, too.
     warehouse: where the target's databases lie; None: its default database's directory.
     external_base: where data from outside its database's directory goes; None: external in the warehouse.

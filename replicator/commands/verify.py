@@ -27,7 +27,8 @@ class VerifyOptions(Selecting):
     db: a database, or several, by their names at the source.
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
     map_location: prefixes of places on the target by those at the source, likewise.
-    level: how far files are compared: "metadata" (not at all), "size" (by name and size), "checksum" (by content).
+    level: how far files are compared: "metadata" (not at all), "size" (by name and size), "crc" (by the CRCs
+        that HDFS keeps; other files by content), "checksum" (by content).
     sample: compare only so many tables, those compared longest ago.
     sample_bytes: the same, with a limit of bytes to read; a table that is larger is read in shares, one a run.
     target_cmroot: for samples: the target's change-management root, which remembers when each table was compared.

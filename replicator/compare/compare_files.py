@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import xxhash
 
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG
+from cmroot.store.hdfs.composite import Crc, composite_crc
 from cmroot.store.listing import FileState, Listing, Listings, list_tree
-from cmroot.store.place import join
+from cmroot.store.place import join, scheme
 from cmroot.store.resolve import located
 from replicator.compare.differences import Difference, Differences
 from replicator.core.delta_log import is_whole, named_files
@@ -22,7 +24,11 @@ from replicator.errors import FormatError
 from replicator.replay.copy.pruned_directories import empty_directories
 
 SIZE = "size"
+CRC = "crc"
 CHECKSUM = "checksum"
+
+_ASKED_AT_ONCE = 16
+"""Files whose CRCs are asked for at one time: nearly all of it is waiting."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,11 @@ class FileTask:
 
 @dataclass
 class FilesCompared:
-    """Files and bytes compared, what differs, and the objects put off with their (files, bytes)."""
+    """Files and bytes compared, what differs, and the objects put off with their (files, bytes). `files_read`: of level
+    crc, those whose contents were read, as a side has no CRC."""
 
     files: int = 0
+    files_read: int = 0
     bytes: int = 0
     objects: int = 0
     differences: Differences = field(default_factory=Differences)
@@ -82,9 +90,7 @@ def _compare(
     if parts > 1:  # other bits of the digest than for shares
         alike = [path for path in alike if (_digest(path) >> 32) % parts == part]
     if task.shares:
-        for path in alike:
-            if _digest(path) % task.shares == task.share:
-                _compare_contents(pair, path, report)
+        _compare_bytes(pair, [path for path in alike if _digest(path) % task.shares == task.share], task, report)
         return
     _tell_unnamed(pair, here, there, report)
     _compare_names(pair, source, target, report)
@@ -94,14 +100,13 @@ def _compare(
     for name in empty_directories(there):
         if name not in same:  # some readers fail at it; one that only the source has harms nobody here
             _add(report, pair, "directory extra", name, None, "empty")
-    if task.level != CHECKSUM:
+    if task.level not in (CRC, CHECKSUM):
         return
     total = sum(source[path].size for path in alike)
     if total > task.largest and len(alike) > 1:
         report.later.append((pair, len(alike), total))
         return
-    for path in alike:
-        _compare_contents(pair, path, report)
+    _compare_bytes(pair, alike, task, report)
 
 
 def _digest(path: str) -> int:
@@ -166,6 +171,36 @@ def names_whole_paths(location: str) -> bool:
         return any(is_whole(path) or path.startswith("../") for path in _named(location, _files(list_tree(location))))
     except (FormatError, FileNotFoundError):
         return False
+
+
+def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report: FilesCompared) -> None:
+    """Files of equal sizes."""
+    if task.level != CRC:
+        for path in paths:
+            _compare_contents(pair, path, report)
+        return
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="crc") as pool:
+        for path, crcs in zip(paths, pool.map(lambda path: _crcs(pair, path), paths), strict=True):
+            if crcs is None:
+                report.files_read += 1
+                _compare_contents(pair, path, report)
+            elif crcs[0] != crcs[1]:
+                _add(report, pair, "file content", path, *map(str, crcs))
+
+
+def _crcs(pair: FilePair, path: str) -> tuple[Crc, Crc] | None:
+    """Of both sides; None where they have none that can be compared."""
+    found = []
+    for place in (join(pair.source, path), join(pair.target, path)):
+        try:
+            crc = composite_crc(place) if scheme(place) == "hdfs" else None
+        except OSError:  # reading says what is wrong
+            return None
+        if crc is None:
+            return None
+        found.append(crc)
+    source, target = found
+    return (source, target) if source.kind == target.kind else None
 
 
 def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:

@@ -11,7 +11,7 @@ from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 
-Level = Literal["metadata", "size", "checksum"]
+Level = Literal["metadata", "size", "crc", "checksum"]
 
 
 @dataclass(frozen=True)

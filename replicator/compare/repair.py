@@ -142,7 +142,9 @@ def planned(
         as_they_are=comparison.formats == AS_THEY_ARE,
         brake=options.brake,
         by_difference=ByDifference(
-            reread=comparison.level == "checksum", drop_extra=options.drop_extra, only_tables=bool(options.tables)
+            reread=comparison.level in ("crc", "checksum"),
+            drop_extra=options.drop_extra,
+            only_tables=bool(options.tables),
         ),
     )
     lacking = merged(_said(comparison, options), found.not_replicated if found else ())

@@ -61,6 +61,7 @@ class Sampled(Report):
     behind: list[str] = field(default_factory=list)
     objects: int = 0
     files: int = 0
+    files_read: int = 0
     bytes: int = 0
     difference_count: int = 0
     differences: list[Difference] = field(default_factory=list)
@@ -234,6 +235,7 @@ class _Run:
         self._report.objects += found.objects
         self._report.not_replicated += found.not_replicated
         self._report.files += found.files
+        self._report.files_read += found.files_read
         self._report.bytes += found.bytes // shares  # a share is about as large as another
 
     def _differences(self, suspect: Candidate, behind: Set[str]) -> None:

@@ -38,13 +38,15 @@ class Verified(Report):
     """The outcome. `status`: same, different, or incomplete (same, but for what was not compared); `objects`:
     databases, tables, partitions and functions compared; `differences`: at most 10,000 of the `difference_count`;
     `differing`: all tables, functions and databases that have any, by their source names; `not_replicated`: tables that
-    were not compared, as loads leave them out."""
+    were not compared, as loads leave them out; `files_read`: of level crc, files that were read, as a side has no
+    CRC."""
 
     status: str = "same"
     level: str = "checksum"
     databases: list[str] = field(default_factory=list)
     objects: int = 0
     files: int = 0
+    files_read: int = 0
     bytes: int = 0
     difference_count: int = 0
     differences: list[Difference] = field(default_factory=list)
@@ -169,6 +171,7 @@ def _look_ahead(pairs: Iterator[FilePair], level: Level) -> tuple[list[FilePair]
 
 def _take(compared: FilesCompared, report: Verified, differences: Differences) -> None:
     report.files += compared.files
+    report.files_read += compared.files_read
     report.bytes += compared.bytes
     differences.merge(compared.differences)
 

@@ -120,6 +120,15 @@ def test_a_failure_for_people_goes_to_standard_error(capsys: pytest.CaptureFixtu
     assert out == "" and err.startswith("error: ") and "hint: " in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "arguments", [["repair", "p", "--from"], ["wait", "p", "--timeout"], ["audit", "ls", "--cmroot"]]
+)
+def test_no_option_shows_a_secret_that_it_refuses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*arguments, "s3://KEY:hush/hush@bucket/x"])
+    shown = "".join(capsys.readouterr())
+    assert "hush" not in shown and "s3://***@..." in shown
+
+
 def test_a_bug_is_told_without_a_traceback_unless_verbose(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,9 +11,9 @@ from hadoop import Cluster
 from hdfs_path import HdfsPath
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture
+from replication_fixture import ReplicationFixture, command
 
-from cmroot.store.hdfs import Hdfs
+from cmroot.store.hdfs.native import Hdfs
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -67,6 +67,22 @@ def test_what_the_source_dropped_comes_from_its_root(story: tuple[ReplicationFix
     loaded = found.load()
     assert loaded.code == 0, loaded
     assert found.target.shown() == shown
+
+
+def test_data_outside_its_database_lies_below_its_name_node_without_a_colon(
+    story: tuple[ReplicationFixture, str],
+) -> None:
+    """HDFS has no `:` in names, and a NameNode's address has one."""
+    found, _ = story
+    found.source.create()
+    outside = PlainDatabase(found.source.metastore, found.db, found.here / "outside")
+    outside.table("apart", {"f": "1\tone\n"})
+    for answer in (found.dump(), found.load()):
+        assert answer.code == 0, answer
+    verified = command("verify", "--source", found.source_uri, "--target", found.target_uri, "--db", found.db)
+    assert verified.code == 0, verified
+    location = found.target.metastore.table(found.db, "apart").storage.location
+    assert location is not None and ":" not in location.partition("://")[2].partition("/")[2]
 
 
 def test_small_files_are_written_side_by_side(

@@ -43,7 +43,7 @@ from replicator.replay.plan.rules import FileRules
 
 THREADS = 2  # a task's own: one waits for the disk while the other hashes
 LARGE = 4 << 20  # mean size above which that is worth it: with small files threads only wait for the interpreter's lock
-REQUESTS = 16  # threads of a copying task onto another store: each file waits for answers, on HDFS half a second
+REQUESTS = 16  # threads onto another store with files beyond FILE_COST; with small ones each waits for answers
 FILE_COST = 256 * 1024  # a file's fixed cost, in bytes that could be copied in the time
 COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
 MISSING_SHOWN = 1000  # missing files a task names; more are counted
@@ -130,10 +130,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
 
 def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
     """A task's files by one thread, or by several where they are large or the target's store answers slowly."""
-    threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
-    remote = next((file.target for file in mine if not is_local(file.target)), None)
-    if remote is not None and Place(remote).store.side_by_side:
-        threads = min(REQUESTS, len(mine))
+    threads = _threads(mine)
     if threads == 1:
         report.add(work(mine))
     else:
@@ -141,6 +138,15 @@ def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyRe
         with ThreadPoolExecutor(threads) as pool:
             for future in [pool.submit(work, _handed_out(queue, guard)) for _ in range(threads)]:
                 report.add(future.result())
+
+
+def _threads(mine: Sequence[Wanted]) -> int:
+    mean = sum(file.size or 0 for file in mine) / max(1, len(mine))
+    remote = next((file.target for file in mine if not is_local(file.target)), None)
+    at_once = Place(remote).store.at_once if remote is not None else 1
+    if at_once == 1:
+        return THREADS if mean > LARGE else 1
+    return max(1, min(len(mine), at_once if mean <= FILE_COST else min(at_once, REQUESTS)))
 
 
 def _handed_out(queue: Iterator[Wanted], guard: threading.Lock) -> Iterator[Wanted]:

@@ -337,7 +337,7 @@ def _write_aside(
 ) -> tuple[tuple[str, int], bool]:
     """As `_write_checked`, where the store checks nothing: what was written is read back before it gets its name."""
     staging = Place(attempt.staging(place.parent.text))
-    with origin.open() as source, staging.open_write() as target:
+    with origin.open() as source, staging.open_new() as target:
         found = copy_stream(source, target)
     if found == right:
         found = checksum_at(staging.text)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from cmroot.errors import UnknownPlace
 from cmroot.names import HINT, is_below
-from cmroot.store.place import is_local, join, normal
+from cmroot.store.hdfs.hdfs_store import SCHEMES
+from cmroot.store.place import is_local, join, normal, scheme
 from cmroot.store.resolve import folded, tidied
 from replicator.errors import FormatError, Refused, UsageError
 
@@ -119,6 +120,9 @@ class Placement:
             return location
         path = folded(location)
         below = (path.partition("://")[2] if "://" in path else path).strip("/")
+        if scheme(self.external) in SCHEMES:  # HDFS has no `:` in names, and a NameNode's address has one
+            authority, slash, rest = below.partition("/")
+            below = authority.replace(":", "_") + slash + rest
         if below and not is_below(below):
             raise FormatError(f"location {location!r} cannot lie below {self.external}", hint=HINT)
         return join(external_of(self.external, self.database(db)) if db in self.apart else self.external, below)

@@ -1,0 +1,97 @@
+"""What the metastore itself drops on HDFS is found in its own change manager's root (`--keeper native`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gateway_clients import client, dial
+from hadoop import Cluster
+from hdfs_path import HdfsPath
+from metastores import MetastoreFactory
+from msgspec.structs import replace
+from plain_tables import PlainDatabase
+from replication_fixture import ReplicationFixture
+
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+from replicator.metastore.transports.transport import Plain
+
+pytestmark = pytest.mark.hdfs
+
+
+@pytest.fixture(scope="module")
+def kept(hdfs: Cluster) -> HdfsPath:
+    """The root of the source's own change manager."""
+    return HdfsPath(hdfs, "/native/cmroot")
+
+
+@pytest.fixture(scope="module")
+def source(
+    request: pytest.FixtureRequest, metastore_factory: MetastoreFactory, hdfs: Cluster, kept: HdfsPath
+) -> Running:
+    settings = {"fs.defaultFS": hdfs.url, "hive.repl.cm.enabled": "true", "hive.repl.cmrootdir": str(kept)}
+    return metastore_factory("source", hive=request.param, settings=settings)
+
+
+@pytest.fixture
+def story(
+    source: Running, target_metastore: Running, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ReplicationFixture:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf))
+    here = HdfsPath(hdfs, f"/{tmp_path.name}")
+    found = ReplicationFixture(source, target_metastore, here, warehouse=tmp_path / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(source.uri), found.db, here / "warehouse")
+    found.source.create()
+    database = found.source.metastore.database(found.db)
+    found.source.metastore.alter_database(found.db, replace(database, parameters={"repl.source.for": "west"}))
+    return found
+
+
+@pytest.mark.parametrize("source", ["2.3", "4.2"], indirect=True)
+def test_what_the_metastore_dropped_comes_from_its_own_root(story: ReplicationFixture, kept: HdfsPath) -> None:
+    source = story.source
+    source.table("plain", {"f": "1\tone\n", "g": "2\ttwo\n", "empty": ""})
+    source.partitioned("parts", {"x": {"f": "3\tx\n"}, "é ü%20": {"f": "4\tz\n"}})
+    dumped = story.dump("--keeper", "native")
+    assert dumped.code == 0, dumped
+    assert "hive.repl.cm.retain" in str(dumped.output["warnings"])
+    assert not [path for path in (story.cmroot / "files").rglob("*") if "xxh3" in path.name]
+    shown = source.shown()
+    with client(Plain(dial(story.source_uri))) as hive:
+        hive.drop_table(story.db, "plain", True)
+        hive.drop_table(story.db, "parts", True)
+    assert not (source.home / "plain").exists()
+    before = sorted(path.name for path in kept.iterdir())
+    assert before
+    loaded = story.load()
+    assert loaded.code == 0, loaded
+    assert story.target.shown() == shown
+    assert sorted(path.name for path in kept.iterdir()) == before
+
+
+@pytest.mark.parametrize("source", ["2.3"], indirect=True)
+def test_what_its_root_lost_is_named(story: ReplicationFixture, kept: HdfsPath) -> None:
+    story.source.table("plain", {"cleaned": "5\tgone\n", "changed": "6\tbytes\n", "there": "7\tstays\n"})
+    assert story.dump("--keeper", "native").code == 0
+    before = {path.name for path in kept.iterdir()} if kept.exists() else set()
+    with client(Plain(dial(story.source_uri))) as hive:
+        hive.drop_table(story.db, "plain", True)
+    for path in kept.iterdir():
+        if path.name not in before and b"gone" in path.read_bytes():
+            path.unlink()
+        elif path.name not in before and b"bytes" in path.read_bytes():
+            path.write_text("6\tBYTES\n")
+    loaded = story.load()
+    named = {each["file"].rpartition("/")[2] for each in loaded.output["missing"]}
+    assert loaded.code == 1 and named == {"cleaned", "changed"}, loaded
+
+
+@pytest.mark.parametrize("source", ["2.3"], indirect=True)
+def test_a_metastore_that_keeps_nothing_is_refused(story: ReplicationFixture, target_metastore: Running) -> None:
+    other = PlainDatabase(connect(target_metastore.uri), f"{story.db}_other", story.here / "other")
+    other.create()
+    other.table("plain", {"f": "1\tone\n"})
+    story.db = other.name
+    refused = story.dump("--keeper", "native", source=target_metastore.uri)
+    assert refused.code != 0 and "hive.repl.cm.enabled" in refused.message, refused
