@@ -161,14 +161,15 @@ def test_what_an_attempt_leaves_after_it_was_given_up_is_removed_for_a_day(
     assert sweep_staging(root) == 0
     with pytest.raises(LeaseHeld):
         attempt.check()
-    begun, age = time.time(), 0
-    monkeypatch.setattr(time, "time", lambda: begun + age)
+    now = begun = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     for age in (0, 3600, 86400 - 60):
+        now = begun + age
         Path(attempt.staging(str(place))).touch()
         assert sweep_staging(root) == 1
         assert list(place.iterdir()) == []
     assert len(list(Path(root, "copying").iterdir())) == 1
-    age = 86400 + 60
+    now = begun + 86400 + 60
     assert sweep_staging(root) == 0 and list(Path(root, "copying").iterdir()) == []
 
 
