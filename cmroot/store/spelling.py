@@ -177,6 +177,12 @@ def _named(error: OSError, path: str) -> Error | None:
             return NotWritable(what, hint="the mount is read-only: remount it, or choose another place")
         case errno.ENOTDIR:
             return NotWritable(what, hint="a parent of this path is a file, not a directory: choose another place")
+        case errno.EINVAL if scheme(path) == "hdfs":
+            return NotWritable(
+                what, hint="HDFS has no `:` in names: rename the file at the source, or exclude its table or partition"
+            )
+        case errno.EAGAIN:  # of a NameNode that takes no changes for now
+            return StorageUnreachable(what, hint=AWAY)
     if isinstance(error, PermissionError):  # of a store that has no error numbers
         return NotWritable(what, hint=_ALLOW)
     if isinstance(error, ConnectionError | TimeoutError):

@@ -109,3 +109,15 @@ def test_small_files_are_written_side_by_side(
         assert threads("/replica/db") >= 6
     if isinstance(found.here, HdfsPath):
         assert threads("dump1/_metadata/") + threads("dump1/_files/") >= 3 and threads("/cmroot/files/") >= 6
+
+
+def test_a_name_that_hdfs_cannot_have_is_told(hdfs: Cluster, sides: tuple[Running, Running], tmp_path: Path) -> None:
+    replica = HdfsPath(hdfs, f"/{tmp_path.name}/replica")
+    found = ReplicationFixture(*sides, tmp_path, warehouse=replica)  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(sides[0].uri), found.db, tmp_path / "warehouse")
+    found.source.create()
+    found.source.table("t", {"at-12:30": "1\tone\n"})
+    assert found.dump().code == 0
+    refused = found.load()
+    assert refused.code == 1 and refused.error == "NotWritable", refused
+    assert "at-12:30" in refused.message and "`:`" in refused.output["hint"], refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import time
 import urllib.request
@@ -94,7 +95,9 @@ class Cluster:
         query = f"{self.web}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
         with contextlib.suppress(OSError), urllib.request.urlopen(query, timeout=5) as answer:
             said = answer.read().decode()
-            return '"NumLiveDataNodes" : 1' in said and '"FSState" : "Operational"' in said
+            if '"NumLiveDataNodes" : 1' in said and '"FSState" : "Operational"' in said:
+                with socket.create_connection(("127.0.0.1", self.ports[2])):  # one that was killed is live for minutes
+                    return True
         return False
 
     def _command(self, *arguments: str) -> list[str]:

@@ -27,7 +27,21 @@ def _read(conf: str) -> Mapping[str, str]:
     return found
 
 
-def single_services(settings: Mapping[str, str]) -> dict[str, str]:
+def client_settings(url: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """What the client of a filesystem is told besides the configuration that it reads itself."""
+    authority = url.partition("://")[2].partition("/")[0]
+    said = _single_services(settings)
+    if url.startswith("hdfs:") and not settings.get(f"dfs.ha.namenodes.{authority}") and _ATTEMPTS not in settings:
+        said[_ATTEMPTS] = "4"
+    return said
+
+
+_ATTEMPTS = "dfs.client.failover.max.attempts"
+"""Of a client, before it says that a NameNode is away: 15 are Hadoop's, about three minutes, for one NameNode that
+takes over from another. Where there is no other, 4 take about 15 seconds, and the next run goes on."""
+
+
+def _single_services(settings: Mapping[str, str]) -> dict[str, str]:
     """Name services with one NameNode (`dfs.namenode.rpc-address.NAME`), said as if they had several: the client knows
     only those."""
     said: dict[str, str] = {}

@@ -25,8 +25,8 @@ _ENDS_AT_ONCE = 128
 
 
 @lru_cache(maxsize=32)
-def _connected(process: int, store: str) -> Hdfs:
-    """One client for each store and process: its threads do not survive a fork."""
+def _connected(process: int, store: str, configuration: str | None) -> Hdfs:
+    """One client for each store, process (its threads do not survive a fork) and configuration."""
     return Hdfs(store)
 
 
@@ -36,7 +36,7 @@ class HdfsStore(FsspecStore):
 
     @property
     def filesystem(self) -> Hdfs:
-        return _connected(os.getpid(), split_authority(normal(self.place))[0])
+        return _connected(os.getpid(), split_authority(normal(self.place))[0], os.environ.get("HADOOP_CONF_DIR"))
 
     @property
     def at_once(self) -> int:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from fsspec import AbstractFileSystem
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.hdfs.configuration import hadoop_settings, single_services
+from cmroot.store.hdfs.configuration import client_settings, hadoop_settings
+from cmroot.store.spelling import naming
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileStatus
@@ -39,6 +40,9 @@ _SYSTEM = re.compile(r"\(os error (\d+)\)$")
 _GONE = "RPC listener disconnected"
 """The client asks the other NameNode what it may ask twice; the rest is for its caller to do again."""
 
+_BLOCKS = "DataTransferError("
+_NO_DATANODE = "none of the DataNodes that have this block, or are to have it, answers"
+
 _BLOCK = 1 << 20
 
 
@@ -58,6 +62,8 @@ def told() -> Iterator[None]:
             raise ConnectionResetError(errno.ECONNRESET, f"the NameNode went away: {_first_line(error)}") from None
         raise
     except RuntimeError as error:
+        if _BLOCKS in str(error):
+            raise ConnectionAbortedError(errno.ECONNABORTED, _NO_DATANODE) from error
         found = _REMOTE.search(str(error))
         if found is None:
             raise OSError(errno.EIO, _first_line(error)) from error
@@ -76,6 +82,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
 
     def __init__(self, url: str) -> None:
         super().__init__(skip_instance_cache=True)
+        self.url = url.rstrip("/")
         try:
             from hdfs_native import Client
         except ImportError as error:
@@ -83,7 +90,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
             raise UnknownPlace(f"{url}: needs the package hdfs-native", hint=hint) from error
         try:
             with told():
-                self.client: Client = Client(url, single_services(hadoop_settings()))
+                self.client: Client = Client(url, client_settings(url, hadoop_settings()))
         except OSError as error:
             if "No NameNode hosts" not in str(error):
                 raise
@@ -145,7 +152,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         with told():
-            return io.BufferedReader(_Read(self.client.read(path)), _BLOCK)
+            return io.BufferedReader(_Read(self.client.read(path), f"{self.url}{path}"), _BLOCK)
 
     def rm_file(self, path: str) -> None:
         with told():
@@ -186,8 +193,10 @@ class _Whole(io.RawIOBase):
 
 
 class _Read(io.RawIOBase):
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    """A reader whose errors name the file: nobody else is there while it is read."""
+
+    def __init__(self, inner: Any, place: str) -> None:
+        self._inner, self._place = inner, place
 
     def readable(self) -> bool:
         return True
@@ -203,7 +212,7 @@ class _Read(io.RawIOBase):
         return int(self._inner.tell())
 
     def readinto(self, into: Any) -> int:
-        with told():
+        with naming(self._place), told():
             data = self._inner.read(len(into))
         into[: len(data)] = data
         return len(data)
