@@ -22,6 +22,7 @@ from benchmarks.measure import Outcome, record
 from msgspec.structs import replace
 from postgres import running_postgres
 
+from cmroot.store.place import Place
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -35,6 +36,7 @@ from replicator.metastore.embedded.distributions import PYSPARK, VERSIONS
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.run import Remembering
 from soaking.comparing import differences
+from soaking.grounds import ClusterGround, DiskGround
 from soaking.mortals import Follower, Killer, Server
 from soaking.watching import METADATA, Marks, Poller
 from soaking.writers import PlainWriter, SqlWriter
@@ -85,11 +87,12 @@ def main() -> int:
     parser.add_argument("--no-spark", action="store_true", help="without the writer that speaks Spark SQL")
     parser.add_argument("--hive", choices=list(VERSIONS), default=PYSPARK, help="the metastores' version")
     parser.add_argument("--postgres", action="store_true", help="the source's metastore keeps its data in PostgreSQL")
+    parser.add_argument("--places", choices=["disk", "cluster"], default="disk", help="cluster: HDFS to S3, on Spark")
     parser.add_argument("--schedule", default="1s", help="of the policy")
     parser.add_argument("--seed", type=int, default=None, help="of all dice; default: another one each time")
     parser.add_argument("--directory", type=Path, help="where to work; kept then, else a fresh directory, removed")
     parser.add_argument(
-        "--record", metavar="NAME", help="put the outcome into docs/performance.md: kills, steady or hive4"
+        "--record", metavar="NAME", help="put the outcome into docs/performance.md: kills, steady, hive4 or cluster"
     )
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(10_000)
@@ -109,14 +112,18 @@ class Soak:
         self._asked, self._here = asked, directory
         self._dice = random.Random(seed)
         self.soaked = Soaked(seed=seed, rate=asked.rate)
-        self._with_spark = not asked.no_spark and asked.hive == PYSPARK  # whose client Spark has
+        self._ground: DiskGround | ClusterGround = DiskGround(directory)
+        self._with_spark = not asked.no_spark and asked.hive == PYSPARK and asked.places == "disk"
         self._databases = DATABASES if self._with_spark else DATABASES[:1]
 
     def run(self) -> Soaked:
         with contextlib.ExitStack() as stack:
             settings = stack.enter_context(running_postgres()).jdbc() if self._asked.postgres else {}
-            source = Server("source", self._here / "source", self._asked.hive, settings)
-            target = Server("target", self._here / "target", self._asked.hive)
+            if self._asked.places == "cluster":
+                self._ground = ClusterGround(self._here, stack, self._new_dice())
+            sides = self._ground.metastore_settings
+            source = Server("source", self._here / "source", self._asked.hive, settings | sides["source"])
+            target = Server("target", self._here / "target", self._asked.hive, sides["target"])
             self._run(source, target)
         return self.soaked
 
@@ -138,15 +145,18 @@ class Soak:
     ) -> None:
         keys = self._keys(source, target)
         marks, newer = Marks(), self._asked.hive.startswith("4")
-        plain = PlainWriter(here, "soak_plain", self._here / "data", marks, self._rate(), self._new_dice(), newer=newer)
+        plain = PlainWriter(here, "soak_plain", self._ground.data, marks, self._rate(), self._new_dice(), newer=newer)
         writers: list[PlainWriter | SqlWriter] = [plain]
         if spark is not None:
             writers.append(SqlWriter(spark, "soak_sql", marks, 0.3, self._new_dice()))
         for writer in writers:
             writer.begin()
         follower = Follower(self._config(keys), "soak", self._asked.schedule, self._here / "sync.log")
-        poller = Poller(ThriftMetastore(target.running.uri, timeout=20, retries=0), marks, "soak_plain", "soak_sql")
-        killer = Killer([source, target, follower], self._asked.kill_every or 1, self._new_dice())
+        there_too = ThriftMetastore(target.running.uri, timeout=20, retries=0)
+        poller = Poller(there_too, marks, self._ground.exists, "soak_plain", "soak_sql")
+        killer = Killer(
+            [source, target, follower, *self._ground.mortals], self._asked.kill_every or 1, self._new_dice()
+        )
         follower.start()
         try:
             self._follow(here, there, follower, killer, poller, writers)
@@ -188,15 +198,7 @@ class Soak:
         return time.monotonic()
 
     def _keys(self, source: Server, target: Server) -> dict[str, str]:
-        return {
-            "source": source.running.uri,
-            "target": target.running.uri,
-            "databases": "soak_.*",
-            "cmroot": str(self._here / "cmroot"),
-            "target_cmroot": str(self._here / "replica" / ".cmroot"),
-            "dumps": str(self._here / "dumps"),
-            "warehouse": str(self._here / "replica"),
-        }
+        return {"source": source.running.uri, "target": target.running.uri, "databases": "soak_.*", **self._ground.keys}
 
     def _config(self, keys: dict[str, str]) -> Path:
         config = self._here / "replicator.toml"
@@ -253,7 +255,7 @@ class Soak:
 
     def _seen_by_others(self, source: str, target: str) -> list[str]:
         """Differences that no reader of the product sees, the first ones."""
-        found = differences(source, target, self._databases, newer=self._asked.hive != PYSPARK)
+        found = differences(source, target, self._databases, self._ground.walk, newer=self._asked.hive != PYSPARK)
         return [f"without the product: {each}"[:500] for each in itertools.islice(found, 20)]
 
     def _tell(
@@ -274,11 +276,9 @@ class Soak:
 
 
 def _spoil(target: ThriftMetastore) -> None:
-    home = Path((target.table("soak_plain", "days").location or "").removeprefix("file:"))
-    file = min(home.glob("p=*/day-*"))
-    aside = file.with_name(".aside")  # the file may be a link of the root's
-    aside.write_text(file.read_text()[::-1] + "\n")
-    aside.replace(file)
+    home = Place(target.table("soak_plain", "days").location or "")
+    file = home / min(name for name in home.find() if "/day-" in name)
+    file.write_bytes(file.read_bytes()[::-1] + b"\n")
 
 
 def _lose_partition(target: ThriftMetastore) -> None:

@@ -4,9 +4,7 @@ another project, and `open`. So a soak's word that both sides are the same is no
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from constraints import Constraints, client
@@ -16,12 +14,16 @@ OURS = ("replicator.", "repl.")  # properties that replication notes on a replic
 SERVERS_OWN = ("transient_lastDdlTime",)
 
 
-def differences(source: str, target: str, databases: Sequence[str], *, newer: bool) -> Iterator[str]:
+Walk = Callable[[str], Iterator[tuple[str, bytes]]]
+"""Of a directory's URI: its files, also what no object refers to; their names below it, and what is in them."""
+
+
+def differences(source: str, target: str, databases: Sequence[str], walk: Walk, *, newer: bool) -> Iterator[str]:
     """What one side has otherwise than the other; nothing when they are the same. newer: both have more constraints
     than keys."""
     for db in databases:
-        state = State(source, db, newer=newer)
-        here, there = state.found, State(target, db, newer=newer).found
+        state = State(source, db, walk, newer=newer)
+        here, there = state.found, State(target, db, walk, newer=newer).found
         for name in sorted({*here, *there} - (state.orphans - {*there})):
             if here.get(name) != there.get(name):
                 yield f"{db}: {name}: {here.get(name)} on the source, {there.get(name)} on the target"
@@ -31,8 +33,8 @@ class State:
     """`found`: all that a reader of a database could see, by name. Files are there by digest. `orphans`: those of them
     that no object refers to, such as the file of a partition whose creation a kill cut off."""
 
-    def __init__(self, uri: str, db: str, *, newer: bool) -> None:
-        self._db = db
+    def __init__(self, uri: str, db: str, walk: Walk, *, newer: bool) -> None:
+        self._db, self._walk = db, walk
         self._constraints = Constraints(uri, newer=newer)
         self.found: dict[str, Any] = {}
         self.orphans: set[str] = set()
@@ -76,18 +78,17 @@ class State:
         return place, [(each.name, each.type) for each in sd.cols], formats, _owned(obj.parameters)
 
     def _files(self) -> None:
-        """All below the database, also what no object refers to; without hidden ones."""
-        for above, directories, names in os.walk(self._home):
-            directories[:] = [each for each in directories if not each.startswith(".")]
-            for path in (Path(above) / each for each in names if not each.startswith(".")):
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                self.found[name := f"file {path.relative_to(self._home)}"] = digest
-                if str(path.parent) not in self._places:
+        """All below the database; without hidden ones."""
+        for path, data in self._walk(self._home):
+            if not any(each.startswith(".") for each in path.split("/")):
+                self.found[name := f"file {path}"] = hashlib.sha256(data).hexdigest()
+                if f"{self._home}/{path}".rpartition("/")[0] not in self._places:
                     self.orphans.add(name)
 
 
 def _path(location: str | None) -> str:
-    return "/" + (location or "").removeprefix("file:").strip("/")
+    text = (location or "").rstrip("/")
+    return "/" + text.removeprefix("file:").strip("/") if text.startswith(("/", "file:")) else text
 
 
 def _owned(parameters: dict[str, str] | None) -> dict[str, str]:

@@ -26,8 +26,8 @@ ENDS_WITHIN = 90.0  # seconds for a follower to end by itself
 class Mortal(Protocol):
     name: str
 
-    def kill(self) -> None:
-        """As `kill -9`."""
+    def kill(self) -> bool | None:
+        """As `kill -9`; False when there was none to kill."""
         ...
 
     def start(self) -> None: ...
@@ -113,8 +113,7 @@ class Killer(threading.Thread):
             while not self._over.wait(self._every * self._dice.uniform(0.5, 1.5)):
                 turns = turns or self._dice.sample(self._mortals, len(self._mortals))
                 chosen = turns.pop()
-                chosen.kill()
-                self.kills[chosen.name] += 1
+                self.kills[chosen.name] += chosen.kill() is not False
                 time.sleep(self._dice.uniform(0, 2))
                 chosen.start()
         except BaseException as error:  # reported by who waits for the end

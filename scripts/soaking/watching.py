@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Callable
 
 from replicator.errors import Error
 from replicator.metastore.thrift import ThriftMetastore
@@ -54,9 +54,10 @@ class Poller(threading.Thread):
     """Looks at the target until it is asked to end. `broken`: partitions that were shown before their file was
     there."""
 
-    def __init__(self, target: ThriftMetastore, marks: Marks, plain: str, sql: str) -> None:
+    def __init__(self, target: ThriftMetastore, marks: Marks, exists: Callable[[str], bool], plain: str, sql: str):
+        """exists: whether the target has a file, by its URI."""
         super().__init__(name="poller", daemon=True)
-        self._target, self._marks, self._plain, self._sql = target, marks, plain, sql
+        self._target, self._marks, self._exists, self._plain, self._sql = target, marks, exists, plain, sql
         self._over = threading.Event()
         self.broken: list[str] = []
 
@@ -81,15 +82,15 @@ class Poller(threading.Thread):
 
     def _days(self) -> None:
         for mark, place in self._partitions(PARTITION, self._plain):
-            if not (place / f"day-{mark}").exists():
-                self.broken.append(str(place))
+            if not self._exists(f"{place}/day-{mark}"):
+                self.broken.append(place)
 
     def _spark(self) -> None:
         """Without a look at files: an INSERT OVERWRITE of Spark's leaves the source's partition empty for a moment, and
         the replica shows that moment."""
         self._partitions(SPARK, self._sql)
 
-    def _partitions(self, kind: str, db: str) -> list[tuple[int, Path]]:
+    def _partitions(self, kind: str, db: str) -> list[tuple[int, str]]:
         waiting = self._marks.waiting(kind)
         if not waiting:
             return []
@@ -98,5 +99,5 @@ class Poller(threading.Thread):
         shown = [mark for mark in waiting if f"p={mark}" in names]
         for mark in shown:
             self._marks.seen(kind, mark, now)
-        location = (self._target.table(db, "days").location or "").removeprefix("file:")
-        return [(mark, Path(location) / f"p={mark}") for mark in shown]
+        location = self._target.table(db, "days").location
+        return [(mark, f"{location}/p={mark}") for mark in shown]

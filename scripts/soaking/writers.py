@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
+from urllib.error import URLError
 
 from hmsclient.genthrift.hive_metastore import ttypes
-from plain_tables import PlainDatabase
+from plain_tables import PlainDatabase, remove_tree
 
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.demos.spark_sql import SparkSql
@@ -27,6 +27,7 @@ from soaking.watching import METADATA, PARTITION, SPARK, Marks
 
 PLACES = [f"t{number}" for number in range(12)]  # names of tables that come and go
 KEPT_DAYS = 200  # marked partitions of one table; the oldest go
+REFUSALS = (Error, RuntimeError, URLError, ConnectionError, TimeoutError)  # of a metastore, Spark, or HDFS
 PLAIN_SHARES = {
     "mark": 30,
     "day": 15,
@@ -65,7 +66,7 @@ class Writer(threading.Thread):
                 try:
                     self.operate(operation)
                     self.made[operation] += 1
-                except (Error, RuntimeError) as error:
+                except REFUSALS as error:
                     self.refused[type(error).__name__] += 1
                     self._recover()
                 self.over.wait(self.pause())
@@ -90,7 +91,7 @@ class Writer(threading.Thread):
 
     def _recover(self) -> None:
         while not self.over.is_set():
-            with contextlib.suppress(Error, RuntimeError):
+            with contextlib.suppress(*REFUSALS):
                 return self.look()
             self.over.wait(0.2)
         return None
@@ -103,7 +104,7 @@ class PlainWriter(Writer):
         self,
         metastore: ThriftMetastore,
         db: str,
-        warehouse: Path,
+        warehouse: Any,
         marks: Marks,
         rate: Callable[[float], float],
         dice: random.Random,
@@ -213,7 +214,7 @@ class PlainWriter(Writer):
         self._functions = [each.name for each in self._db.metastore.functions(self._db.name)]
         self._constraints.look(found)
         for leftover in {each.name for each in self._db.home.iterdir()} - {*names}:
-            shutil.rmtree(self._db.home / leftover)  # of a drop that was made, and not answered
+            remove_tree(self._db.home / leftover)  # of a drop that was made, and not answered
 
     def _values(self, name: str) -> set[str]:
         return {part.removeprefix("p=") for part in self._db.metastore.partition_names(self._db.name, name)}

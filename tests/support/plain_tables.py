@@ -94,13 +94,13 @@ class PlainDatabase:
 
     def drop(self, name: str) -> None:
         self.metastore.drop_table(self.name, name)
-        _remove_tree(self.home / name)
+        remove_tree(self.home / name)
 
     def drop_partitions(self, name: str, values: Iterable[str]) -> None:
         values = list(values)
         self.metastore.drop_partitions(self.name, name, [f"p={value}" for value in values])
         for value in values:
-            _remove_tree(self.home / name / f"p={value}")
+            remove_tree(self.home / name / f"p={value}")
 
     # ---- looking --------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ def located(place: object) -> str:
     return str(place) if ":/" in str(place) else f"file:{place}"
 
 
-def _remove_tree(place: Any) -> None:
+def remove_tree(place: Any) -> None:
     place.rmtree() if hasattr(place, "rmtree") else shutil.rmtree(place)
 
 

@@ -23,18 +23,19 @@ HOSTS = ("127.0.0.1", "127.0.0.2")  # speculation never picks the same host
 HOME = Path(pyspark.__file__).parent
 
 
-def bare_python() -> Path:
-    """A Python with pyarrow and without replicator, as the nodes of a cluster have; made when it is not there."""
+def bare_python(*packages: str) -> Path:
+    """A Python with pyarrow, perhaps these packages, and without replicator, as the nodes of a cluster have; made when
+    it is not there."""
     import pyarrow
 
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
-    directory = cache_directory(os.environ) / "nodes" / f"python-{minor}-pyarrow-{pyarrow.__version__}"
+    wanted = [f"pyarrow=={pyarrow.__version__}", *packages]
+    directory = cache_directory(os.environ) / "nodes" / "-".join([f"python-{minor}", *wanted]).replace("==", "-")
     directory.mkdir(parents=True, exist_ok=True)
     python = directory / "bin" / "python3"
     with locked(directory):
         if not (directory / "ready").exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
-            wanted = [f"pyarrow=={pyarrow.__version__}"]
             subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True, stderr=subprocess.PIPE)
             (directory / "ready").touch()
     return python
