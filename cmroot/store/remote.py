@@ -10,20 +10,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, BinaryIO, cast
 
-from cmroot.errors import NotWritable, UnknownPlace
+from cmroot.errors import NotWritable
 from cmroot.store import s3
+from cmroot.store.drivers.filesystems import AZURE, GCS, filesystem_of
 from cmroot.store.local import Child, Children, Names, staging_name
 from cmroot.store.renaming import RENAMING, is_there, rename_onto_free, replace
 from cmroot.store.spelling import STAGING, join, naming, normal, parent, scheme, split_authority
 
-_CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
+_CONDITIONAL = frozenset({"s3"}) | GCS | AZURE
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
-
-_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
-"""The extra of this distribution that brings the driver of a scheme."""
 
 _ASKED_AT_ONCE = 32
 """Requests about single objects at one time: a thousand of them take about as long as removing a thousand."""
@@ -36,23 +34,6 @@ _TRYING = threading.Lock()
 _MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
 
 
-@lru_cache(maxsize=32)
-def _filesystem(process: int, store: str) -> Any:
-    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either.
-
-    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
-    cached: both answer from the past.
-    """
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True)[0]
-    except (ImportError, ValueError) as error:
-        extra = _EXTRAS.get(scheme(store))
-        hint = f"pip install 'replicator[{extra}]', or mend the URL" if extra else "install its driver, or mend the URL"
-        raise UnknownPlace(f"{store}: {error}", hint=hint) from error
-
-
 @dataclass(frozen=True)
 class FsspecStore:
     """A store behind fsspec, named by any place in it. Holds no connection, so it may be pickled and forked."""
@@ -61,7 +42,7 @@ class FsspecStore:
 
     @property
     def filesystem(self) -> Any:
-        return _filesystem(os.getpid(), split_authority(normal(self.place))[0])
+        return filesystem_of(os.getpid(), split_authority(normal(self.place))[0])
 
     def key(self, path: str) -> str:
         """The name that the filesystem itself uses for a place."""

@@ -56,8 +56,8 @@ class Faults:
             patch.setattr(builtins, "open", self._failing(io.open, opens=True))
             patch.setattr(os, "fsync", self._failing(os.fsync, everywhere=True))
         else:
-            real = remote._filesystem
-            patch.setattr(remote, "_filesystem", lambda process, store: _Filesystem(real(process, store), self))
+            real = remote.filesystem_of
+            patch.setattr(remote, "filesystem_of", lambda process, store: _Filesystem(real(process, store), self))
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:

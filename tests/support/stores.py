@@ -1,4 +1,4 @@
-"""The stores of the conformance suite: a directory, fsspec's memory store, HDFS, and S3 where moto is installed."""
+"""The stores of the conformance suite: a directory, fsspec's memory store, HDFS, S3, GCS, Azure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from object_servers import ACCOUNT, make_bucket
 
 from cmroot.root import create_or_open
 from cmroot.store.place import Place, join
@@ -23,6 +24,10 @@ if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, w
     STORES.append("s3")
 if find_spec("hdfs_native"):
     STORES.append(pytest.param("hdfs", marks=pytest.mark.hdfs))
+if find_spec("gcsfs"):
+    STORES.append(pytest.param("gs", marks=pytest.mark.gcs))
+if find_spec("adlfs"):
+    STORES.append(pytest.param("abfss", marks=pytest.mark.azure))
 
 
 @contextmanager
@@ -53,6 +58,18 @@ def s3_endpoint() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def gcs_bucket(gcs: str) -> str:
+    make_bucket(gcs, "cmroot-test")
+    return "gs://cmroot-test"
+
+
+@pytest.fixture(scope="session")
+def azure_container(azure: str) -> str:
+    FsspecStore(place := f"abfss://cmroot-test@{ACCOUNT}.dfs.core.windows.net").filesystem.mkdir("cmroot-test")
+    return place
+
+
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """A bucket of the module's own: all endpoints of a process have the same ones."""
@@ -71,9 +88,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield (place := f"{request.getfixturevalue('hdfs').url}/{uuid.uuid4().hex}")
         Place(place).remove_tree()
         return
-    if request.param == "s3":
-        request.getfixturevalue("s3_endpoint")
-    place = f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"s3a://cmroot-test/{uuid.uuid4().hex}"
+    store = {
+        "memory": lambda: "memory:/",
+        "s3": lambda: request.getfixturevalue("s3_endpoint") or "s3a://cmroot-test",
+        "gs": lambda: request.getfixturevalue("gcs_bucket"),
+        "abfss": lambda: request.getfixturevalue("azure_container"),
+    }[request.param]()
+    place = f"{store}/{uuid.uuid4().hex}"
     yield place
     Place(place).remove_tree()
 

@@ -24,7 +24,23 @@ from cmroot.store.place import Place, is_local, join, local_path, name_of, norma
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import STAGING
 
-ODD_NAMES = ["p=a%20b", "a b", "a:b", "#", "?x", "é", "+", "&", "*", "[b]", "%2F", "__HIVE_DEFAULT_PARTITION__", "a\tb"]
+ODD_NAMES = [
+    "p=a%20b",
+    "a b",
+    "a:b",
+    "#",
+    "a#",
+    "?x",
+    "a?",
+    "é",
+    "+",
+    "&",
+    "*",
+    "[b]",
+    "%2F",
+    "__HIVE_DEFAULT_PARTITION__",
+    "a\tb",
+]
 
 names = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=40).filter(
     lambda name: name not in (".", "..") and not name.startswith(STAGING)

@@ -1,0 +1,1 @@
+"""Drivers of fsspec: how they are opened, and what is mended in them."""
