@@ -165,7 +165,7 @@ def _best(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
             hint="make $cmroot writable, put it elsewhere, or switch the bucket's versioning on; --keeper none captures"
             " without keeping anything",
         )
-    if scheme(location) == "s3" and "not allowed" in no_versions:
+    if "not allowed" in no_versions:
         tell(f"{location}: files are copied into {root}: {no_versions}")
     elif is_local(root) and is_local(location):
         tell(

@@ -1,4 +1,4 @@
-"""Versions: an S3 bucket with versioning keeps what is overwritten or deleted by itself; we only note which version.
+"""Versions: a bucket with versioning (S3, GCS) keeps what is overwritten or deleted by itself; we only note which one.
 
 Whether a bucket does, reading an object at a version, and the keeper that copies nothing. Versions are read by ranged
 requests of the ordinary filesystem: a `version_aware` one would ask for versions in every listing, too.
@@ -6,6 +6,7 @@ requests of the ordinary filesystem: a `version_aware` one would ask for version
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -18,6 +19,15 @@ from cmroot.keep.change_manager import is_native, native_size, open_native
 from cmroot.keep.content import Kept
 from cmroot.keep.objects import keep_object
 from cmroot.store.checksum import ALGORITHM, checksum_stream
+from cmroot.store.drivers.filesystems import GCS
+from cmroot.store.drivers.generations import (
+    UNVERSIONED,
+    generation_info,
+    generations,
+    noncurrent_days_of,
+    read_generation,
+    why_no_generations,
+)
 from cmroot.store.listing import object_state
 from cmroot.store.place import normal, scheme
 from cmroot.store.spelling import naming
@@ -30,17 +40,25 @@ versioning is on, and overwritten like any object when it is suspended."""
 BLOCK = 8 * 1024 * 1024
 """Bytes of one ranged request."""
 
-UNVERSIONED = "the bucket has no versioning"
-
 _NOT_KNOWN_THERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Some stores that speak S3 have no versioning, and say so when asked."""
+
+
+_READING = ("s3:GetObjectVersion", "storage.objects.get")
+
+
+def keeps_versions(place: str) -> bool:
+    """Whether it lies in a bucket that can keep versions."""
+    return scheme(place) == "s3" or scheme(place) in GCS
 
 
 def why_unversioned(location: str) -> str:
     """Empty when the bucket of a location has versioning switched on, else the reason why it cannot be relied on.
     Not being allowed to ask counts as no."""
+    if scheme(location) in GCS:
+        return why_no_generations(_filesystem(location), _bucket(location))
     if scheme(location) != "s3":
-        return "only S3 keeps versions that this release can name"
+        return "only S3 and GCS keep versions that this release can name"
     try:
         answer = _call(location, "get_bucket_versioning", Bucket=_bucket(location))
     except PermissionError:
@@ -62,6 +80,8 @@ def why_unversioned(location: str) -> str:
 def noncurrent_days(location: str) -> int | None:
     """After how many days, at the earliest, a lifecycle rule of the bucket removes versions that are no longer current;
     None when there is no such rule, or asking is not allowed. A rule for some prefix counts for all."""
+    if scheme(location) in GCS:
+        return noncurrent_days_of(_filesystem(location), _bucket(location))
     try:
         answer = _call(location, "get_bucket_lifecycle_configuration", Bucket=_bucket(location))
     except OSError:  # there is none, or one may not ask: then nobody promised anything
@@ -85,10 +105,18 @@ class OldVersion(NamedTuple):
 def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
     """Versions at and below a place that are not current, or whose object is deleted; with `named` at it only. One
     request for a thousand. None where there is no versioning, or it may not be listed (`why_versions_unseen`)."""
-    if scheme(place) != "s3":
+    if not keeps_versions(place):
         return
     bucket, _, key = remote_store(place).key(place).rstrip("/").partition("/")
-    top, about = normal(place).rstrip("/"), {"Bucket": bucket, "Prefix": key if named or not key else f"{key}/"}
+    top, prefix = normal(place).rstrip("/"), key if named or not key else f"{key}/"
+    if scheme(place) in GCS:
+        with naming(place), contextlib.suppress(FileNotFoundError, PermissionError):
+            for each in generations(_filesystem(place), bucket, prefix):
+                below = each.key[len(bucket) + 1 + len(key) :]
+                if not each.current and not (named and below):
+                    yield OldVersion(top + (below if key else f"/{below}"), each.generation, each.size)
+        return
+    about = {"Bucket": bucket, "Prefix": prefix}
     while True:
         with naming(place):
             try:
@@ -110,6 +138,16 @@ def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
 
 def why_versions_unseen(location: str) -> str:
     """Why nobody can tell what versions the bucket of a location keeps; empty when one can, or when it keeps none."""
+    if scheme(location) in GCS:
+        try:
+            with naming(location):
+                next(generations(_filesystem(location), _bucket(location), ""), None)
+        except NotWritable:
+            without = why_unversioned(location) == UNVERSIONED
+            return "" if without else f"may not list the generations of {_bucket(location)} (storage.objects.list)"
+        except FileNotFoundError:
+            pass
+        return ""
     if scheme(location) != "s3":
         return ""
     try:
@@ -155,7 +193,7 @@ class VersionKeeper:
     def keep(self, path: str) -> Kept:
         head = _head(path)
         state = object_state(path, head)
-        version = head.get("VersionId") or NULL
+        version = str(head["generation"] if scheme(path) in GCS else head.get("VersionId") or NULL)
         try:
             with open_version(path, version, state.size) as source:
                 checksum, size = checksum_stream(source)
@@ -164,7 +202,7 @@ class VersionKeeper:
         except NotWritable as error:
             raise KeepError(
                 f"{path}: may not be read at its version {version}: {error.message}",
-                hint="allow s3:GetObjectVersion on the bucket, or choose the copy keeper",
+                hint=f"allow {_READING[scheme(path) in GCS]} on the bucket, or choose the copy keeper",
             ) from error
         return Kept(size, state.mtime_ns, state.identity, ALGORITHM, checksum, version)
 
@@ -184,16 +222,22 @@ class _Version(io.RawIOBase):
             return 0
         store = remote_store(self._path)
         with naming(self._path):
-            block: bytes = store.filesystem.cat_file(
-                store.key(self._path), version_id=self._version, start=self._at, end=end
-            )
+            if scheme(self._path) in GCS:
+                block = read_generation(store.filesystem, store.key(self._path), self._version, self._at, end)
+            else:
+                block = store.filesystem.cat_file(
+                    store.key(self._path), version_id=self._version, start=self._at, end=end
+                )
         buffer[: len(block)] = block
         self._at += len(block)
         return len(block)
 
 
 def _head(path: str, version: str = "") -> dict[str, Any]:
-    """What S3 says of an object, in the words that a listing uses."""
+    """What the store says of an object, in the words that a listing uses."""
+    if scheme(path) in GCS:
+        with naming(path):
+            return generation_info(_filesystem(path), remote_store(path).key(path), version)
     bucket, _, key = remote_store(path).key(path).partition("/")
     about = {"Bucket": bucket, "Key": key} | ({"VersionId": version} if version else {})
     with naming(path):
@@ -208,6 +252,10 @@ def _head(path: str, version: str = "") -> dict[str, Any]:
 
 def _call(place: str, operation: str, **arguments: Any) -> dict[str, Any]:
     return cast(dict[str, Any], remote_store(place).filesystem.call_s3(operation, **arguments))
+
+
+def _filesystem(location: str) -> Any:
+    return remote_store(location).filesystem
 
 
 def _bucket(location: str) -> str:

@@ -183,11 +183,16 @@ def _named(error: OSError, path: str) -> Error | None:
             )
         case errno.EAGAIN:  # of a NameNode that takes no changes for now
             return StorageUnreachable(what, hint=AWAY)
-    if isinstance(error, PermissionError):  # of a store that has no error numbers
+    if isinstance(error, PermissionError) or is_forbidden(error):  # of a store that has no error numbers
         return NotWritable(what, hint=_ALLOW)
     if isinstance(error, ConnectionError | TimeoutError):
         return StorageUnreachable(what, hint=AWAY)
     return None
+
+
+def is_forbidden(error: OSError) -> bool:
+    """Whether gcsfs says so, which has no kind of error for it."""
+    return error.errno is None and str(error).startswith("Forbidden: ")
 
 
 _ALLOW = "give this user the right to read and write there, or choose another place"

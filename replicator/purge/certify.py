@@ -23,10 +23,10 @@ import msgspec
 from cmroot.expire.expedite import expedite, look_at_contents
 from cmroot.expire.retention import LIVE, ends_when
 from cmroot.keep.content import content_name
-from cmroot.keep.versions import why_versions_unseen
+from cmroot.keep.versions import keeps_versions, why_versions_unseen
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
-from cmroot.store.place import Place, join, normal, scheme
+from cmroot.store.place import Place, join, normal
 from cmroot.store.resolve import as_written, resolved
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy, matching_databases
@@ -360,7 +360,7 @@ def _left_at(
             parts = list(parts_of(metastore, table, [unit.partition for unit in units]))
         except ObjectNotFound:
             continue
-        swapped_out = [unit.old for unit in units if unit.old and what == "table" and scheme(unit.old) == "s3"]
+        swapped_out = [unit.old for unit in units if unit.old and what == "table" and keeps_versions(unit.old)]
         for copy in copies([*directories_of(table, parts, home), *swapped_out], contents, engines):
             if copy.version or not is_below(copy.place, reported):
                 until = "its next run" if what == "replica" else "it is removed by hand"

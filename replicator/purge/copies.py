@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from cmroot.keep.safely import files_at
-from cmroot.keep.versions import OldVersion, old_versions, open_version
+from cmroot.keep.versions import OldVersion, keeps_versions, old_versions, open_version
 from cmroot.store.checksum import checksum_at, checksum_stream
 from cmroot.store.local import is_directory
-from cmroot.store.place import is_local, join, local_path, name_of, normal, parent, scheme
+from cmroot.store.place import is_local, join, local_path, name_of, normal, parent
 from cmroot.store.resolve import located
 from cmroot.store.spelling import naming
 from cmroot.text import shown
@@ -61,7 +61,7 @@ def run_kept_task(task: KeptTask) -> list[OldVersion]:
 
 def kept_versions(paths: Sequence[str], engines: AutoEngine) -> Iterator[OldVersion]:
     """Versions of kept files that an expiry has removed, or is to remove; none of places without versions."""
-    paths = [path for path in paths if scheme(path) == "s3"]
+    paths = [path for path in paths if keeps_versions(path)]
     tasks = (KeptTask(tuple(paths[at : at + BATCH])) for at in range(0, len(paths), BATCH))
     for found in engines.for_work(len(paths)).run(run_kept_task, tasks) if paths else ():
         yield from found
@@ -132,9 +132,9 @@ def _beside(top: str) -> Iterator[str]:
 
 
 def _children(place: str) -> list[str]:
-    """Files and directories in a directory, with those that are being written; none on S3, where a directory of which
+    """Files and directories in a directory, with those that are being written; none in a bucket, where one of which
     only versions are left is in no listing."""
-    if scheme(place) == "s3":
+    if keeps_versions(place):
         return []
     if not is_local(place):
         return [join(place, name) for name in located(place).list()]

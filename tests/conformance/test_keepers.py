@@ -51,12 +51,12 @@ def set_versioning(bucket: str, status: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def buckets() -> Iterator[None]:
+def buckets() -> Iterator[list[str]]:
     with s3_server():
         for bucket in BUCKETS:
             s3("create_bucket", bucket)
         set_versioning(VERSIONED, "Enabled")
-        yield
+        yield BUCKETS
 
 
 @dataclass
@@ -72,10 +72,10 @@ class Sides:
 
 @pytest.fixture(scope="module")
 def sides(
-    buckets: None, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
+    buckets: list[str], metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sides]:
     mounts = tmp_path_factory.mktemp("mounts")
-    source = metastore_factory("source", settings=s3a_as_directories(mounts, BUCKETS))
+    source = metastore_factory("source", settings=s3a_as_directories(mounts, buckets))
     engine = local_engine()
     yield Sides(source, metastore_factory("target"), tmp_path_factory.mktemp("outside"), engine)
     engine.stop()
@@ -138,10 +138,9 @@ class ReplicationFixture:
             source=self.sides.source.uri,
             cmroot=self.root.place,
             db=self.db,
-            out=str(self.work / f"dump{self.dumps}"),
+            **{"out": str(self.work / f"dump{self.dumps}")} | options,
             capture_first=False,
             engine=self.sides.engine,
-            **options,
         )
         return dumped.dump
 
@@ -399,7 +398,7 @@ def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(
     [
         ("link", PLAIN, "cannot be linked into .*: links need a local filesystem"),
         ("version", PLAIN, "cannot be kept by version: the bucket has no versioning"),
-        ("version", LOCAL, "cannot be kept by version: only S3"),
+        ("version", LOCAL, "cannot be kept by version: only S3 and GCS"),
     ],
 )
 def test_a_keeper_that_a_store_cannot_have_is_refused_by_name(

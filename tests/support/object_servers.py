@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of a GCS server, which the environment names meanwhile."""
-    pytest.importorskip("gcsfs", reason="the gcs extra is not installed")
+    if not find_spec("gcsfs"):  # it looks at the environment when it is imported
+        pytest.skip("the gcs extra is not installed")
     with running_gcs(_obtained(gcs_server, "fake-gcs-server"), tmp_path_factory.mktemp("gcs") / "log") as endpoint:
         yield endpoint
 
@@ -88,7 +90,7 @@ def running_gcs(executable: Path, log: Path) -> Iterator[str]:
     command += ["-public-host", f"127.0.0.1:{port}", "-external-url", endpoint, "-log-level", "warn"]
     # The driver asks for a bucket's kind by gRPC, which the server has not.
     named = {"STORAGE_EMULATOR_HOST": endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-    with _serving(command, log, f"{endpoint}/storage/v1/b?project=p"), _environment(named):
+    with _serving(command, log, f"{endpoint}/storage/v1/b?project=p"), environment(named):
         yield endpoint
 
 
@@ -101,7 +103,7 @@ def running_azure(script: Path, log: Path) -> Iterator[str]:
     command += ["--disableTelemetry", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     parts = {"DefaultEndpointsProtocol": "http", "AccountName": ACCOUNT, "AccountKey": KEY, "BlobEndpoint": endpoint}
     named = {"AZURE_STORAGE_CONNECTION_STRING": "".join(f"{name}={value};" for name, value in parts.items())}
-    with _serving(command, log, endpoint), _environment(named):
+    with _serving(command, log, endpoint), environment(named):
         yield endpoint
 
 
@@ -132,7 +134,8 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def _environment(named: dict[str, str]) -> Iterator[None]:
+def environment(named: dict[str, str]) -> Iterator[None]:
+    """These variables meanwhile. Others stay as they are by then: servers of longer life have theirs."""
     before = {name: os.environ.get(name) for name in named}
     os.environ |= named
     yield

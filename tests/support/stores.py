@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from object_servers import ACCOUNT, make_bucket
+from object_servers import ACCOUNT, environment, make_bucket
 
 from cmroot.root import create_or_open
 from cmroot.store.place import Place, join
@@ -38,16 +38,14 @@ def s3_server() -> Iterator[Any]:
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    before = dict(os.environ)
-    os.environ |= {
+    named = {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
     }
-    yield s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-    os.environ.clear()
-    os.environ.update(before)
+    with environment(named):
+        yield s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
     server.stop()
 
 
@@ -122,12 +120,13 @@ def other_device(local_root: str) -> Iterator[Path]:
 
 
 def s3a_as_directories(mounts: Path, buckets: Sequence[str]) -> dict[str, str]:
-    """Settings of a metastore that has `s3a:` and, as a stock one, no `s3:`. Its buckets are local directories, by
-    Hadoop's own mount table, in which it makes and removes directories; objects are ours to write and remove."""
-    settings = {"fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"}
-    settings["fs.viewfs.overload.scheme.target.file.impl"] = "org.apache.hadoop.fs.LocalFileSystem"
+    """Settings of a metastore that has the schemes of these buckets and, as a stock one, no `s3:`. Its buckets are
+    local directories, by Hadoop's own mount table, in which it makes and removes directories; objects are ours to
+    write and remove."""
+    settings = {"fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
     for bucket in buckets:
-        name = bucket.partition("://")[2]
-        (mounts / name).mkdir()
-        settings[f"fs.viewfs.mounttable.{name}.linkFallback"] = f"file://{mounts / name}/"
+        scheme, _, authority = bucket.partition("://")
+        settings[f"fs.{scheme}.impl"] = "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
+        (mounts / authority).mkdir()
+        settings[f"fs.viewfs.mounttable.{authority}.linkFallback"] = f"file://{mounts / authority}/"
     return settings
