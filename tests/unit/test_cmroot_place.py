@@ -122,7 +122,7 @@ def test_a_written_file_is_read_back(place: str) -> None:
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_odd_names_survive(place: str, name: str) -> None:
     if scheme(place) == "hdfs" and ":" in name:
-        with pytest.raises(OSError, match="Invalid"):  # HDFS has no such names
+        with pytest.raises(NotWritable, match="Invalid"):  # HDFS has no such names
             (Place(place) / name).write_bytes(b"1")
         return
     (Place(place) / name / name).write_bytes(b"1")
