@@ -17,8 +17,8 @@ import xxhash
 
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
-from cmroot.store.place import join, normal
-from cmroot.store.resolve import located
+from cmroot.store.place import join
+from cmroot.store.resolve import located, tidied
 from replicator.core.model import Database
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report
@@ -244,7 +244,7 @@ def _location(target: MetastoreReader, into: str, existing: Database | None, opt
     """Where the database lies, or will. Raises Refused for a new one in a directory that holds something."""
     if existing is not None and existing.location:
         return existing.location
-    place = database_location(normal(options.warehouse or default_warehouse(target)), into)
+    place = database_location(tidied(options.warehouse or default_warehouse(target)), into)
     if not options.force and located(place).list():
         raise Refused(
             f"{place}, where {into} would lie, is not empty",
