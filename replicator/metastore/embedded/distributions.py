@@ -29,11 +29,16 @@ LISTENER = "org.apache.hive.hcatalog.listener.DbNotificationListener"
 _LISTS = Path(__file__).with_name("distributions")
 _LISTENER_MODULE = "hive-hcatalog-server-extensions"
 _LISTENERS = {
-    "2.3.10": Artifact(
-        f"org.apache.hive.hcatalog:{_LISTENER_MODULE}:2.3.10",
-        "53e4576e6770356dbe3117d25baaaf7a7054d2af4f63acebf38bd26087ab4063",
-    )
+    version: Artifact(f"org.apache.hive.hcatalog:{_LISTENER_MODULE}:{version}", digest)
+    for version, digest in {
+        "2.3.9": "f6cae44ab68211b503c44e8fe9e516f5d97db67415e10a92d456b15fc067e378",  # Spark 3.5
+        "2.3.10": "53e4576e6770356dbe3117d25baaaf7a7054d2af4f63acebf38bd26087ab4063",
+    }.items()
 }
+_DERBY_TOOLS = Artifact(
+    "org.apache.derby:derbytools:10.14.2.0", "3c695cbcde7e9e68156e55d6a0d85ddb8d8a0e770ef9b48375c07ec960574f56"
+)
+"""Of the Derby of Spark 3.5, which comes without; newer ones have theirs."""
 _HADOOP = ("hadoop-client-api-*.jar", "hadoop-client-runtime-*.jar")
 
 
@@ -117,10 +122,14 @@ def listener_jar(java: Java, env: Mapping[str, str]) -> Path:
         known = ", ".join(_LISTENERS)
         message = f"pyspark brings Hive {version}, for which no {_LISTENER_MODULE} is known (known: {known})"
         raise JavaError(message, hint=f"install a pyspark with a known Hive, or {hint}")
+    return _fetched(_LISTENERS[version], java, env, hint)
+
+
+def _fetched(artifact: Artifact, java: Java, env: Mapping[str, str], hint: str) -> Path:
     jars = cache_directory(env) / "jars"
     network = "check the network or Maven's settings, set REPLICATOR_MAVEN_REPOSITORY to a mirror's URL, or "
-    fetch([_LISTENERS[version]], jars, java, env, network + hint)
-    return jars / _LISTENERS[version].file_name
+    fetch([artifact], jars, java, env, network + hint)
+    return jars / artifact.file_name
 
 
 def class_path(hive: Hive, java: Java, env: Mapping[str, str], url: str = "") -> tuple[Path, ...]:
@@ -128,8 +137,10 @@ def class_path(hive: Hive, java: Java, env: Mapping[str, str], url: str = "") ->
     twice, also at once."""
     jars = pyspark_jars()
     if hive.name == PYSPARK:
-        driver = distribution(hive, java, env).glob("postgresql-*.jar") if url.startswith(POSTGRES) else ()
-        return (jars / "*", listener_jar(java, env), *driver)
+        more = [*distribution(hive, java, env).glob("postgresql-*.jar")] if url.startswith(POSTGRES) else []
+        if not any(jars.glob("derbytools-*.jar")):
+            more.append(_fetched(_DERBY_TOOLS, java, env, "install pyspark 4"))
+        return (jars / "*", listener_jar(java, env), *more)
     home = distribution(hive, java, env)
     listed = [home / each.file_name for each in _artifacts(hive) if each.file_name.endswith(".jar")]
     modules = {_module(jar) for jar in listed}

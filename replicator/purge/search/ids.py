@@ -74,7 +74,7 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
     if found[0].metadata.get("__CHAR_VARCHAR_TYPE_STRING", "").startswith("char"):  # its blanks are no part of it
         value = f"rtrim({value})"
     ids = source.selectExpr(f"{value} AS id").where("id IS NOT NULL").distinct()
-    if ids.schema.fields[0].dataType.simpleString() in _PLAIN:
+    if ids.schema.fields[0].dataType.simpleString() in _PLAIN and hasattr(ids, "toArrow"):  # since Spark 4
         few = ids.limit(FEW + 1).toArrow()
         if few.num_rows <= FEW:
             if snapshot is not None:
