@@ -123,6 +123,28 @@ def test_a_load_goes_on_when_a_part_of_the_cluster_dies(
     is_exact(dumped)
 
 
+DYNAMIC = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+}
+
+
+def test_executors_come_and_go(dumped: ReplicationFixture, spark_cluster: SparkCluster) -> None:
+    """Dynamic allocation: between two loads there are none."""
+    with replicator.engines("spark", spark_cluster.url, DYNAMIC) as engines:
+        places = {"target": dumped.target_uri, "warehouse": str(dumped.warehouse)}
+        assert replicator.load(str(dumped.last), **places, engine=engines).status == "loaded"
+        until(lambda: not spark_cluster.executors(), "idle executors stay")
+        before = dumped.last
+        dumped.source.write("p/p=00", {"more": "x"})
+        assert dumped.dump(since=before).code == 0
+        assert replicator.load(str(dumped.last), **places, engine=engines).status == "loaded"
+        assert spark_cluster.executors()
+    is_exact(dumped)
+
+
 SPECULATIVE = {
     "spark.speculation": "true",
     "spark.speculation.interval": "50ms",
