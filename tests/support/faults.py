@@ -2,10 +2,10 @@
 
     python faults.py <moment> <kind> <pattern> <n> -- dump --source ...
 
-A step is a change that outlives the process: a name that appears or goes in the filesystem, a commit of the manifest, a
-request that changes a metastore. The child is killed `before` or `after` the n-th step of a kind whose description
-matches a regular expression: the path (for a rename the new one), or what the metastore is asked. Kind `any` counts
-every step. Without a fault (`-`), it runs to its end.
+A step is a change that outlives the process: a name that appears or goes in the filesystem or on HDFS, a commit of
+the manifest, a request that changes a metastore. The child is killed `before` or `after` the n-th step of a kind whose
+description matches a regular expression: the path (for a rename the new one), or what the metastore is asked. Kind
+`any` counts every step. Without a fault (`-`), it runs to its end.
 
 With the name of an error (`EIO`) as the moment nobody is killed: the n-th call fails with it. Kind `call` counts every
 step and, of the calls that only look, those that name a place.
@@ -181,6 +181,8 @@ class _Steps:
 
 def _install(steps: _Steps) -> None:
     """Wraps what changes the world. Thrift is wrapped where a change is sent, so answers are read before `after`."""
+    from cmroot.store.hdfs.hdfs_store import HdfsStore
+    from cmroot.store.hdfs.native import Hdfs
     from replicator.captures.manifest import Manifest
     from replicator.metastore.connection import Connections
 
@@ -210,6 +212,13 @@ def _install(steps: _Steps) -> None:
         os.fsync = lambda fd: steps.around(  # type: ignore[assignment]
             "fsync", os.readlink(f"/proc/self/fd/{fd}"), lambda: fsync(fd)
         )
+    for owner, name, kind, position in (
+        (Hdfs, "mv", "rename", 2),
+        (Hdfs, "rm_file", "unlink", 1),
+        (HdfsStore, "remove_tree", "rmdir", 1),
+        (HdfsStore, "mkdirs", "mkdir", 1),
+    ):
+        setattr(owner, name, named(kind, getattr(owner, name), position))
     commit, change = Manifest.commit, Connections.change
     Manifest.commit = lambda self: steps.around("commit", "manifest", lambda: commit(self))  # type: ignore[method-assign]
     Connections.change = lambda self, what, call: steps.around(  # type: ignore[method-assign]

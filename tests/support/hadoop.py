@@ -9,12 +9,13 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import pytest
+from distance import distant
 
 from replicator.errors import JavaError
 from replicator.metastore.embedded.fetching import fetch, read_list
@@ -155,3 +156,11 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip(f"Hadoop cannot be run here: {error}")
     with running_hdfs(tmp_path_factory.mktemp("hdfs")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def far_hdfs(hdfs: Cluster) -> Iterator[Cluster]:
+    """The same, with a NameNode 4 ms away: a client that asks at once whether a file has ended is faster than the only
+    DataNode's report, and then waits for half a second."""
+    with distant(hdfs.ports[0], 0.004) as port:
+        yield replace(hdfs, ports=(port, *hdfs.ports[1:]))

@@ -1,0 +1,46 @@
+"""A way to a server on which every request takes a little longer, as to a server on another machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def distant(port: int, seconds: float) -> Iterator[int]:
+    """The port of the long way to a port of this machine. Answers come at once."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wait: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await asyncio.sleep(wait)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(pump(reader, back, seconds), pump(there, writer, 0))
+
+    async def cancel_all() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(connected, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
