@@ -271,9 +271,10 @@ def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list
         remove_emptied(directory)
         return recycled
     place = Place(directory)
-    if not place.find() and place.exists():
+    names = place.find()
+    if not names and (there := place.child()) and not there.is_directory:
         return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
-    paths = [join(directory, name) for name in place.find()]
+    paths = [join(directory, name) for name in names]
     recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
     remote_store(directory).remove_emptied(directory)  # a new file may have come
     return recycled

@@ -7,6 +7,7 @@ import os
 
 from cmroot.store.place import is_local, local_path
 from cmroot.store.spelling import naming
+from cmroot.store.stores import remote_store
 
 _STAYS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EBUSY})
 """It holds something, is gone, is a file or a symbolic link by now, or something is mounted there."""
@@ -15,11 +16,13 @@ _STAYS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, 
 def remove_if_empty(place: str | None) -> bool:
     """Whether an empty directory went; None, and an object store, have none. Raises NotWritable, or the
     OSError, for one that is empty, as far as one can tell, and does not go. May run twice."""
-    if not place or not is_local(place):
+    if not place:
         return False
-    path = local_path(place)
+    path = local_path(place) if is_local(place) else place
     with naming(path):
         try:
+            if not is_local(place):
+                return remote_store(place).remove_directory(place)
             os.rmdir(path)
         except OSError as error:
             if error.errno not in _STAYS:

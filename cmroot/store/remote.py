@@ -310,6 +310,10 @@ class FsspecStore:
                 with contextlib.suppress(OSError):  # it holds something by now, or is gone
                     self.filesystem.rmdir(key)
 
+    def remove_directory(self, path: str) -> bool:
+        """Whether an empty one went; OSError when it holds something. Elsewhere than on HDFS none is known to be."""
+        return False
+
     @property
     def _has_directories(self) -> bool:
         """Elsewhere a directory goes with its last object."""

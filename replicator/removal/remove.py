@@ -153,8 +153,9 @@ def sizes_of(paths: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:
 def _sizes(place: str) -> Iterator[int]:
     if not is_local(place):
         sizes = [state.size for _, state in files_at(place)]
-        with suppress(FileNotFoundError):
-            yield from sizes or [located(place).size()]  # one object
+        if not sizes and (one := located(place).child()) and not one.is_directory:
+            sizes = [one.size]
+        yield from sizes
         return
     top = local_path(place)
     with naming(top), suppress(FileNotFoundError):  # what goes while it is counted

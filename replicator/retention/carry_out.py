@@ -129,9 +129,9 @@ class Executor:
 def _remove_empty_parents(item: PlannedItem, live: LiveLocations) -> None:
     """Up to the dataset's own directory, which stays. A directory that something refers to stays, too.
     Raises what the metastore raises, and as `remove_if_empty`."""
-    if not item.top or not is_local(item.removal.path):
+    if not item.top:
         return
-    top, above = local_path(item.top), parent(local_path(item.removal.path))
+    top, above = (local_path(each) if is_local(each) else each for each in (item.top, parent(item.removal.path)))
     while above.startswith(top + "/") and live.blocking(above) is None:
         if not remove_if_empty(above):
             return

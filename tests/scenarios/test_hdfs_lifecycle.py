@@ -4,21 +4,32 @@ What lies there is looked at over WebHDFS."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from zoneinfo import ZoneInfo
 
+import gobblin_examples as examples
 import pytest
 from faults import Fault, delayed, run_with
 from hadoop import Cluster
 from hdfs_path import HdfsPath
+from housekeeping import EXPIRED, UNREFERENCED, LifecycleFixture
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
+from policies import Replication
+from purges import DESCRIPTOR, Warehouse
 from replication_fixture import Answer, ReplicationFixture, command
 from restore_fixture import RestoreFixture, differences, restore, restore_arguments
 
+from cmroot.root import create_or_open, open_existing
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import connect
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.purge.backups.restore import restore_backup
+from replicator.purge.certify import Certificate, Replica
+from replicator.purge.options import BackupRestoreSettings, PurgeOptions
 
 pytestmark = pytest.mark.hdfs
 
@@ -66,8 +77,16 @@ def killed(fault: Fault, arguments: Sequence[str], root: HdfsPath) -> None:
     """What the killed run held is free again when its time is over, which here is at once."""
     ended = run_with(fault, arguments)
     assert ended.killed, ended
-    for lease in (root / "lease").iterdir():
+    for lease in (each for each in root.rglob("*") if each.parent.name == "lease"):
         lease.write_text(json.dumps(json.loads(lease.read_bytes()) | {"expires": 1}))
+
+
+class Killed(BaseException):
+    """Nothing of the product catches it."""
+
+    @classmethod
+    def now(cls, *_: object) -> NoReturn:
+        raise cls
 
 
 class Then(RestoreFixture):
@@ -181,3 +200,154 @@ def test_a_spoiled_replica_is_repaired(story: ReplicationFixture) -> None:
     story.is_same()
     kept = {each.read_bytes() for each in (story.target_cmroot / "files").rglob("*")}
     assert kept >= {b"1\tONE\n", b"4\tfour\n"}
+
+
+def test_housekeeping_and_its_undoing(
+    here: HdfsPath, sides: tuple[Running, Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an old location, of partitions whose time is over, and of a run that is killed between two of them."""
+    url = f"sqlite:///{tmp_path}/items"
+    life = LifecycleFixture(connect(sides[0].uri), f"kept_{here.name}"[:60].lower(), here, url)  # type: ignore[arg-type]
+    life.table("t", properties=UNREFERENCED)
+    life.partitioned("p", ["1", "2", "3"], **EXPIRED)
+    life.run()
+    life.relocate("t", str(life.write("t_new", "new rows")))
+    assert life.run().scheduled == 1
+    assert life.run(3.1, rehearse=True).removed == 1 and life.place("t").exists()
+    life.db.alter("p", **{"beekeeper.expired.data.retention.period": "PT1S"})
+    run = ["housekeeping", "run", "--metastore", sides[0].uri, "--cmroot", str(life.root.place), "--store", url]
+    cmroot = here / "cmroot"
+    killed(Fault("after", "unlink", r"/p=2/"), [*run, "--engine", "local"], cmroot)
+    done = life.run(3.1)
+    assert done.status == "done" and life.values("p") == [], (
+        done.failed,
+        done.refused,
+        done.invalid,
+        done.status,
+        life.states(),
+    )
+    assert not life.place("t").exists() and (life.place("t_new") / "a").read_bytes() == b"new rows"
+    assert not list(life.place("p").rglob("*"))
+    kept = {each.read_bytes() for each in (cmroot / "files").rglob("*")}
+    assert kept >= {b"rows of t", *(b"rows of p/%d" % number for number in (1, 2, 3))}
+    again = command("audit", "undo", "--cmroot", str(cmroot), "--run", done.run)
+    assert again.code == 0 and (life.place("t") / "a").read_bytes() == b"rows of t", again
+
+
+@pytest.mark.parametrize("job", ["times", "dates"])
+def test_retention_and_its_undoing(here: HdfsPath, sides: tuple[Running, Running], tmp_path: Path, job: str) -> None:
+    """By the times of directories; by dates in their names, with a run that is killed between two files."""
+    config, lake = tmp_path / "job.conf", here / "lake" / "user" / "gobblin"
+    config.write_text(examples.TIME_BASED if job == "times" else examples.SEVERAL_KINDS)
+    now = datetime.now(ZoneInfo("America/Los_Angeles"))
+    for name, age in {"a/old": 7.1, "a/young": 6.9, "b/older": 30.0, "b/new": 0.0}.items():
+        day = f"{now - timedelta(days=20 if 'old' in name else 1):%Y/%m/%d}"
+        place = lake / name if job == "times" else lake / f"data/{name.replace('/', '-')}/daily/{day}"
+        for file in ("part-0", ".meta"):
+            (place / file).write_text(f"{name} {file}")
+        place.touch(time.time() - age * 86_400)
+
+    def left() -> dict[str, bytes]:
+        return {str(each): each.read_bytes() for each in lake.rglob("*")}
+
+    before, cmroot = left(), here / "cmroot"
+    create_or_open(str(cmroot))
+    run = ["retention", "run", str(config), "--cmroot", str(cmroot), "--root", str(here / "lake")]
+    run += ["--metastore", sides[0].uri, "--engine", "local"]
+    planned = command(*run, "--dry-run")
+    assert (planned.code, [item["files"] for item in planned.output["items"]]) == (0, [2, 2]), planned
+    if job == "dates":
+        killed(Fault("after", "unlink", r"/user/gobblin/"), run, cmroot)
+    succeeds(command(*run))
+    assert left() == {name: text for name, text in before.items() if b"old" not in text}
+    if job == "dates":
+        assert list((lake / "data" / "a-old").iterdir()) == []  # emptied directories went, too
+    runs = {row["run"] for row in command("audit", "ls", "--cmroot", str(cmroot)).output["rows"]}
+    for each in runs:
+        succeeds(command("audit", "undo", "--cmroot", str(cmroot), "--run", each))
+    assert left() == before
+
+
+def test_a_published_snapshot_stays_for_its_readers(here: HdfsPath, sides: tuple[Running, Running]) -> None:
+    pair = Replication(*sides, here, publish="snapshot", publish_delay="1h")  # type: ignore[arg-type]
+    source = pair.db("a")
+    source.table("plain", {"one": "1", "two": "2"})
+    source.partitioned("days", {"1": {"x": "1x"}, "2": {"y": "2y"}})
+    pair.sync()
+
+    def place(table: str) -> HdfsPath:
+        location = pair.target.table(source.name, table).location
+        return HdfsPath(here.cluster, str(location).removeprefix(here.cluster.url))
+
+    def read(place: HdfsPath) -> dict[str, bytes]:
+        return {each.name: each.read_bytes() for each in place.rglob("*")}
+
+    before = place("plain")
+    source.write("plain", {"two": "22", "three": "3"})
+    source.drop_partitions("days", ["1"])
+    pair.sync()
+    assert read(before) == {"one": b"1", "two": b"2"}
+    assert read(place("plain")) == {"one": b"1", "two": b"22", "three": b"3"} and place("plain") != before
+    pair.keys["publish_delay"] = "1ms"
+    pair.sync()
+    assert not before.exists()
+    kept = {each.read_bytes() for each in (here / "target" / ".cmroot" / "files").rglob("*")}
+    assert {b"2", b"1x"} <= kept <= {b"1", b"2", b"1x"}
+    assert pair.target.partition_names(source.name, "days") == ["p=2"]
+
+
+def test_a_purge_reaches_replicas_and_roots_and_is_certified(
+    here: HdfsPath, sides: tuple[Running, Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it changes the table; undone and done again."""
+    warehouse = Warehouse(sides[0], tmp_path)
+    pair = Replication(*sides, here)  # type: ignore[arg-type]
+    db, name = f"{pair.name}_a", b"member-of-the-club-40"
+    try:
+        warehouse.sql(
+            f"CREATE DATABASE {db} LOCATION '{here}/source/{db}.db'",
+            f"CREATE TABLE {db}.t (id BIGINT, v STRING) PARTITIONED BY (k INT) ROW FORMAT DELIMITED FIELDS"
+            f" TERMINATED BY ',' STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO {db}.t SELECT id, concat('member-of-the-club-', id), int(id DIV 100)"
+            " FROM range(0, 200, 1, 2)",
+        )
+        pair.sync()
+
+        def having(place: HdfsPath) -> list[str]:
+            return [str(each) for each in place.rglob("*") if name in each.read_bytes()]
+
+        root = open_existing(str(here / "cmroot"))
+        before = warehouse.rows(f"{db}.t")
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(ThriftMetastore, "alter_partitions", Killed.now)
+            warehouse.purge(root, warehouse.ids, db)
+        assert warehouse.rows(f"{db}.t") == before
+        done = warehouse.purge(root, warehouse.ids, db)
+        assert (done.status, done.rows_erased) == ("done", 10), done
+        after = [row for row in before if row[0] >= 100 or row[0] % 10]
+        assert warehouse.rows(f"{db}.t") == after
+        client, of = warehouse.metastore, f"{db}.t"
+        assert restore_backup(client, root, BackupRestoreSettings(of, "k=0")).status == "restored"
+        assert warehouse.rows(of) == before
+        assert restore_backup(client, root, BackupRestoreSettings(of, "k=0", undo=True)).status == "restored"
+        assert warehouse.rows(of) == after
+
+        def prove(expedited: bool) -> Certificate:
+            policy = pair.policy
+            replica = Replica(
+                policy.name, connect(policy.target), policy.target_cmroot, policy.target_name, lambda *_: True
+            )
+            asked = PurgeOptions(warehouse.ids, db, "privacy.column")
+            return warehouse.certify(root, asked, replica, expedited=expedited)
+
+        pair.sync()
+        assert (
+            prove(False).status == "remaining" and having(here / "cmroot") and not having(here / "target" / f"{db}.db")
+        )
+        prove(True)
+        pair.sync()
+        certified = prove(True)
+        assert certified.status == "certified", certified.holding
+        assert having(here) == []
+    finally:
+        warehouse.close()

@@ -26,7 +26,8 @@ def distant(port: int, seconds: float) -> Iterator[int]:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(pump(reader, back, seconds), pump(there, writer, 0))
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(pump(reader, back, seconds), pump(there, writer, 0))
 
     async def cancel_all() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

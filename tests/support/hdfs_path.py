@@ -51,6 +51,10 @@ class HdfsPath:
     def rename(self, other: HdfsPath) -> None:
         self._ask("PUT", "RENAME", destination=other.path, renameoptions="OVERWRITE")
 
+    def touch(self, seconds: float) -> None:
+        """Sets the time of its last change."""
+        self._ask("PUT", "SETTIMES", modificationtime=str(int(seconds * 1000)))
+
     def rmtree(self) -> None:
         self._ask("DELETE", "DELETE", recursive="true")
 

@@ -101,6 +101,13 @@ class HdfsStore(FsspecStore):
         with naming(path), told():
             self.filesystem.client.delete(self.key(path), True)
 
+    def remove_directory(self, path: str) -> bool:
+        info = self._info(path)
+        if info is None or info["type"] != "directory":
+            return False
+        self.filesystem.rmdir(self.key(path))
+        return True
+
     def mkdirs(self, path: str, *, private: bool = False) -> None:
         with naming(path), told():
             self.filesystem.client.mkdirs(self.key(path), 0o700 if private else 0o755, True)

@@ -6,7 +6,6 @@ of objects have none. The directories of tables and partitions themselves stay.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable
 
 from cmroot.store.emptied import remove_if_empty
@@ -18,10 +17,10 @@ def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
     """How many went of the directories above files that were removed; `homes`: places, ending with a slash, at which
     that ends."""
     count = 0
-    for directory in {os.path.dirname(local_path(file)) for file in files if is_local(file)}:
+    for directory in {parent(local_path(file) if is_local(file) else file) for file in files}:
         while f"{directory}/" not in homes and remove_if_empty(directory):
             count += 1
-            directory = os.path.dirname(directory)
+            directory = parent(directory)
     return count
 
 
