@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
+from cmroot.store.drivers.endpoints import use
 from replicator.cli.options import Session
 from replicator.cli.output import BROKEN_PIPE, failure, log_to_stderr, note, show_error, tell_of_spark
 from replicator.cli.plugin import as_plugin
@@ -65,6 +66,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     else:
         tell_of_spark()
     settings = read_config(config)
+    use(settings.stores)
     if settings.purge.readers is not None:
         note(f"warning: purge.readers of {settings.looked_for} is now purge.grace")
     began = context.obj if isinstance(context.obj, float) else clocks.monotonic()

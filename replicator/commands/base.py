@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, c
 
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
+from cmroot.store.drivers.endpoints import VARIABLE, as_text, use
 from replicator.commands.ranges import Natural, Share, check
 from replicator.core.config import Config, read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -87,13 +88,14 @@ class Options:
 
     @functools.cached_property
     def settings(self) -> Config:
-        """The configuration, read; from now on its limits of traffic hold."""
+        """The configuration, read; from now on its limits of traffic and its endpoints of stores hold."""
         config = self.config
         if not isinstance(config, Config):
             config = read_config(None if config is None else Path(config))
         limit_metastores(
             (each.uri, Limit(each.max_connections, each.max_calls_per_second)) for each in config.metastores.values()
         )
+        use(config.stores)
         return config
 
     def complete(self) -> Self:
@@ -140,7 +142,9 @@ class Options:
     @property
     def own_spark(self) -> dict[str, str]:
         """Settings for a Spark of our own."""
-        return {**self.settings.spark, **self.spark_conf}
+        stores = self.settings.stores
+        told = {f"spark.executorEnv.{VARIABLE}": as_text(stores)} if stores else {}
+        return {**told, **self.settings.spark, **self.spark_conf}
 
     @contextmanager
     def runtime(self, jobs: int = JOBS) -> Iterator[Runtime]:

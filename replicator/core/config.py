@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.policy import Policy, parse_policy
@@ -110,6 +111,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dumps: DumpsConfig = DumpsConfig()
     gateway: GatewayConfig = GatewayConfig()
     spark: dict[str, str] = {}
+    stores: dict[str, Endpoint] = {}
     policies: dict[str, Policy] = {}
     looked_for: str = NAME  # no key of the file, but which file it was
 
@@ -205,7 +207,8 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)}), "
             f"purge ({', '.join(PurgeConfig.__struct_fields__)}), "
             f"dumps ({', '.join(DumpsConfig.__struct_fields__)}), "
-            f"gateway ({', '.join(GatewayConfig.__struct_fields__)})",
+            f"gateway ({', '.join(GatewayConfig.__struct_fields__)}), "
+            f'stores."s3a://BUCKET" ({", ".join(Endpoint.__struct_fields__)})',
         ) from error
     try:
         for key, metastore in config.metastores.items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import Any
 
 from cmroot.errors import UnknownPlace
+from cmroot.store.drivers.endpoints import VARIABLE, driver_options
 from cmroot.store.spelling import scheme
 
 AZURE = frozenset({"abfs", "abfss", "az"})
@@ -15,13 +17,15 @@ _EXTRAS = {"s3": "s3"} | dict.fromkeys(GCS, "gcs") | dict.fromkeys(AZURE, "azure
 """The extra of this distribution that brings the driver of a scheme."""
 
 
-@lru_cache(maxsize=32)
 def filesystem_of(process: int, store: str) -> Any:
-    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either.
+    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either."""
+    return _opened(process, store, os.environ.get(VARIABLE, ""))
 
-    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
-    cached: both answer from the past.
-    """
+
+@lru_cache(maxsize=32)
+def _opened(process: int, store: str, endpoints: str) -> Any:
+    """One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
+    cached: both answer from the past."""
     import fsspec
 
     kind = scheme(store)
@@ -31,7 +35,8 @@ def filesystem_of(process: int, store: str) -> Any:
             from cmroot.store.drivers.azure_blobs import AzureBlobs
 
             return AzureBlobs.opened(store)
-        return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True)[0]
+        options = driver_options(store, endpoints) if kind == "s3" else {}
+        return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True, **options)[0]
     except (ImportError, ValueError) as error:
         extra = _EXTRAS.get(kind)
         hint = f"pip install 'replicator[{extra}]', or mend the URL" if extra else "install its driver, or mend the URL"
