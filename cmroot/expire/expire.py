@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.errors import Error
+from cmroot.expire.bucket_versions import NO_VERSIONS, plan_versions, remove_versions
 from cmroot.expire.expiry import Count, Expired, ExpiryPlan, GivenUp, HeldByPin
 from cmroot.expire.plans import new_plan, sweep_plans, sweep_staging, write_part
 from cmroot.expire.removal import Since, remove
@@ -49,8 +50,10 @@ def plan_expiry(
     now: Callable[[], float] = time.time,
     engine: Grouping,
     max_slot_lag: timedelta | None = None,
+    versions: bool = False,
 ) -> ExpiryPlan:
-    """Decide over every kept entry. Takes no lease and may run beside anything; writes only below `expiring/`.
+    """Decide over every kept entry, and over the versions of buckets if asked to. Takes no lease and may run beside
+    anything; writes only below `expiring/`.
 
     Raises FormatError when a pin or the log is damaged or its beginning is missing: then what is needed is not known.
     """
@@ -67,6 +70,7 @@ def plan_expiry(
     directory = new_plan(root, moment)
     try:
         counts = _decide(root, log, engine, rules, directory.place)
+        old = plan_versions(root, log, engine, rules, directory.place) if versions else NO_VERSIONS
     except BaseException:
         directory.discard()
         raise
@@ -86,6 +90,7 @@ def plan_expiry(
         directory,
         counts.parts,
         time.monotonic() - began,
+        old,
     )
 
 
@@ -109,11 +114,12 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
         honoured, forgotten = _without_old_dumps(left, plan.made - plan.older_than.total_seconds())
         since = Since(root, plan.position, plan.rules.pins, needing(honoured))
         removed = remove(root, plan.rows(keep=False), since, plan.rules.cutoff_ns, lease, now=now)
+        versions = remove_versions(root, plan.version_rows(), since, lease, now)
         dropped = [pin.name for pin in forgotten if pin.name in plan.forgotten]
         for name in dropped:
             lease.check()
             unpin_dump(root, name)
-    return Expired(plan, removed, lagging, dropped, time.monotonic() - began + plan.seconds)
+    return Expired(plan, removed, lagging, dropped, time.monotonic() - began + plan.seconds, versions)
 
 
 def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time) -> list[HeldByPin]:

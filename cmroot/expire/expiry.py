@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from cmroot.expire.bucket_versions import NO_VERSIONS, GoingVersions
 from cmroot.expire.plans import PlanDirectory
 from cmroot.expire.removal import RemovedEntries
 from cmroot.expire.retention import Rules
@@ -90,6 +91,7 @@ class ExpiryPlan:
     directory: PlanDirectory = field(repr=False)
     parts: list[str] = field(repr=False)
     seconds: float = 0.0
+    versions: GoingVersions = NO_VERSIONS
 
     @property
     def keeps(self) -> Count:
@@ -104,6 +106,10 @@ class ExpiryPlan:
         kinds = {None: ("keep-", "remove-"), True: ("keep-",), False: ("remove-",)}[keep]
         return self.directory.read(part for part in self.parts if part.startswith(kinds))
 
+    def version_rows(self) -> Iterator[pa.RecordBatch]:
+        """One row a version that goes (GOING_VERSIONS)."""
+        return self.directory.read(self.versions.parts)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "older_than_seconds": self.older_than.total_seconds(),
@@ -117,6 +123,7 @@ class ExpiryPlan:
             "held": [held.as_json() for held in self.held],
             "given_up": [slot.as_json() for slot in self.given_up],
             "unknown": self.unknown,
+            "going_versions": {"entries": self.versions.entries, "bytes": self.versions.bytes},
             "seconds": round(self.seconds, 3),
         }
 
@@ -143,6 +150,7 @@ class Expired:
     given_up: list[GivenUp]
     forgotten: list[str]
     seconds: float
+    versions: RemovedEntries = field(default_factory=RemovedEntries)
 
     def as_json(self) -> dict[str, Any]:
         back = {"entries": self.removed.taken_back, "bytes": self.removed.taken_back_bytes}
@@ -154,6 +162,7 @@ class Expired:
             "removed_bytes": self.removed.bytes,
             "bytes_freed": self.removed.freed,
             "taken_back": back,
+            "removed_versions": {"entries": self.versions.entries, "bytes": self.versions.bytes},
             "plan_seconds": round(self.plan.seconds, 3),
             "seconds": round(self.seconds, 3),
         }

@@ -120,7 +120,7 @@ def read_origins(source: Any) -> Iterator[pa.RecordBatch]:
         for batch in read_references(source):
             yield from conform(pa.Table.from_batches([batch]), _MIXED).to_batches()
         return
-    for rows in _rows(source):
+    for rows in read_rows(source):
         references = count_references(
             rows.select(["position", "op", "size", "checksum", "since"]), pending=source.pending
         )
@@ -141,7 +141,8 @@ def _origins(rows: pa.Table, pending: bool) -> pa.Table:
     return conform(newest.append_column(KEY, pc.utf8_slice_codeunits(newest["checksum"], 0, 2)), _MIXED)
 
 
-def _rows(source: FileRows) -> Iterator[pa.Table]:
+def read_rows(source: FileRows) -> Iterator[pa.Table]:
+    """File entries with origins, a row group at a time. Superseded when the part is gone."""
     try:
         with Place(source.place).open_read() as file, reading(source.place):
             parquet = pq.ParquetFile(file)

@@ -10,7 +10,8 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
@@ -26,6 +27,7 @@ from cmroot.store.drivers.generations import (
     generations,
     noncurrent_days_of,
     read_generation,
+    remove_generation,
     why_no_generations,
 )
 from cmroot.store.listing import object_state
@@ -39,6 +41,9 @@ versioning is on, and overwritten like any object when it is suspended."""
 
 BLOCK = 8 * 1024 * 1024
 """Bytes of one ranged request."""
+
+MANY = 1000
+"""Versions that S3 removes with one request."""
 
 _NOT_KNOWN_THERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Some stores that speak S3 have no versioning, and say so when asked."""
@@ -134,6 +139,39 @@ def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
         if not answer.get("IsTruncated"):
             return
         about |= {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer.get("NextVersionIdMarker", "")}
+
+
+def drop_versions(versions: Sequence[OldVersion]) -> None:
+    """Remove versions for good, of one bucket; those that are gone are no error. NotWritable when one may not go."""
+    if not versions:
+        return
+    place = versions[0].path
+    store = remote_store(place)
+    if scheme(place) in GCS:
+        with ThreadPoolExecutor(store.at_once) as pool:
+            list(pool.map(_drop_generation, versions))
+        return
+    for start in range(0, len(versions), MANY):
+        named = [
+            {"Key": store.key(old.path).partition("/")[2], "VersionId": old.version}
+            for old in versions[start : start + MANY]
+        ]
+        with naming(place):
+            answer = _call(place, "delete_objects", Bucket=_bucket(place), Delete={"Objects": named, "Quiet": True})
+        for refused in answer.get("Errors", ()):
+            if refused.get("Code") != "NoSuchVersion":
+                raise NotWritable(
+                    f"{_bucket(place)}/{refused.get('Key')} at version {refused.get('VersionId')} may not be removed:"
+                    f" {refused.get('Message') or refused.get('Code')}",
+                    hint="allow s3:DeleteObjectVersion on the bucket, look for locks of its objects, or let a lifecycle"
+                    " rule remove old versions",
+                )
+
+
+def _drop_generation(old: OldVersion) -> None:
+    store = remote_store(old.path)
+    with naming(old.path), contextlib.suppress(FileNotFoundError):
+        remove_generation(store.filesystem, store.key(old.path), old.version)
 
 
 def why_versions_unseen(location: str) -> str:

@@ -11,7 +11,7 @@ from replicator.core.report import Report
 @dataclass
 class _Decided(Report):
     """`kept`, `going`: entries and bytes by reason. `held`: what each slot, hold and dump holds back. `given_up`: slots
-    that lag. `unknown`: names in `files/` that are none of ours."""
+    that lag. `unknown`: names in `files/` that are none of ours. `going_versions`: versions of buckets, by the log."""
 
     status: str
     root: str
@@ -26,6 +26,7 @@ class _Decided(Report):
     held: list[dict[str, Any]]
     given_up: list[dict[str, Any]]
     unknown: int
+    going_versions: dict[str, int]
     seconds: float
 
 
@@ -39,12 +40,13 @@ class ExpiryPlanned(_Decided):
 @dataclass
 class RootExpired(_Decided):
     """What an expiry did. `forgotten_dumps`: pins of dumps older than the retention. `removed_*`: what went, of which
-    `bytes_freed` took room of their own. `taken_back`: what was needed by then."""
+    `bytes_freed` took room of their own. `taken_back`: what was needed by then. `removed_versions`: of buckets."""
 
     forgotten_dumps: list[str]
     removed_entries: int
     removed_bytes: int
     bytes_freed: int
     taken_back: dict[str, int]
+    removed_versions: dict[str, int]
     plan_seconds: float
     warnings: list[str] = field(default_factory=list)

@@ -95,12 +95,18 @@ def plan_expired(
     *,
     max_slot_lag: timedelta | None = None,
     idle: timedelta = IDLE,
+    versions: bool = False,
 ) -> ExpiryPlanned:
     """What an expiry would do, and nothing of it done. Raises Refused as `expire_root`."""
     refuse_clock_ahead(root, runtime.clock, idle)
     chosen = runtime.engines.for_work(work(root.place))
     with plan_expiry(
-        root.place, older_than=older_than, now=runtime.clock, engine=chosen, max_slot_lag=max_slot_lag
+        root.place,
+        older_than=older_than,
+        now=runtime.clock,
+        engine=chosen,
+        max_slot_lag=max_slot_lag,
+        versions=versions,
     ) as plan:
         return ExpiryPlanned("planned", root.place, **plan.as_json())
 
@@ -113,6 +119,7 @@ def expire_root(
     max_slot_lag: timedelta | None = None,
     patience: timedelta = PATIENCE,
     idle: timedelta = IDLE,
+    versions: bool = False,
 ) -> RootExpired:
     """Plans an expiry and carries it out; plans again when another run held the lease meanwhile. See cmroot.expire.
     Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
@@ -121,7 +128,12 @@ def expire_root(
     def once() -> RootExpired:
         chosen = runtime.engines.for_work(work(root.place))
         plan = plan_expiry(
-            root.place, older_than=older_than, now=runtime.clock, engine=chosen, max_slot_lag=max_slot_lag
+            root.place,
+            older_than=older_than,
+            now=runtime.clock,
+            engine=chosen,
+            max_slot_lag=max_slot_lag,
+            versions=versions,
         )
         return RootExpired("expired", root.place, **expire(root.place, plan, now=runtime.clock).as_json())
 

@@ -154,6 +154,11 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
     help="Invalidate slots that were not confirmed for longer than this; default: never.",
 )
 @click.option(
+    "--versions",
+    is_flag=True,
+    help="Also delete unneeded versions in buckets (keeper version); no other root may need them.",
+)
+@click.option(
     "--idle",
     type=Duration(),
     default="1d",
@@ -187,6 +192,7 @@ def expire(session: Session, /, as_json: bool, **given: Any) -> int:
 def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
     planned = said["status"] == "planned"
     back = said.get("taken_back", {})
+    versions = said["going_versions"] if planned else said["removed_versions"]
     if planned:
         going = _count(said["going_entries"], said["going_bytes"])
     else:
@@ -200,6 +206,7 @@ def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
             ),
             ("would delete" if planned else "deleted", going),
             *((f"  {reason}", _count(**count)) for reason, count in said["going"].items()),
+            ("versions", _count(**versions) if versions["entries"] else None),
             ("restored", _count(**back) + ", needed again" if back.get("entries") else None),
             ("kept", _count(said["kept_entries"], said["kept_bytes"])),
             *((f"  {reason}", _count(**count)) for reason, count in said["kept"].items()),

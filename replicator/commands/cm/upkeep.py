@@ -92,6 +92,7 @@ class CmExpireOptions(OfPolicy):
     cmroot: the change-management root.
     older_than: the retention: what the source had within it stays.
     max_slot_lag: give up slots that have confirmed nothing for longer; None: never.
+    versions: remove versions of buckets, too, that nobody needs and no object shows; no other root may need them.
     idle: refuse when the newest capture was longer ago: it has stopped, or the clock is ahead.
     wait: for the lease of another run, such as a capture.
     dry_run: only say what would go; there need not be a root yet.
@@ -102,6 +103,7 @@ class CmExpireOptions(OfPolicy):
     cmroot: str = ""
     older_than: timedelta
     max_slot_lag: timedelta | None = None
+    versions: bool = False
     idle: timedelta = IDLE
     wait: timedelta = PATIENCE
     dry_run: bool = False
@@ -127,10 +129,18 @@ def cm_expire(options: CmExpireOptions) -> RootExpired | ExpiryPlanned:
             max_slot_lag=options.max_slot_lag,
             patience=options.wait,
             idle=options.idle,
+            versions=options.versions,
         )
 
 
 def _planned(options: CmExpireOptions) -> ExpiryPlanned:
     with options.runtime() as runtime, looked_at(options.cmroot) as (root, words):
-        plan = plan_expired(root, runtime, options.older_than, max_slot_lag=options.max_slot_lag, idle=options.idle)
+        plan = plan_expired(
+            root,
+            runtime,
+            options.older_than,
+            max_slot_lag=options.max_slot_lag,
+            idle=options.idle,
+            versions=options.versions,
+        )
         return replace(plan, root=str(as_written(options.cmroot)), warnings=[words] if words else [])

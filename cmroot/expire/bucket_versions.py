@@ -1,0 +1,169 @@
+"""Versions that expire: what buckets keep of contents that nobody needs any more. On request only: other roots, and
+whoever else reads the bucket, may need them.
+
+A release in the log says which version a file had. The decision is that of an expiry, by content: as long as one
+reference to the bytes is needed, each version with them stays. A version that its object's name shows never goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cmroot.expire.kept import read_rows
+from cmroot.expire.plans import write_part
+from cmroot.expire.removal import BATCH, RemovedEntries, Since
+from cmroot.expire.retention import Rules, decide
+from cmroot.keep.change_manager import is_native
+from cmroot.keep.store_lock import removing
+from cmroot.keep.versions import drop_versions, keeps_versions, old_versions
+from cmroot.lease import Lease
+from cmroot.log.captured import RELEASE, Segment
+from cmroot.log.parts import conform
+from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_references, sources
+from cmroot.store.entries import ENTRIES
+from cmroot.store.place import Place, join, normal
+
+PART = "version"
+"""Begins the names of a plan's parts with versions."""
+
+AT_ONCE = 100_000
+"""Versions that are sorted by their places at one time."""
+
+GOING_VERSIONS = pa.schema(
+    [
+        ("checksum", pa.string()),
+        ("size", pa.int64()),
+        ("since", pa.int64()),
+        ("released", pa.int64()),
+        ("location", pa.string()),
+        ("path", pa.string()),
+        ("version", pa.string()),
+    ]
+)
+_PLANNED = pa.schema([("name", pa.string()), ("versions", pa.int64()), ("bytes", pa.int64())])
+_PLACES = [GOING_VERSIONS.field(name) for name in ("location", "path", "version")]
+_MIXED = pa.schema([*REFERENCES, *_PLACES])
+"""References, and beside them a row for each release of a version."""
+
+
+@dataclass(frozen=True)
+class GoingVersions:
+    """What a plan has of them: names of its parts, and by the log so many, of so many bytes. Buckets were not asked:
+    some are gone already."""
+
+    parts: tuple[str, ...] = ()
+    entries: int = 0
+    bytes: int = 0
+
+
+NO_VERSIONS = GoingVersions()
+
+
+def plan_versions(root: str, log: Sequence[Segment], engine: Grouping, rules: Rules, place: Place) -> GoingVersions:
+    """Writes the versions that may go to parts of a plan."""
+    found = engine.group(_read, sources(root, list(log)), KEY, _Decider(rules, place), _PLANNED)
+    rows = [row for batch in found for row in batch.to_pylist()]
+    names = tuple(sorted(row["name"] for row in rows))
+    return GoingVersions(names, sum(row["versions"] for row in rows), sum(row["bytes"] for row in rows))
+
+
+def remove_versions(
+    root: str, planned: Iterable[pa.RecordBatch], since: Since, lease: Lease, now: Callable[[], float]
+) -> RemovedEntries:
+    """Remove the planned versions that are not needed now, and that no object's name shows. Safe to run twice: what is
+    gone is not counted. NotWritable when a bucket refuses."""
+    removed = RemovedEntries()
+    for rows in _sorted(planned):
+        starts = [0, *pc.indices_nonzero(pc.not_equal(rows["location"][1:], rows["location"][:-1])).to_pylist()]
+        starts = [starts[0], *(start + 1 for start in starts[1:]), rows.num_rows]
+        for start, end in pairwise(starts):
+            _remove_at(root, rows.slice(start, end - start), since, lease, removed, now)
+    return removed
+
+
+def _remove_at(
+    root: str, rows: pa.Table, since: Since, lease: Lease, removed: RemovedEntries, now: Callable[[], float]
+) -> None:
+    """Of one location, of which one listing tells what is left and what no name shows."""
+    location = rows["location"][0].as_py()
+    wanted: dict[tuple[str, str], int] = {}
+    for index, (path, version) in enumerate(zip(rows["path"].to_pylist(), rows["version"].to_pylist(), strict=True)):
+        wanted[normal(join(location, path)), version] = index
+    single = "" in rows["path"].to_pylist()  # the location is a file
+    there = [old for old in old_versions(location, named=single) if (old.path, old.version) in wanted]
+    for start in range(0, len(there), BATCH):
+        some = there[start : start + BATCH]
+        with removing(root, now=now):
+            lease.check()
+            since.look_again()
+            needed = since.needs(rows.take([wanted[old.path, old.version] for old in some])).to_pylist()
+            going = [old for old, by in zip(some, needed, strict=True) if not by]
+            drop_versions(going)
+        removed.taken_back += len(some) - len(going)
+        removed.entries += len(going)
+        removed.bytes += sum(old.size for old in going)
+    removed.freed = removed.bytes
+
+
+def _sorted(planned: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """By location, so many at a time."""
+    batches, rows = list[pa.RecordBatch](), 0
+    for batch in planned:
+        batches.append(batch)
+        rows += batch.num_rows
+        if rows >= AT_ONCE:
+            yield pa.Table.from_batches(batches).sort_by("location").combine_chunks()
+            batches, rows = [], 0
+    if rows:
+        yield pa.Table.from_batches(batches).sort_by("location").combine_chunks()
+
+
+@dataclass(frozen=True)
+class _Decider:
+    """Decides over the contents of one prefix. Runs in a task."""
+
+    rules: Rules
+    place: Place
+
+    def __call__(self, group: pa.Table) -> pa.Table:
+        released = pc.is_valid(group["version"])
+        versions = group.filter(released).select(["checksum", "size", *(each.name for each in _PLACES)])
+        if not versions.num_rows:
+            return _PLANNED.empty_table()
+        contents = versions.select(["checksum", "size"]).group_by(["checksum", "size"], use_threads=False).aggregate([])
+        old = pa.chunked_array([pa.repeat(pa.scalar(0, pa.int64()), contents.num_rows)])  # its age is its release's
+        entries = conform(contents.append_column("changed_ns", old), ENTRIES)
+        decided = decide(group.filter(pc.invert(released)).select(REFERENCES.names), entries, self.rules)
+        going = decided.filter(pc.invert(decided["keep"])).select(["checksum", "size", "since", "released"])
+        rows = going.join(versions, keys=["checksum", "size"], join_type="inner", use_threads=False)
+        rows = rows.group_by(GOING_VERSIONS.names, use_threads=False).aggregate([])  # each once
+        if not rows.num_rows:
+            return _PLANNED.empty_table()
+        name = write_part(self.place, PART, group[KEY][0].as_py(), conform(rows, GOING_VERSIONS))
+        found = {"name": name, "versions": rows.num_rows, "bytes": pc.sum(rows["size"]).as_py()}
+        return pa.Table.from_pylist([found], schema=_PLANNED)
+
+
+def _read(source: Any) -> Iterator[pa.RecordBatch]:
+    if not isinstance(source, FileRows):
+        return
+    for rows in read_rows(source):
+        references = count_references(
+            rows.select(["position", "op", "size", "checksum", "since"]), pending=source.pending
+        )
+        yield from conform(references, _MIXED).to_batches()
+        if source.pending:
+            continue
+        known = pc.and_(pc.is_valid(rows["version"]), pc.is_valid(rows["checksum"]))
+        rows = rows.filter(pc.and_(known, pc.equal(rows["op"], RELEASE)))
+        places = list(zip(rows["location"].to_pylist(), rows["version"].to_pylist(), strict=True))
+        chosen = [bool(place) and keeps_versions(place) and not is_native(version) for place, version in places]
+        rows = rows.select(["checksum", "size", *(each.name for each in _PLACES)]).filter(pa.array(chosen, pa.bool_()))
+        rows = rows.append_column(KEY, pc.utf8_slice_codeunits(rows["checksum"], 0, 2))
+        yield from conform(rows, _MIXED).to_batches()
