@@ -15,6 +15,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from cmroot.keep.recycle import sweep_incoming
+from cmroot.keep.snapshot_entries import sweep_snapshots
 from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
 from cmroot.log.intercepted import undecided_since
@@ -36,6 +37,7 @@ from replicator.captures.left_out import data_connectors, left_out, remember_con
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
 from replicator.captures.scanning.scan import Scan
+from replicator.captures.scanning.snapshot_diff import needed_snapshots
 from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
 from replicator.captures.walk import Measured, refresh_tables, walk_database
@@ -101,6 +103,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
         sweep_incoming(root.place)
         sweep_log(root.place, lease)
         with open_manifest(root) as manifest:
+            sweep_snapshots(root.place, needed_snapshots(manifest))
             run = _Run(source, root, manifest, options.keeper, runtime, lease)
             try:
                 run.read(first=True, repair=options.repair)
@@ -114,6 +117,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 run.settle([parse_name(text) for text in options.empty])
                 run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
                 report = run.publish()
+                report.warnings += sweep_snapshots(root.place, needed_snapshots(manifest))
             except BaseException:
                 run.abandon()
                 raise
@@ -156,7 +160,7 @@ class _Run:
         self._sight = Sight()
         self._unread = UnreadEvents()
         self._refusals = Refusals(self._log.before)
-        self.scan = Scan(source, self._log, self._refusals)
+        self.scan = Scan(source, self._log, self._refusals, root.place)
         self.holed = False
         self.report = self._log.report
 

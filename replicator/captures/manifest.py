@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from replicator.core.model import Table
 from replicator.events.record import ChangeRecord
 
 VERSION = 2
+_PAGE = 10_000
 _SCHEMA = """
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE scope (db TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -130,8 +131,9 @@ class Manifest(Inventory):
 
     def unlist(self, objects: Iterable[tuple[int, int]]) -> None:
         """Marks objects (table_id, partition_id) as to be listed again; their known files stay."""
-        tables = [(table_id,) for table_id, partition_id in objects if not partition_id]
-        partitions = [(partition_id,) for _, partition_id in objects if partition_id]
+        marked = list(objects)
+        tables = [(table_id,) for table_id, partition_id in marked if not partition_id]
+        partitions = [(partition_id,) for _, partition_id in marked if partition_id]
         self._db.executemany("UPDATE tables SET listed = 0 WHERE id = ?", tables)
         self._db.executemany("UPDATE partitions SET listed = 0 WHERE id = ?", partitions)
 
@@ -166,9 +168,9 @@ class Manifest(Inventory):
         ).fetchone()
         return int(sum(counts))
 
-    def unlist_objects_on_stores(self, db: str = "", names: Sequence[str] = ()) -> None:
+    def unlist_objects_on_stores(self, stays: Callable[[str], bool], db: str = "", names: Sequence[str] = ()) -> None:
         """Marks what lies on stores without directories, of all tables or some of a database: only a listing tells
-        whether its files changed."""
+        whether its files changed. `stays`: locations of which something else tells that they did not."""
         some = f"db = ? AND name IN ({', '.join('?' * len(names))}) AND " if db else ""
         about = (db, *names) if db else ()
         remote = (
@@ -176,16 +178,24 @@ class Manifest(Inventory):
             " NOT EXISTS (SELECT 1 FROM directories d WHERE "
         )
         tables = self._db.execute(
-            f"SELECT id, body FROM tables WHERE {some}{remote} d.table_id = tables.id AND d.partition_id = 0)", about
-        ).fetchall()
-        with_files = [row_id for row_id, body in tables if has_files(msgspec.json.decode(body, type=Table))]
-        self._db.executemany("UPDATE tables SET listed = 0 WHERE id = ?", [(row_id,) for row_id in with_files])
-        theirs = f"table_id IN (SELECT id FROM tables WHERE {some.removesuffix(' AND ')}) AND " if db else ""
-        self._db.execute(
-            f"UPDATE partitions SET listed = 0 WHERE {theirs}{remote} d.table_id = partitions.table_id"
-            " AND d.partition_id = partitions.id)",
+            f"SELECT id, location, body FROM tables WHERE {some}{remote} d.table_id = tables.id"
+            " AND d.partition_id = 0)",
             about,
+        ).fetchall()
+        self.unlist(
+            (row_id, 0)
+            for row_id, location, body in tables
+            if has_files(msgspec.json.decode(body, type=Table)) and not stays(location)
         )
+        theirs = f"table_id IN (SELECT id FROM tables WHERE {some.removesuffix(' AND ')}) AND " if db else ""
+        last = 0
+        while rows := self._db.execute(
+            f"SELECT table_id, id, location FROM partitions WHERE {theirs}{remote} d.table_id = partitions.table_id"
+            f" AND d.partition_id = partitions.id) AND id > ? ORDER BY id LIMIT {_PAGE}",
+            (*about, last),
+        ).fetchall():
+            self.unlist((table_id, row_id) for table_id, row_id, location in rows if not stays(location))
+            last = rows[-1][1]
 
     def mark_known(self) -> None:
         """After folding a finished segment: objects whose directories are known need no listing."""

@@ -26,6 +26,18 @@ VERSION = "3.4.2"
 PATIENCE = 90.0  # seconds, for a server to answer
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+AUDIT = """\
+log4j.rootLogger=WARN,CONSOLE
+log4j.appender.CONSOLE=org.apache.log4j.ConsoleAppender
+log4j.appender.CONSOLE.layout=org.apache.log4j.PatternLayout
+log4j.appender.CONSOLE.layout.ConversionPattern=%d %p %c: %m%n
+log4j.logger.org.apache.hadoop.hdfs.server.namenode.FSNamesystem.audit=INFO,AUDIT
+log4j.additivity.org.apache.hadoop.hdfs.server.namenode.FSNamesystem.audit=false
+log4j.appender.AUDIT=org.apache.log4j.FileAppender
+log4j.appender.AUDIT.File={file}
+log4j.appender.AUDIT.layout=org.apache.log4j.PatternLayout
+log4j.appender.AUDIT.layout.ConversionPattern=%m%n
+"""
 
 
 @cache
@@ -59,6 +71,11 @@ class Cluster:
     @property
     def conf(self) -> Path:
         return self.directory / "conf"
+
+    @property
+    def audit(self) -> Path:
+        """The NameNode's log of calls: `cmd=listStatus src=/a/b`, one a line."""
+        return self.directory / "audit.log"
 
     def start(self) -> None:
         """Starts what does not run, and waits until files can be written."""
@@ -125,9 +142,11 @@ class Cluster:
             "dfs.datanode.hostname": "127.0.0.1",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.acls.enabled": "true",
+            "dfs.namenode.snapshot.capture.openfiles": "true",
             "dfs.namenode.safemode.extension": "0",
         }
         write_settings(self.conf / "hdfs-site.xml", sites | dict(self.settings))
+        (self.conf / "log4j.properties").write_text(AUDIT.format(file=self.audit))
 
 
 def write_settings(path: Path, settings: Mapping[str, str]) -> None:

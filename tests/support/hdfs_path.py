@@ -84,6 +84,16 @@ class HdfsPath:
             elif each.name.startswith(pattern.rstrip("*")):
                 yield each
 
+    def allow_snapshots(self, allowed: bool = True) -> None:
+        self._ask("PUT", "ALLOWSNAPSHOT" if allowed else "DISALLOWSNAPSHOT")
+
+    def snapshots(self) -> list[str]:
+        """Names of the snapshots of this directory."""
+        return sorted(each.name for each in (self / ".snapshot").iterdir())
+
+    def delete_snapshot(self, name: str) -> None:
+        self._ask("DELETE", "DELETESNAPSHOT", snapshotname=name)
+
     def _status(self) -> dict[str, Any] | None:
         try:
             found: dict[str, Any] = json.loads(self._ask("GET", "GETFILESTATUS"))["FileStatus"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import getpass
+import http.client
 import json
 import os
 import urllib.error
@@ -34,16 +35,17 @@ def hdfs_checksum(path: str) -> str:
     return cast(str, answer["bytes"])[: 2 * int(answer["length"])]
 
 
-def ask(path: str, operation: str) -> dict[str, Any]:
-    """What the active NameNode of a path answers to one reading operation."""
+def ask(path: str, operation: str, method: str = "GET", **parameters: str) -> dict[str, Any]:
+    """What the active NameNode of a path answers to one operation; nothing is an empty answer. An answer that broke off
+    is an OSError, too. With another method than GET it may have been done all the same."""
     store, key = split_authority(normal(path))
-    about = urllib.parse.urlencode({"op": operation, "user.name": _user()})
+    about = urllib.parse.urlencode({"op": operation, "user.name": _user(), **parameters})
     standing: OSError | None = None
     for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
-        url = f"{address}/webhdfs/v1{urllib.parse.quote(key)}?{about}"
+        url = f"{address}/webhdfs/v1{urllib.parse.quote(key or '/')}?{about}"
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
-                return cast(dict[str, Any], json.load(answer))
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=PATIENCE) as answer:
+                return cast(dict[str, Any], json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
             found = _refused(error, path)
             if found.errno != errno.EAGAIN:
@@ -51,6 +53,8 @@ def ask(path: str, operation: str) -> dict[str, Any]:
             standing = found
         except urllib.error.URLError as error:
             standing = error.reason if isinstance(error.reason, OSError) else error
+        except (http.client.HTTPException, ValueError) as error:
+            raise OSError(errno.EIO, f"WebHDFS: its answer to {operation} cannot be read: {error}", path) from None
     raise standing or OSError(errno.ENODATA, "no NameNode is known", path)
 
 

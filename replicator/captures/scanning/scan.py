@@ -5,11 +5,12 @@ time of some, in turns.
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from cmroot.store.listing import changed_directories
 from replicator.captures.recording import Recording
+from replicator.captures.scanning.snapshot_diff import SnapshotDiff, bases
 from replicator.captures.scanning.turns import Turns
 from replicator.captures.ungiven import Refusals
 from replicator.captures.walk import note_engines, refresh_tables, walk_database
@@ -23,8 +24,8 @@ class Scan:
     """That of one capture. What it finds becomes observed records, and objects that are to be listed. `walked`:
     databases that the capture has just read whole, which are not read again."""
 
-    def __init__(self, source: MetastoreReader, log: Recording, refusals: Refusals) -> None:
-        self._source, self._log, self._refusals = source, log, refusals
+    def __init__(self, source: MetastoreReader, log: Recording, refusals: Refusals, root: str) -> None:
+        self._source, self._log, self._refusals, self._root = source, log, refusals, root
         self.walked: set[str] = set()
 
     def everything(self, *, compare: bool, deep: bool) -> float:
@@ -37,7 +38,12 @@ class Scan:
             note_engines(self._source, self._log.manifest)
             self._log.report.compare_seconds = round(clocks.monotonic() - began, 3)
             Turns(self._log.manifest, self._log.now()).all_seen()
-        self._unlist_changed()
+        snapshots = SnapshotDiff(self._log, self._root, begin=True, prove=deep)
+        for objects in self._log.manifest.unlisted():
+            for each in objects:
+                snapshots.is_known(each.location)
+        self._unlist_changed(snapshots.is_quiet)
+        snapshots.finish()
         return self._log.report.compare_seconds
 
     def some(self, limit: timedelta, *, deep: bool) -> None:
@@ -45,13 +51,19 @@ class Scan:
         end, existing = clocks.monotonic() + limit.total_seconds(), self._existing()
         for db in existing:
             self._compare_outlines(db, deep)
+        snapshots = SnapshotDiff(self._log, self._root, begin=False, prove=False)
+        if bases(self._log.manifest):
+            self._log.manifest.unlist_objects_on_stores(
+                lambda place: snapshots.is_quiet(place) or not snapshots.is_known(place)
+            )
+            snapshots.finish()
         turns = Turns(self._log.manifest, self._log.now())
         for batch in turns.batches():
             for db, names in batch.items():
                 if db in existing:
                     refused = self._refusals.asked_again(db, names)
                     self._observe(refresh_tables(self._source, self._log.manifest, db, names, refused, deep=deep), deep)
-                self._unlist_changed(db, names)
+                self._unlist_changed(snapshots.is_known, db, names)
             if clocks.monotonic() >= end:
                 break
         scanned = turns.end()
@@ -93,15 +105,15 @@ class Scan:
                 if change.touched not in moving:
                     self._log.observe(change)
 
-    def _unlist_changed(self, db: str = "", names: Sequence[str] = ()) -> None:
-        """Compares recorded directories with the store: all, or those of some tables."""
+    def _unlist_changed(self, stays: Callable[[str], bool], db: str = "", names: Sequence[str] = ()) -> None:
+        """Compares recorded directories with the store: all, or those of some tables. `stays`: as the manifest's."""
         stale: set[tuple[int, int]] = set()
         for rows in self._log.manifest.directories(db, names):
             table_ids, partition_ids, *recorded = zip(*rows, strict=True)
             for index in changed_directories(*recorded):
                 stale.add((table_ids[index], partition_ids[index]))
         self._log.manifest.unlist(stale)
-        self._log.manifest.unlist_objects_on_stores(db, names)
+        self._log.manifest.unlist_objects_on_stores(stays, db, names)
 
     def _tables_in_new_events(self) -> set[tuple[str, str] | None]:
         found: set[tuple[str, str] | None] = set()

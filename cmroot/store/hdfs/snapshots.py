@@ -1,0 +1,98 @@
+"""Snapshots of directories of HDFS, by WebHDFS: making and deleting them, and what differs between two.
+
+Errors are OSErrors with the NameNode's reason. A snapshot can be made only of a directory that an administrator has
+allowed (`hdfs dfsadmin -allowSnapshot`), by its owner.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import urllib.request
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from cmroot.store.hdfs.checksums import PATIENCE, ask, web_addresses
+from cmroot.store.place import join
+from cmroot.store.spelling import normal, split_authority
+
+DIRECTORY = ".snapshot"
+
+CAPTURES_OPEN = "dfs.namenode.snapshot.capture.openfiles"
+"""Where it is not true, a file that is being written while a snapshot is made has in the snapshot what it gets later,
+so that the diff to the next snapshot does not name it."""
+
+_ABSENT = ("the snapshot does not exist", "Cannot find the snapshot", "is not a snapshottable directory")
+_REPLACED = "\ufffd"  # a byte of a name that is no text
+
+
+class Difference(NamedTuple):
+    """kind: CREATE, DELETE, MODIFY or RENAME; of what is below a directory that was created, deleted or renamed nothing
+    is said. Paths are absolute; `target`: of a rename."""
+
+    kind: str
+    path: str
+    target: str = ""
+
+
+def snapshottable(store: str) -> list[str]:
+    """The directories of a store (`hdfs://...`) of which this user may have snapshots, as absolute paths."""
+    found = ask(join(store, "/"), "GETSNAPSHOTTABLEDIRECTORYLIST").get("SnapshottableDirectoryList") or ()
+    return [f"{each['parentFullPath'].rstrip('/')}/{each['dirStatus']['pathSuffix']}" for each in found]
+
+
+def create_snapshot(directory: str, name: str) -> None:
+    """FileNotFoundError without the directory; OSError when it is not snapshottable, or has too many snapshots."""
+    ask(directory, "CREATESNAPSHOT", "PUT", snapshotname=name)
+
+
+def delete_snapshot(directory: str, name: str) -> None:
+    """May run twice: one that is not there, nor its directory, is no error."""
+    try:
+        ask(directory, "DELETESNAPSHOT", "DELETE", snapshotname=name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if not any(each in str(error) for each in _ABSENT):
+            raise
+
+
+def differences(directory: str, old: str, new: str = "") -> list[Difference]:
+    """From one snapshot to another, or to what is there now. The NameNode looks at everything below the directory.
+
+    A file that was cut and written again to the same length in place is not named; no table format does that.
+    """
+    answer = ask(directory, "GETSNAPSHOTDIFF", oldsnapshotname=old, snapshotname=new)
+    top = split_authority(normal(directory))[1] or "/"
+    try:
+        report = answer["SnapshotDiffReport"]
+        asked_for = (report["snapshotRoot"], report["fromSnapshot"], report["toSnapshot"]) == (top, old, new)
+        found = [_difference(top, each) for each in report["diffList"]]
+    except (KeyError, TypeError) as error:
+        raise OSError(errno.EIO, f"WebHDFS: no snapshot diff: {error!r} is missing", directory) from None
+    if not asked_for or any(_REPLACED in each.path + each.target for each in found):
+        raise OSError(errno.EIO, "WebHDFS: a snapshot diff of other snapshots, or names that are not text", directory)
+    return found
+
+
+def captures_open_files(store: str) -> bool:
+    """Whether all NameNodes of a store that answer say so (`/conf`); one must."""
+    said = []
+    for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
+        try:
+            with urllib.request.urlopen(f"{address}/conf?name={CAPTURES_OPEN}", timeout=PATIENCE) as answer:
+                found = ElementTree.fromstring(answer.read()).findtext("property/value", "")
+        except (OSError, http.client.HTTPException, ElementTree.ParseError):
+            continue
+        said.append(found.strip() == "true")
+    return bool(said) and all(said)
+
+
+def _difference(top: str, said: dict[str, Any]) -> Difference:
+    target = said.get("targetPath")
+    return Difference(said["type"], _absolute(top, said["sourcePath"]), _absolute(top, target) if target else "")
+
+
+def _absolute(top: str, path: str) -> str:
+    return f"{top.rstrip('/')}/{path}" if path else top

@@ -1,0 +1,231 @@
+"""Captures below a snapshottable directory of HDFS list what the difference of two snapshots names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hadoop import Cluster, running_hdfs
+from hdfs_native import Client, WriteOptions
+from hdfs_path import HdfsPath
+from metastores import MetastoreFactory
+from plain_tables import PlainDatabase
+from replication_fixture import Answer, ReplicationFixture
+
+import cmroot.keep.snapshot_entries as keeping
+import replicator.captures.scanning.snapshot_diff as comparing
+from cmroot.keep.snapshot_entries import made_snapshots
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+
+pytestmark = pytest.mark.hdfs
+
+
+class SnapshotStory(ReplicationFixture):
+    """The source's warehouse is snapshottable; the rest is local."""
+
+    def __init__(self, cluster: Cluster, source: Running, target: Running, here: Path) -> None:
+        super().__init__(source, target, here, warehouse=here / "replica")
+        self.home = HdfsPath(cluster, f"/{here.name}")
+        self.source = PlainDatabase(connect(source.uri), self.db, self.home / "warehouse")
+        self.home.mkdir()
+        self.home.allow_snapshots()
+        self.source.create()
+        self.source.table("plain", {"f": "1\tone\n", "g": "2\ttwo\n"})
+        self.source.partitioned("parts", {"x": {"f": "1\tx\n"}, "y": {"f": "2\ty\n"}, "é ü%20": {"f": "3\tz\n"}})
+
+    def place(self, path: str) -> HdfsPath:
+        return self.source.home / path
+
+    def scan(self, *more: str) -> tuple[Answer, list[str]]:
+        """A capture, and the directories of the source that it listed."""
+        with self.listed() as found:
+            captured = self.capture(*more)
+        assert captured.code == 0, captured
+        return captured, found
+
+    @contextmanager
+    def listed(self) -> Iterator[list[str]]:
+        log, found = self.home.cluster.audit, list[str]()
+        start = log.stat().st_size
+        yield found
+        top = self.source.home.path + "/"
+        for line in log.read_bytes()[start:].decode().splitlines():
+            fields = dict(each.partition("=")[::2] for each in line.split("\t"))
+            if fields.get("cmd") == "listStatus" and fields["src"].startswith(top):
+                found.append(fields["src"].encode().decode("unicode_escape").removeprefix(top))
+        found.sort()
+
+    def has_only_its_base(self) -> str:
+        """The name of the one snapshot that there is, which the root knows."""
+        (name,) = self.home.snapshots()
+        assert list(made_snapshots(str(self.cmroot))) == [name]
+        return name
+
+
+@pytest.fixture(scope="module")
+def sides(metastore_factory: MetastoreFactory, hdfs: Cluster) -> tuple[Running, Running]:
+    return metastore_factory("source", settings={"fs.defaultFS": hdfs.url}), metastore_factory("target")
+
+
+@pytest.fixture
+def story(
+    hdfs: Cluster, sides: tuple[Running, Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SnapshotStory:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf))
+    return SnapshotStory(hdfs, *sides, tmp_path)
+
+
+def test_only_what_changed_without_an_event_is_listed(story: SnapshotStory) -> None:
+    story.bootstrap()
+    base = story.has_only_its_base()
+    idle, listed = story.scan()
+    assert (listed, idle.output["files"], idle.output["warnings"]) == ([], 0, [])
+    assert story.has_only_its_base() == base
+
+    story.source.write("parts/p=x", {"new": "7\tseven\n"})
+    changed, listed = story.scan()
+    assert (set(listed), changed.output["files"]) == ({"parts/p=x"}, 1)
+    assert story.has_only_its_base() != base
+
+    (story.place("plain") / "g").unlink()
+    (story.place("parts") / "p=é ü%20").rename(story.place("aside"))
+    story.place("parts/p=y").rename(story.place("parts/p=é ü%20"))
+    story.place("aside").rename(story.place("parts/p=y"))
+    swapped, listed = story.scan()
+    assert set(listed) == {"plain", "parts/p=y", "parts/p=é ü%20"}
+    assert swapped.output["files"] == 2
+    story.catch_up()
+    assert story.scan()[1] == []
+
+
+def test_events_and_their_files_are_captured_beside(story: SnapshotStory) -> None:
+    story.bootstrap()
+    story.source.add("parts", {"new": {"f": "4\tn\n"}})
+    story.source.rename("plain", "plainer")
+    story.source.drop_partitions("parts", ["x"])
+    story.source.table("other", {"f": "5\to\n"})
+    story.catch_up()
+    story.has_only_its_base()
+    assert story.scan()[1] == []
+
+
+def test_a_directory_that_went_away_is_named_until_it_is_back(story: SnapshotStory) -> None:
+    story.bootstrap()
+    story.place("parts/p=x").rename(story.home / "elsewhere")
+    for _ in range(2):
+        gone = story.capture()
+        assert "p=x" in str(gone.output["missing_directories"]), gone
+    (story.home / "elsewhere").rename(story.place("parts/p=x"))
+    story.catch_up()
+    assert story.scan()[1] == []
+
+
+def test_a_scan_in_turns_lists_what_the_difference_names(story: SnapshotStory) -> None:
+    turn = ("--scan-time", "0s")
+    assert "parts/p=x" in story.scan(*turn)[1]
+    assert story.home.snapshots() == []  # not everything was looked at
+    story.bootstrap()
+    base = story.has_only_its_base()
+    story.source.write("parts/p=x", {"new": "7\tseven\n"})
+    changed, listed = story.scan(*turn)
+    assert (set(listed), changed.output["files"]) == ({"parts/p=x"}, 1)
+    assert story.has_only_its_base() != base
+    assert story.scan(*turn)[1] == []
+
+
+def test_without_its_snapshot_everything_is_listed(story: SnapshotStory) -> None:
+    story.bootstrap()
+    story.home.delete_snapshot(story.has_only_its_base())
+    story.source.write("plain", {"new": "7\tseven\n"})
+    captured, listed = story.scan()
+    assert set(listed) == {"plain", "parts/p=x", "parts/p=y", "parts/p=é ü%20"}
+    assert "Cannot find the snapshot" in str(captured.output["warnings"]), captured
+    story.catch_up()
+
+    story.home.delete_snapshot(story.has_only_its_base())
+    story.home.allow_snapshots(False)
+    story.source.write("plain", {"newer": "8\teight\n"})
+    assert len(story.scan()[1]) == 4
+    story.catch_up()
+    assert len(story.scan()[1]) == 4
+    assert not made_snapshots(str(story.cmroot))
+
+
+def test_a_lost_manifest_costs_a_listing(story: SnapshotStory) -> None:
+    story.bootstrap()
+    story.source.write("plain", {"new": "7\tseven\n"})
+    for each in story.cmroot.glob("manifest.sqlite*"):
+        each.unlink()
+    assert len(story.scan()[1]) == 4
+    story.catch_up()
+    story.has_only_its_base()
+    assert story.scan()[1] == []
+
+
+def test_now_and_then_everything_is_listed(story: SnapshotStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    story.bootstrap()
+    assert story.scan()[1] == []
+    assert len(story.scan("--deep")[1]) == 4
+    monkeypatch.setattr(comparing, "PROVED", timedelta())
+    assert len(story.scan()[1]) == 4
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["before it is made", "after it is made"])
+def test_a_snapshot_of_a_capture_that_died_is_swept(
+    story: SnapshotStory, made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story.bootstrap()
+    base = story.has_only_its_base()
+    story.source.write("plain", {"new": "7\tseven\n"})
+    create = keeping.create_snapshot
+
+    def die(directory: str, name: str) -> None:
+        if made:
+            create(directory, name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeping, "create_snapshot", die)
+        assert story.capture().code == 130
+    assert len(story.home.snapshots()) == 1 + made and len(made_snapshots(str(story.cmroot))) == 2
+    story.catch_up()
+    assert story.has_only_its_base() != base
+
+
+def written(place: HdfsPath, data: bytes) -> object:
+    """A file that is still open."""
+    file = Client(place.cluster.url).create(place.path, WriteOptions(overwrite=True, create_parent=True))
+    file.write(data)
+    return file
+
+
+def test_a_file_that_was_open_is_found_when_it_is_complete(story: SnapshotStory) -> None:
+    story.bootstrap()
+    file = written(story.place("plain/open"), b"8\teight\n")
+    story.source.write("parts/p=x", {"other": "7\tseven\n"})
+    assert set(story.scan()[1]) == {"plain", "parts/p=x"}
+    file.close()  # type: ignore[attr-defined]
+    assert set(story.scan()[1]) == {"plain"}
+    story.catch_up()
+
+
+def test_where_snapshots_do_not_tell_of_open_files_everything_is_listed(
+    sides: tuple[Running, Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hdfs").mkdir()
+    with running_hdfs(tmp_path / "hdfs", **{"dfs.namenode.snapshot.capture.openfiles": "false"}) as cluster:
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(cluster.conf))
+        story = SnapshotStory(cluster, *sides, tmp_path)
+        story.bootstrap()
+        file = written(story.place("plain/open"), b"8\teight\n")
+        story.scan()
+        file.close()  # type: ignore[attr-defined]
+        captured, listed = story.scan()
+        assert len(listed) == 4 and "capture.openfiles" in str(captured.output["warnings"])
+        story.catch_up()
+        assert story.home.snapshots() == []
