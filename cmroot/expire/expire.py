@@ -23,6 +23,8 @@ from cmroot.expire.expiry import Count, Expired, ExpiryPlan, GivenUp, HeldByPin
 from cmroot.expire.plans import new_plan, sweep_plans, sweep_staging, write_part
 from cmroot.expire.removal import Since, remove
 from cmroot.expire.retention import DECIDED, GOING, NEVER, TALLY, Rules, decide, needing, tally
+from cmroot.expire.snapshots_expired import snapshots_going
+from cmroot.keep.snapshot_entries import drop_snapshots, made_snapshots
 from cmroot.lease import acquire
 from cmroot.log.captured import Segment, segments
 from cmroot.log.references import KEY, Grouping, read_references, sources
@@ -91,6 +93,7 @@ def plan_expiry(
         counts.parts,
         time.monotonic() - began,
         old,
+        [entry.place for entry in snapshots_going(root, log, rules)],
     )
 
 
@@ -115,11 +118,18 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
         since = Since(root, plan.position, plan.rules.pins, needing(honoured))
         removed = remove(root, plan.rows(keep=False), since, plan.rules.cutoff_ns, lease, now=now)
         versions = remove_versions(root, plan.version_rows(), since, lease, now)
+        rules = Rules(needing(honoured), plan.rules.cutoff, plan.rules.cutoff_ns)
+        going = [each for each in snapshots_going(root, segments(root), rules) if each.place in plan.snapshots]
+        lease.check()
+        reasons = drop_snapshots(root, going)
+        there = {each.name for each in made_snapshots(root)} if reasons else set()
+        gone = [each.place for each in going if each.name not in there]
         dropped = [pin.name for pin in forgotten if pin.name in plan.forgotten]
         for name in dropped:
             lease.check()
             unpin_dump(root, name)
-    return Expired(plan, removed, lagging, dropped, time.monotonic() - began + plan.seconds, versions)
+    seconds = time.monotonic() - began + plan.seconds
+    return Expired(plan, removed, lagging, dropped, seconds, versions, gone, reasons)
 
 
 def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time) -> list[HeldByPin]:

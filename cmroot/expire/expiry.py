@@ -72,8 +72,9 @@ class GivenUp:
 class ExpiryPlan:
     """What an expiry would do, by the log up to `position` and the pins at `made` (seconds since 1970).
 
-    `kept` and `going`: entries by reason. `unknown`: names in `files/` that are none of ours, left alone. The rows are
-    on disk; as a `with` block, or by `discard`, they go in the end.
+    `kept` and `going`: entries by reason. `unknown`: names in `files/` that are none of ours, left alone. `snapshots`:
+    on HDFS, by place; nobody knows how many bytes they hold. The rows are on disk; as a `with` block, or by `discard`,
+    they go in the end.
     """
 
     root: str
@@ -92,6 +93,7 @@ class ExpiryPlan:
     parts: list[str] = field(repr=False)
     seconds: float = 0.0
     versions: GoingVersions = NO_VERSIONS
+    snapshots: list[str] = field(default_factory=list)
 
     @property
     def keeps(self) -> Count:
@@ -124,6 +126,7 @@ class ExpiryPlan:
             "given_up": [slot.as_json() for slot in self.given_up],
             "unknown": self.unknown,
             "going_versions": {"entries": self.versions.entries, "bytes": self.versions.bytes},
+            "going_snapshots": self.snapshots,
             "seconds": round(self.seconds, 3),
         }
 
@@ -143,7 +146,9 @@ class ExpiryPlan:
 @dataclass(frozen=True)
 class Expired:
     """What an expiry did. `plan`: what was kept and why; `removed`: what went, how many bytes that freed, and what was
-    taken back because it was needed by then. `forgotten`: pins of dumps that are older than the retention."""
+    taken back because it was needed by then. `forgotten`: pins of dumps that are older than the retention. `snapshots`:
+    that were deleted, by place; their bytes are unknown, and not among the freed. `snapshots_left`: why others were
+    not."""
 
     plan: ExpiryPlan
     removed: RemovedEntries
@@ -151,6 +156,8 @@ class Expired:
     forgotten: list[str]
     seconds: float
     versions: RemovedEntries = field(default_factory=RemovedEntries)
+    snapshots: list[str] = field(default_factory=list)
+    snapshots_left: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         back = {"entries": self.removed.taken_back, "bytes": self.removed.taken_back_bytes}
@@ -161,6 +168,8 @@ class Expired:
             "removed_entries": self.removed.entries,
             "removed_bytes": self.removed.bytes,
             "bytes_freed": self.removed.freed,
+            "removed_snapshots": self.snapshots,
+            "warnings": self.snapshots_left,
             "taken_back": back,
             "removed_versions": {"entries": self.versions.entries, "bytes": self.versions.bytes},
             "plan_seconds": round(self.plan.seconds, 3),

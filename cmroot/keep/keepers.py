@@ -17,6 +17,7 @@ from cmroot.keep.change_manager import ChangeManager, NativeKeeper, why_no_nativ
 from cmroot.keep.content import Kept, content_name, file_by_copy, file_by_link, is_kept, locate, opened, read_steadily
 from cmroot.keep.objects import keep_object, read_object
 from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
+from cmroot.keep.snapshot_keeper import SnapshotKeeper
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
 from cmroot.store.hdfs.hdfs_store import SCHEMES
 from cmroot.store.place import is_local, local_path, scheme
@@ -31,6 +32,7 @@ __all__ = [
     "NoKeeper",
     "Record",
     "Recycled",
+    "SnapshotKeeper",
     "Swept",
     "VersionKeeper",
     "choose_keeper",
@@ -110,14 +112,16 @@ def choose_keeper(
     *,
     tell: Callable[[str], None] = lambda _: None,
     manager: Callable[[], ChangeManager] | None = None,
+    snapshots: Callable[[str], SnapshotKeeper | str] | None = None,
 ) -> Keeper:
     """The keeper for files like those below `example_location`: a link where one can really be made, the store's own
-    versions where the bucket has them, else a copy. All is tried, nothing assumed.
+    versions where the bucket has them, a snapshot where one can be made, else a copy. All is tried, nothing assumed.
 
-    `requested` is auto, link, version, native, copy or none. Raises KeepError when what was asked for cannot be had, or
-    when nothing can be kept at all: none is never chosen but by request, nor is native, which keeps only what the
-    metastore itself drops. `tell` is called with what a person should know of the choice: one line, no error.
-    `manager` asks the metastore for its change manager.
+    `requested` is auto, link, version, snapshot, native, copy or none. Raises KeepError when what was asked for cannot
+    be had, or when nothing can be kept at all: none is never chosen but by request, nor is native, which keeps only
+    what the metastore itself drops. `tell` is called with what a person should know of the choice: one line, no error.
+    `manager` asks the metastore for its change manager; `snapshots` makes the keeper of a location on HDFS, or says why
+    there is none.
     """
     match requested:
         case "none":
@@ -135,6 +139,8 @@ def choose_keeper(
                 hint = "switch the bucket's versioning on"
                 raise _cannot(example_location, f"be kept by version: {reason}", hint)
             return _by_version(root, example_location, tell)
+        case "snapshot":
+            return _by_snapshot(example_location, snapshots)
         case "native":
             return _by_metastore(example_location, tell, manager)
         case "copy":
@@ -143,11 +149,14 @@ def choose_keeper(
                 raise _cannot(example_location, f"be copied into {root}: {reason}", "make $cmroot writable")
             return CopyKeeper(root)
         case "auto":
-            return _best(root, example_location, tell)
-    raise KeepError(f"there is no keeper {requested!r}", hint="choose auto, link, version, native, copy or none")
+            return _best(root, example_location, tell, snapshots)
+    hint = "choose auto, link, version, snapshot, native, copy or none"
+    raise KeepError(f"there is no keeper {requested!r}", hint=hint)
 
 
-def _best(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
+def _best(
+    root: str, location: str, tell: Callable[[str], None], snapshots: Callable[[str], SnapshotKeeper | str] | None
+) -> Keeper:
     try:
         no_link = why_no_link(root, location)
     except NotWritable as error:
@@ -157,6 +166,8 @@ def _best(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
     no_versions = why_unversioned(location)
     if not no_versions:
         return _by_version(root, location, tell)
+    if snapshots and scheme(location) in SCHEMES and not isinstance(snapshot := snapshots(location), str):
+        return snapshot
     no_copy = why_no_copy(root)
     if no_copy:
         raise KeepError(
@@ -180,6 +191,14 @@ def _by_version(root: str, location: str, tell: Callable[[str], None]) -> Keeper
     if days is not None:
         tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, whoever needs them")
     return VersionKeeper(root)
+
+
+def _by_snapshot(location: str, snapshots: Callable[[str], SnapshotKeeper | str] | None) -> Keeper:
+    found = snapshots(location) if snapshots and scheme(location) in SCHEMES else "only HDFS has them"
+    if isinstance(found, str):
+        hint = "hdfs dfsadmin -allowSnapshot DIRECTORY, and capture as its owner"
+        raise _cannot(location, f"be kept by snapshot: {found}", hint)
+    return found
 
 
 def _by_metastore(location: str, tell: Callable[[str], None], manager: Callable[[], ChangeManager] | None) -> Keeper:

@@ -1,69 +1,86 @@
 """Snapshots that a root has made on HDFS. Each has an entry `snapshots/<name>` in the root, written before the snapshot
 is made and removed after it is deleted: whatever a crash leaves, a sweep finds. All under the root's lease.
+
+A name is `replicator-<id of the root>-<position>-<number>-<hex>`: names of one root sort as they were made.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
+from collections.abc import Collection
 
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
+from cmroot.root import open_existing
 from cmroot.store.hdfs.snapshots import create_snapshot, delete_snapshot
 from cmroot.store.place import Place
 
 PLACE = "snapshots"
+PREFIX = "replicator-"
 VERSION = 1
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    """The content of an entry: its version, and the snapshottable directory."""
+class SnapshotEntry(msgspec.Struct, frozen=True):
+    """The content of an entry. directory: the snapshottable one. after: the log's position before the capture that made
+    it. keeps: whether file entries may name it; else it is only compared with the next."""
 
     version: int
+    name: str
     directory: str
+    after: int
+    keeps: bool
+
+    @property
+    def place(self) -> str:
+        return f"{self.directory}/.snapshot/{self.name}"
 
 
-def make_snapshot(root: str, directory: str, now: float) -> str:
-    """Makes a snapshot of a directory, at `now` in seconds; its name. OSError when there is none; its entry stays until
-    the next sweep."""
-    moment = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%S")
-    name = f"replicator-{moment}-{uuid.uuid4().hex[:12]}"
-    (Place(root) / PLACE / name).write_bytes(msgspec.json.encode(_Entry(VERSION, directory)) + b"\n")
+def make_snapshot(root: str, directory: str, after: int, *, keeps: bool) -> str:
+    """Makes a snapshot of a directory; its name. OSError when there is none; its entry stays until the next sweep."""
+    own = f"{PREFIX}{open_existing(root).id[:8]}-{after:012d}-"
+    before = [each.name for each in made_snapshots(root) if each.name.startswith(own)]
+    number = int(before[-1].removeprefix(own).partition("-")[0]) + 1 if before else 0
+    name = f"{own}{number:04d}-{uuid.uuid4().hex[:8]}"
+    entry = SnapshotEntry(VERSION, name, directory, after, keeps)
+    (Place(root) / PLACE / name).write_bytes(msgspec.json.encode(entry) + b"\n")
     create_snapshot(directory, name)
     return name
 
 
-def made_snapshots(root: str) -> Mapping[str, str]:
-    """Name -> directory of all that may be there. Raises FormatError for an entry that cannot be read."""
+def made_snapshots(root: str) -> list[SnapshotEntry]:
+    """All that may be there, as they were made. Raises FormatError for an entry that cannot be read."""
     place = Place(root) / PLACE
-    return {name: _directory(place / name) for name in place.list() if name.startswith("replicator-")}
+    return [_read(place / name) for name in sorted(place.list()) if name.startswith(PREFIX)]
 
 
-def sweep_snapshots(root: str, needed: Collection[str]) -> list[str]:
-    """Deletes those that are not needed. May run twice. The reasons why some could not be deleted: the next sweep tries
-    them again."""
+def drop_snapshots(root: str, entries: Collection[SnapshotEntry]) -> list[str]:
+    """Deletes snapshots, then their entries. May run twice. The reasons why some could not be deleted: they are tried
+    again."""
     reasons = []
-    for name, directory in made_snapshots(root).items():
-        if name in needed:
-            continue
+    for entry in entries:
         try:
-            delete_snapshot(directory, name)
+            delete_snapshot(entry.directory, entry.name)
         except OSError as error:
-            reasons.append(f"{directory}/.snapshot/{name} could not be deleted: {error.strerror or error}")
+            reasons.append(f"{entry.place} could not be deleted: {error.strerror or error}")
         else:
-            (Place(root) / PLACE / name).remove()
+            (Place(root) / PLACE / entry.name).remove()
     return reasons
 
 
-def _directory(place: Place) -> str:
+def sweep_snapshots(root: str, compared: Collection[str], position: int) -> list[str]:
+    """Drops those that nothing needs: they are not `compared` with the next, and no file entry names them, which a
+    capture has published. `position`: up to which captures have. Reasons as above."""
+    needless = (each for each in made_snapshots(root) if not (each.keeps and each.after < position))
+    return drop_snapshots(root, [each for each in needless if each.name not in compared])
+
+
+def _read(place: Place) -> SnapshotEntry:
     try:
-        entry = msgspec.json.decode(place.read_bytes(), type=_Entry)
+        entry = msgspec.json.decode(place.read_bytes(), type=SnapshotEntry)
     except UNREADABLE as error:
-        raise FormatError(
-            f"{place}: cannot be read: {error}", hint="remove it, and the snapshot of that name"
-        ) from error
+        hint = "remove it, and the snapshot of that name"
+        raise FormatError(f"{place}: cannot be read: {error}", hint=hint) from error
     if entry.version != VERSION:
         raise FormatError(f"{place}: has version {entry.version}, not {VERSION}", hint="use a newer release")
-    return entry.directory
+    return entry

@@ -19,6 +19,7 @@ from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.change_manager import is_native, native_size, open_native
 from cmroot.keep.content import Kept
 from cmroot.keep.objects import keep_object
+from cmroot.keep.snapshot_keeper import is_in_snapshot, open_in_snapshot, snapshot_size, snapshots_above
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.drivers.filesystems import GCS
 from cmroot.store.drivers.generations import (
@@ -30,6 +31,7 @@ from cmroot.store.drivers.generations import (
     remove_generation,
     why_no_generations,
 )
+from cmroot.store.hdfs.hdfs_store import SCHEMES
 from cmroot.store.listing import object_state
 from cmroot.store.place import normal, scheme
 from cmroot.store.spelling import naming
@@ -186,6 +188,9 @@ def why_versions_unseen(location: str) -> str:
         except FileNotFoundError:
             pass
         return ""
+    if scheme(location) in SCHEMES:
+        top = snapshots_above(location)
+        return f"snapshots of {top} may have earlier contents, which nobody looks at" if top else ""
     if scheme(location) != "s3":
         return ""
     try:
@@ -204,6 +209,8 @@ def version_size(path: str, version: str) -> int:
     """Bytes of an object at a version. FileNotFoundError when there is no such version (any more)."""
     if is_native(version):
         return native_size(path, version)
+    if is_in_snapshot(version):
+        return snapshot_size(path, version)
     return int(_head(path, version)["size"])
 
 
@@ -212,6 +219,8 @@ def open_version(path: str, version: str, size: int | None = None) -> BinaryIO:
     request. FileNotFoundError when there is no such version (any more), NotWritable without s3:GetObjectVersion."""
     if is_native(version):
         return open_native(path, version)
+    if is_in_snapshot(version):
+        return open_in_snapshot(path, version)
     length = version_size(path, version) if size is None else size
     return io.BufferedReader(_Version(path, version, length), BLOCK)
 

@@ -75,6 +75,14 @@ def parent(place: str) -> str:
     return above + "/" if above in ("", "file:", "local:", "file://") else above
 
 
+def upwards(path: str) -> Iterator[str]:
+    """An absolute path without authority, and all above it."""
+    while path not in ("", "/"):
+        yield path
+        path = path.rpartition("/")[0]
+    yield "/"
+
+
 def name_of(place: str) -> str:
     """The last name of a place."""
     return _without_slash(place).rpartition("/")[2]

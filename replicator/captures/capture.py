@@ -11,11 +11,11 @@ import time as clocks
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
 from cmroot.keep.recycle import sweep_incoming
-from cmroot.keep.snapshot_entries import sweep_snapshots
 from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
 from cmroot.log.intercepted import undecided_since
@@ -30,14 +30,15 @@ from replicator.captures.constraining import (
     unannounced,
     walk_constraints,
 )
-from replicator.captures.contents import Contents
+from replicator.captures.contents import Contents, Keepers
 from replicator.captures.fold import open_manifest
 from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import data_connectors, left_out, remember_connectors
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
+from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
 from replicator.captures.scanning.scan import Scan
-from replicator.captures.scanning.snapshot_diff import needed_snapshots
+from replicator.captures.scanning.snapshot_diff import sweep_made
 from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
 from replicator.captures.walk import Measured, refresh_tables, walk_database
@@ -71,8 +72,8 @@ class CaptureSettings:
     and go on after them the next time; new and dropped ones are always found.
     constraints: read those of all tables from a server that does not announce all changes of them.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
-    keeper: how bytes are kept: auto (for each store what it can have), link, version, native, copy or
-    none.
+    keeper: how bytes are kept: auto (for each store what it can have), link, version, snapshot,
+    native, copy or none.
     empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
     word, what nobody can see keeps the files that the log knows."""
 
@@ -103,7 +104,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
         sweep_incoming(root.place)
         sweep_log(root.place, lease)
         with open_manifest(root) as manifest:
-            sweep_snapshots(root.place, needed_snapshots(manifest))
+            sweep_made(root.place, manifest)
             run = _Run(source, root, manifest, options.keeper, runtime, lease)
             try:
                 run.read(first=True, repair=options.repair)
@@ -117,7 +118,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 run.settle([parse_name(text) for text in options.empty])
                 run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
                 report = run.publish()
-                report.warnings += sweep_snapshots(root.place, needed_snapshots(manifest))
+                report.warnings += sweep_made(root.place, manifest)
             except BaseException:
                 run.abandon()
                 raise
@@ -149,9 +150,10 @@ class _Run:
     ) -> None:
         self._source, self._root, self._manifest, self._progress = source, root, manifest, runtime.progress
         self._log = Recording(source, root, manifest, runtime.clock, lease)
-        self._contents = Contents(
-            self._log, root.place, keeper, runtime, lambda: change_manager(source, manifest.scope())
-        )
+        snapshots = CaptureSnapshots(root.place, self._log.base, keeps=keeper in ("auto", "snapshot"))
+        manager = partial(change_manager, source, manifest.scope())
+        keepers = Keepers(root.place, keeper, self._log.report.warnings.append, manager=manager, snapshots=snapshots)
+        self._contents = Contents(self._log, root.place, runtime, keepers)
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
@@ -160,7 +162,7 @@ class _Run:
         self._sight = Sight()
         self._unread = UnreadEvents()
         self._refusals = Refusals(self._log.before)
-        self.scan = Scan(source, self._log, self._refusals, root.place)
+        self.scan = Scan(source, self._log, self._refusals, snapshots)
         self.holed = False
         self.report = self._log.report
 

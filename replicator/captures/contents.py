@@ -7,7 +7,7 @@ What a task does with its objects is in `listing`; how bytes are kept, in `keepe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.recording import Recording
 from replicator.captures.renames import followed
+from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
 from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gathered, not_text, remember, remembered
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
@@ -34,12 +35,9 @@ LIST_BATCH = 500  # objects of a listing task, at most
 class Contents:
     """Files of one capture."""
 
-    def __init__(
-        self, log: Recording, root: str, keeper: str, runtime: Runtime, manager: Callable[[], ChangeManager]
-    ) -> None:
-        """root: the place of the `$cmroot`; keeper: as asked for; manager: asks the metastore for its own."""
-        self._log, self._root, self._runtime = log, root, runtime
-        self.keepers = Keepers(root, keeper, log.report.warnings.append, manager)
+    def __init__(self, log: Recording, root: str, runtime: Runtime, keepers: Keepers) -> None:
+        """root: the place of the `$cmroot`."""
+        self._log, self._root, self._runtime, self.keepers = log, root, runtime, keepers
         self._named: dict[tuple[str, str, str], dict[str, int]] = {}  # object -> file name -> position that names it
         self._written: dict[tuple[str, str], int] = {}
         self._unnamed: dict[tuple[str, str, str], NotReplicated | None] = {}
@@ -216,10 +214,17 @@ class Keepers:
     """The keepers of one capture, each chosen when the first object on its store is listed."""
 
     def __init__(
-        self, root: str, requested: str, tell: Callable[[str], None], manager: Callable[[], ChangeManager]
+        self,
+        root: str,
+        requested: str,
+        tell: Callable[[str], None],
+        *,
+        manager: Callable[[], ChangeManager],
+        snapshots: CaptureSnapshots,
     ) -> None:
         """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError where nothing can be kept."""
-        self._root, self._requested, self._tell, self._manager = root, requested, tell, manager
+        self._root, self._requested, self._snapshots = root, requested, snapshots
+        self._choose = partial(choose_keeper, tell=tell, manager=manager, snapshots=snapshots.keeper)
         self._chosen: dict[object, Keeper] = {}
         self._device = lru_cache(maxsize=10_000)(device)
 
@@ -231,9 +236,7 @@ class Keepers:
     def of(self, location: str) -> Keeper:
         store = self._store(location)
         if store not in self._chosen:
-            self._chosen[store] = choose_keeper(
-                self._root, location, self._requested, tell=self._tell, manager=self._manager
-            )
+            self._chosen[store] = self._choose(self._root, location, self._requested)
         return self._chosen[store]
 
     def grouped(
@@ -253,8 +256,8 @@ class Keepers:
         return groups.items()
 
     def _store(self, location: str) -> object:
-        """A device, or a bucket. A partition that is a mount point of its own counts to the device around it: its files
-        cannot be linked, and the link keeper copies those."""
+        """A device, a bucket, or a snapshottable directory. A partition that is a mount point of its own counts to the
+        device around it: its files cannot be linked, and the link keeper copies those."""
         if is_local(location):
             return self._device(parent(location))
-        return split_authority(normal(location))[0]
+        return self._snapshots.top(location) or split_authority(normal(location))[0]

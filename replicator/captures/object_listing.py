@@ -16,6 +16,7 @@ import pyarrow as pa
 from cmroot.errors import NotWritable
 from cmroot.keep.change_manager import is_native
 from cmroot.keep.keepers import Keeper, Kept
+from cmroot.keep.snapshot_keeper import is_in_snapshot
 from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
 from cmroot.store.listing import FileState, Listing, Listings, full_identity
@@ -194,13 +195,15 @@ def _kept(keeper: Keeper, place: str) -> Kept | None:
 
 def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
     """Whether a file needs no reading: size, times and identity as recorded, and kept where it is to be kept.
-    A null version is safe only while its bucket has versioning; native is less than any other keeper."""
+    A null version is safe only while its bucket has versioning; native is less than any other keeper.
+    A snapshot is safe only while there are later ones."""
     return (
         before.checksum is not None
         and now.is_recorded(before.size, before.mtime_ns, before.identity)
         and (before.kept or keeper.name == "none")
         and (before.version != NULL or keeper.name in ("version", "none"))
         and (not is_native(before.version) or keeper.name in ("native", "none"))
+        and (not is_in_snapshot(before.version) or keeper.name in ("snapshot", "none"))
     )
 
 

@@ -170,11 +170,11 @@ formats_option = click.option(
 )
 keeper_option = click.option(
     "--keeper",
-    type=click.Choice(["auto", "link", "version", "native", "copy", "none"]),
+    type=click.Choice(["auto", "link", "version", "snapshot", "native", "copy", "none"]),
     default="auto",
     show_default=True,
-    help="Method of keeping bytes; auto: for each store the first that works of link, version, copy. native: the "
-    "metastore's own change manager keeps what it drops (HDFS).",
+    help="Method of keeping bytes; auto: for each store the first that works of link, version, snapshot (HDFS), copy. "
+    "native: the metastore's own change manager keeps what it drops (HDFS).",
 )
 no_scan_option = click.option(
     "--no-scan", is_flag=True, help="Skip the scan for changes without an event (most of Spark's writes)."

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 MIRROR = "mirror"
 METADATA = "metadata"
-Keeper = Literal["auto", "link", "version", "native", "copy", "none"]
+Keeper = Literal["auto", "link", "version", "snapshot", "native", "copy", "none"]
 Publish = Literal["mirror", "snapshot"]
 EngineName = Literal["auto", "local", "spark"]
 

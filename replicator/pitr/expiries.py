@@ -11,7 +11,8 @@ from replicator.core.report import Report
 @dataclass
 class _Decided(Report):
     """`kept`, `going`: entries and bytes by reason. `held`: what each slot, hold and dump holds back. `given_up`: slots
-    that lag. `unknown`: names in `files/` that are none of ours. `going_versions`: versions of buckets, by the log."""
+    that lag. `unknown`: names in `files/` that are none of ours. `going_versions`: versions of buckets, by the log;
+    `going_snapshots`: on HDFS; of unknown bytes."""
 
     status: str
     root: str
@@ -27,6 +28,7 @@ class _Decided(Report):
     given_up: list[dict[str, Any]]
     unknown: int
     going_versions: dict[str, int]
+    going_snapshots: list[str]
     seconds: float
 
 
@@ -40,12 +42,14 @@ class ExpiryPlanned(_Decided):
 @dataclass
 class RootExpired(_Decided):
     """What an expiry did. `forgotten_dumps`: pins of dumps older than the retention. `removed_*`: what went, of which
-    `bytes_freed` took room of their own. `taken_back`: what was needed by then. `removed_versions`: of buckets."""
+    `bytes_freed` took room of their own, without `removed_snapshots`. `taken_back`: what was needed by then.
+    `removed_versions`: of buckets."""
 
     forgotten_dumps: list[str]
     removed_entries: int
     removed_bytes: int
     bytes_freed: int
+    removed_snapshots: list[str]
     taken_back: dict[str, int]
     removed_versions: dict[str, int]
     plan_seconds: float

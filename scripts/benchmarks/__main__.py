@@ -19,6 +19,7 @@ from benchmarks import (
     following,
     gatewaying,
     housekeeping,
+    idling,
     keeping,
     loading,
     many_tables,
@@ -34,6 +35,7 @@ from replicator.cli.main import collect_rarely
 BENCHMARKS = {
     "copy": copying.run,
     "hdfs": distributing.run,
+    "hdfs-idle": idling.run,
     "bootstrap": bootstrapping.run,
     "load": loading.run,
     "decode": decoding.run,

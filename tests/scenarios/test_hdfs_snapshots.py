@@ -13,11 +13,14 @@ from hdfs_native import Client, WriteOptions
 from hdfs_path import HdfsPath
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture
+from replication_fixture import Answer, ReplicationFixture, command
 
 import cmroot.keep.snapshot_entries as keeping
 import replicator.captures.scanning.snapshot_diff as comparing
+from cmroot.keep.find import Query, Reference, find
 from cmroot.keep.snapshot_entries import made_snapshots
+from cmroot.keep.versions import open_version, why_versions_unseen
+from cmroot.log.captured import segments
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -59,11 +62,11 @@ class SnapshotStory(ReplicationFixture):
                 found.append(fields["src"].encode().decode("unicode_escape").removeprefix(top))
         found.sort()
 
-    def has_only_its_base(self) -> str:
-        """The name of the one snapshot that there is, which the root knows."""
-        (name,) = self.home.snapshots()
-        assert list(made_snapshots(str(self.cmroot))) == [name]
-        return name
+    def base(self) -> str:
+        """The name of the newest snapshot; the root knows all that there are."""
+        names = self.home.snapshots()
+        assert set(names) <= set(entries(self))
+        return names[-1]
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +84,15 @@ def story(
 
 def test_only_what_changed_without_an_event_is_listed(story: SnapshotStory) -> None:
     story.bootstrap()
-    base = story.has_only_its_base()
+    base = story.base()
     idle, listed = story.scan()
     assert (listed, idle.output["files"], idle.output["warnings"]) == ([], 0, [])
-    assert story.has_only_its_base() == base
+    assert story.base() == base
 
     story.source.write("parts/p=x", {"new": "7\tseven\n"})
     changed, listed = story.scan()
     assert (set(listed), changed.output["files"]) == ({"parts/p=x"}, 1)
-    assert story.has_only_its_base() != base
+    assert story.base() != base
 
     (story.place("plain") / "g").unlink()
     (story.place("parts") / "p=é ü%20").rename(story.place("aside"))
@@ -109,7 +112,7 @@ def test_events_and_their_files_are_captured_beside(story: SnapshotStory) -> Non
     story.source.drop_partitions("parts", ["x"])
     story.source.table("other", {"f": "5\to\n"})
     story.catch_up()
-    story.has_only_its_base()
+    story.base()
     assert story.scan()[1] == []
 
 
@@ -126,33 +129,32 @@ def test_a_directory_that_went_away_is_named_until_it_is_back(story: SnapshotSto
 
 def test_a_scan_in_turns_lists_what_the_difference_names(story: SnapshotStory) -> None:
     turn = ("--scan-time", "0s")
-    assert "parts/p=x" in story.scan(*turn)[1]
+    assert "parts/p=x" in story.scan(*turn, "--keeper", "none")[1]
     assert story.home.snapshots() == []  # not everything was looked at
     story.bootstrap()
-    base = story.has_only_its_base()
+    base = story.base()
     story.source.write("parts/p=x", {"new": "7\tseven\n"})
     changed, listed = story.scan(*turn)
     assert (set(listed), changed.output["files"]) == ({"parts/p=x"}, 1)
-    assert story.has_only_its_base() != base
+    assert story.base() != base
     assert story.scan(*turn)[1] == []
 
 
 def test_without_its_snapshot_everything_is_listed(story: SnapshotStory) -> None:
     story.bootstrap()
-    story.home.delete_snapshot(story.has_only_its_base())
+    story.home.delete_snapshot(story.base())
     story.source.write("plain", {"new": "7\tseven\n"})
     captured, listed = story.scan()
     assert set(listed) == {"plain", "parts/p=x", "parts/p=y", "parts/p=é ü%20"}
     assert "Cannot find the snapshot" in str(captured.output["warnings"]), captured
     story.catch_up()
 
-    story.home.delete_snapshot(story.has_only_its_base())
+    story.home.delete_snapshot(story.base())
     story.home.allow_snapshots(False)
     story.source.write("plain", {"newer": "8\teight\n"})
     assert len(story.scan()[1]) == 4
     story.catch_up()
     assert len(story.scan()[1]) == 4
-    assert not made_snapshots(str(story.cmroot))
 
 
 def test_a_lost_manifest_costs_a_listing(story: SnapshotStory) -> None:
@@ -162,7 +164,7 @@ def test_a_lost_manifest_costs_a_listing(story: SnapshotStory) -> None:
         each.unlink()
     assert len(story.scan()[1]) == 4
     story.catch_up()
-    story.has_only_its_base()
+    story.base()
     assert story.scan()[1] == []
 
 
@@ -180,7 +182,7 @@ def test_a_snapshot_of_a_capture_that_died_is_swept(
     story: SnapshotStory, made: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story.bootstrap()
-    base = story.has_only_its_base()
+    base = story.base()
     story.source.write("plain", {"new": "7\tseven\n"})
     create = keeping.create_snapshot
 
@@ -194,7 +196,7 @@ def test_a_snapshot_of_a_capture_that_died_is_swept(
         assert story.capture().code == 130
     assert len(story.home.snapshots()) == 1 + made and len(made_snapshots(str(story.cmroot))) == 2
     story.catch_up()
-    assert story.has_only_its_base() != base
+    assert story.base() != base
 
 
 def written(place: HdfsPath, data: bytes) -> object:
@@ -229,3 +231,119 @@ def test_where_snapshots_do_not_tell_of_open_files_everything_is_listed(
         assert len(listed) == 4 and "capture.openfiles" in str(captured.output["warnings"])
         story.catch_up()
         assert story.home.snapshots() == []
+
+
+def kept(story: SnapshotStory) -> list[str]:
+    """What was copied into the root."""
+    return [path.name for path in (story.cmroot / "files").rglob("*") if "xxh3" in path.name]
+
+
+def found(story: SnapshotStory, table: str) -> list[Reference]:
+    """The files of a table that the log names."""
+    return find(str(story.cmroot), segments(str(story.cmroot)), Query(table=f"{story.db}.{table}")).references
+
+
+def read(reference: Reference) -> bytes:
+    assert reference.version
+    with open_version(reference.place, reference.version, reference.size) as file:
+        return file.read()
+
+
+def entries(story: SnapshotStory) -> list[str]:
+    return [each.name for each in made_snapshots(str(story.cmroot))]
+
+
+def test_what_the_source_dropped_comes_from_its_snapshot(story: SnapshotStory) -> None:
+    captured = story.capture()
+    assert captured.output["keeper"] == "snapshot", captured
+    dumped = story.dump()
+    assert dumped.code == 0, dumped
+    assert str(story.home) in why_versions_unseen(str(story.place("parts/p=x")))
+    shown = story.source.shown()
+    story.source.drop("plain")
+    story.source.drop_partitions("parts", ["x"])
+    story.source.write("parts/p=y", {"f": "9\treplaced\n"})
+    loaded = story.load()
+    assert loaded.code == 0, loaded
+    assert story.target.shown() == shown
+    assert not kept(story)
+    story.catch_up()
+
+
+def test_files_of_a_snapshot_that_expired_are_in_a_later_one(story: SnapshotStory) -> None:
+    story.bootstrap()
+    (first,) = story.home.snapshots()
+    for number in range(3):
+        story.source.write("parts/p=x", {f"new{number}": f"{number}\tnew\n"})
+        story.catch_up()
+    assert story.home.snapshots() == entries(story) and len(entries(story)) == 4
+    held = command("cm", "expire", "--cmroot", str(story.cmroot), "--older-than", "0s", "--dry-run")
+    assert held.code == 0, held
+    assert len(story.home.snapshots()) == 4
+    expired = command("cm", "expire", "--cmroot", str(story.cmroot), "--older-than", "0s")
+    assert expired.code == 0, expired
+    assert len(expired.output["removed_snapshots"]) == 3 and first in str(expired.output["removed_snapshots"])
+    assert story.home.snapshots() == entries(story) and len(entries(story)) == 1
+    assert all(first in str(each.version) for each in found(story, "plain"))
+    story.source.drop("plain")
+    assert {read(each) for each in found(story, "plain")} == {b"1\tone\n", b"2\ttwo\n"}
+
+
+def test_what_a_hold_needs_stays_in_its_snapshot(story: SnapshotStory) -> None:
+    story.bootstrap()
+    (first,) = story.home.snapshots()
+    held = command("cm", "hold", "before", "--cmroot", str(story.cmroot))
+    assert held.code == 0, held
+    story.source.drop("plain")
+    story.catch_up()
+    story.source.write("parts/p=x", {"new": "7\tnew\n"})
+    story.catch_up()
+    kept = command("cm", "expire", "--cmroot", str(story.cmroot), "--older-than", "0s")
+    assert kept.code == 0 and first in story.home.snapshots(), kept
+    released = command("cm", "release", "before", "--cmroot", str(story.cmroot))
+    assert released.code == 0, released
+    expired = command("cm", "expire", "--cmroot", str(story.cmroot), "--older-than", "0s")
+    assert expired.code == 0 and first not in story.home.snapshots(), expired
+
+
+def test_what_came_after_the_snapshot_is_copied(story: SnapshotStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = keeping.create_snapshot
+
+    def late(directory: str, name: str) -> None:
+        create(directory, name)
+        story.source.write("plain", {"late": "5\tlate\n", "g": "6\treplaced\n"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeping, "create_snapshot", late)
+        dumped = story.dump()
+    assert dumped.code == 0 and len(kept(story)) == 2, dumped
+    shown = story.source.shown()
+    story.source.drop("plain")
+    loaded = story.load()
+    assert loaded.code == 0, loaded
+    assert story.target.shown() == shown
+
+
+def test_snapshots_that_somebody_deleted_are_made_again(story: SnapshotStory) -> None:
+    dumped = story.dump()
+    assert dumped.code == 0, dumped
+    story.home.delete_snapshot(story.base())
+    story.place("plain/f").unlink()
+    loaded = story.load()
+    assert loaded.code == 1, loaded
+    assert [each["file"].rpartition("/")[2] for each in loaded.output["missing"]] == ["f"]
+    assert story.capture().code == 0
+    story.place("plain/g").unlink()
+    (g,) = (each for each in found(story, "plain") if each.path == "g")
+    assert read(g) == b"2\ttwo\n"
+
+    story.home.delete_snapshot(story.base())
+    story.home.allow_snapshots(False)
+    assert story.capture().output["keeper"] == "copy"
+    assert len(kept(story)) == 3  # all that the source has still
+
+
+def test_the_snapshot_keeper_is_refused_where_there_are_none(story: SnapshotStory) -> None:
+    story.home.allow_snapshots(False)
+    refused = story.capture("--keeper", "snapshot")
+    assert refused.code != 0 and "allowSnapshot" in str(refused.output["hint"]), refused

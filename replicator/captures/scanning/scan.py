@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from cmroot.store.listing import changed_directories
 from replicator.captures.recording import Recording
+from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
 from replicator.captures.scanning.snapshot_diff import SnapshotDiff, bases
 from replicator.captures.scanning.turns import Turns
 from replicator.captures.ungiven import Refusals
@@ -24,8 +25,10 @@ class Scan:
     """That of one capture. What it finds becomes observed records, and objects that are to be listed. `walked`:
     databases that the capture has just read whole, which are not read again."""
 
-    def __init__(self, source: MetastoreReader, log: Recording, refusals: Refusals, root: str) -> None:
-        self._source, self._log, self._refusals, self._root = source, log, refusals, root
+    def __init__(
+        self, source: MetastoreReader, log: Recording, refusals: Refusals, snapshots: CaptureSnapshots
+    ) -> None:
+        self._source, self._log, self._refusals, self._snapshots = source, log, refusals, snapshots
         self.walked: set[str] = set()
 
     def everything(self, *, compare: bool, deep: bool) -> float:
@@ -38,7 +41,7 @@ class Scan:
             note_engines(self._source, self._log.manifest)
             self._log.report.compare_seconds = round(clocks.monotonic() - began, 3)
             Turns(self._log.manifest, self._log.now()).all_seen()
-        snapshots = SnapshotDiff(self._log, self._root, begin=True, prove=deep)
+        snapshots = SnapshotDiff(self._log, self._snapshots, begin=True, prove=deep)
         for objects in self._log.manifest.unlisted():
             for each in objects:
                 snapshots.is_known(each.location)
@@ -51,7 +54,7 @@ class Scan:
         end, existing = clocks.monotonic() + limit.total_seconds(), self._existing()
         for db in existing:
             self._compare_outlines(db, deep)
-        snapshots = SnapshotDiff(self._log, self._root, begin=False, prove=False)
+        snapshots = SnapshotDiff(self._log, self._snapshots, begin=False, prove=False)
         if bases(self._log.manifest):
             self._log.manifest.unlist_objects_on_stores(
                 lambda place: snapshots.is_quiet(place) or not snapshots.is_known(place)

@@ -7,31 +7,22 @@ is unsure there is no difference, and all is listed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
-from functools import cache
 
 import msgspec
 
-from cmroot.keep.snapshot_entries import make_snapshot
-from cmroot.store.hdfs.snapshots import (
-    CAPTURES_OPEN,
-    DIRECTORY,
-    Difference,
-    captures_open_files,
-    differences,
-    snapshottable,
-)
-from cmroot.store.place import scheme
-from cmroot.store.spelling import normal, split_authority
+from cmroot.keep.snapshot_entries import sweep_snapshots
+from cmroot.store.hdfs.snapshots import Difference, differences
+from cmroot.store.spelling import normal, split_authority, upwards
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Recording
+from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
 
 PROVED = timedelta(days=1)
 """After so long everything is listed again, whatever the differences say."""
 
 _STATE = "snapshots"
-_ODD = frozenset({".", "..", DIRECTORY})  # names that lead elsewhere
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -50,7 +41,7 @@ class Named:
         for each in found:
             for path in (each.path, each.target):
                 if path:
-                    self._inside.update(_upwards(path))
+                    self._inside.update(upwards(path))
                     if each.kind != "MODIFY":
                         self._whole.add(path)
 
@@ -59,27 +50,24 @@ class Named:
 
     def has(self, path: str) -> bool:
         """Whether a file in the directory `path`, or the directory itself, may be another."""
-        return path in self._inside or any(each in self._whole for each in _upwards(path))
+        return path in self._inside or any(each in self._whole for each in upwards(path))
 
 
 class SnapshotDiff:
     """That of one capture. Asks each directory when the first object in it is looked at, which is before any of them is
     listed."""
 
-    def __init__(self, log: Recording, root: str, *, begin: bool, prove: bool) -> None:
+    def __init__(self, log: Recording, snapshots: CaptureSnapshots, *, begin: bool, prove: bool) -> None:
         """begin: everything that this does not leave out is listed, so that a base can be where none was; prove: all is
         listed."""
-        self._log, self._root, self._begin, self._prove = log, root, begin, prove
+        self._log, self._snapshots, self._begin, self._prove = log, snapshots, begin, prove
         self._bases = bases(log.manifest)
         self._named: dict[str, Named | None] = {}
-        self._allowed = cache(self._asked_for_tops)
-        self._silent: set[str] = set()
 
     def is_quiet(self, location: str) -> bool:
         """Whether nothing has changed at a location since it was listed."""
-        return (named := self._named_at(location)) is not None and not named.has(
-            split_authority(normal(location))[1] or "/"
-        )
+        named = self._named_at(location)
+        return named is not None and not named.has(split_authority(normal(location))[1] or "/")
 
     def is_known(self, location: str) -> bool:
         """Whether differences tell what has changed there."""
@@ -87,16 +75,18 @@ class SnapshotDiff:
 
     def finish(self) -> None:
         """Remembers the bases for the next capture; where no object is any more, none is needed."""
+        silent = self._snapshots.silent
         if self._begin:
-            left = {
-                top for top in self._bases if top not in self._named and split_authority(top)[0] not in self._silent
-            }
-            self._bases = {top: base for top, base in self._bases.items() if top not in left}
+            for top in [top for top in self._bases if top not in self._named]:
+                if error := silent.get(split_authority(top)[0]):
+                    self._tell(top, "every directory below was listed, as it does not say what is snapshottable", error)
+                else:
+                    del self._bases[top]
         if self._bases or self._log.manifest.recall(_STATE):
             self._log.manifest.remember(_STATE, msgspec.json.encode(self._bases).decode())
 
     def _named_at(self, location: str) -> Named | None:
-        top = self._top(location)
+        top = self._snapshots.top(location)
         if top and top not in self._named:
             self._named[top] = self._asked(top)
         return self._named[top] if top else None
@@ -123,11 +113,11 @@ class SnapshotDiff:
         """What has changed up to the next base, or without one up to now."""
         if not (named or self._begin):
             return None
-        if not captures_open_files(split_authority(top)[0]):
-            self._tell(top, f"no snapshot was compared with the next: {CAPTURES_OPEN} is not true, or not known")
+        if reason := self._snapshots.why_not(top):
+            self._tell(top, f"no snapshot was compared with the next: {reason}")
             return named
         try:
-            fresh = make_snapshot(self._root, top, now)
+            fresh = self._snapshots.of(top)
         except OSError as error:
             self._tell(top, "no snapshot could be made of it", error)
             return named
@@ -137,31 +127,8 @@ class SnapshotDiff:
             self._bases[top] = Base(fresh, base.listed if base and named is not None else now)
         return named
 
-    def _top(self, location: str) -> str:
-        """The snapshottable directory at or above a location; empty where there is none, or one cannot tell."""
-        if scheme(location) != "hdfs":
-            return ""
-        store, path = split_authority(normal(location))
-        if "//" in path or _ODD.intersection(path.split("/")):
-            return ""
-        allowed = self._allowed(store)
-        return next((store + each for each in _upwards(path) if each in allowed), "") if allowed else ""
-
-    def _asked_for_tops(self, store: str) -> Collection[str]:
-        try:
-            return frozenset(snapshottable(store))
-        except OSError as error:
-            self._silent.add(store)
-            self._tell(store, "every directory was listed, as it does not say which are snapshottable", error)
-            return ()
-
     def _tell(self, place: str, what: str, error: OSError | None = None) -> None:
         self._log.report.warnings.append(f"{place}: {what}" + (f": {error.strerror or error}" if error else ""))
-
-
-def needed_snapshots(manifest: Manifest) -> set[str]:
-    """Those that the next capture compares with."""
-    return {base.name for base in bases(manifest).values()}
 
 
 def bases(manifest: Manifest) -> dict[str, Base]:
@@ -169,9 +136,7 @@ def bases(manifest: Manifest) -> dict[str, Base]:
     return msgspec.json.decode(manifest.recall(_STATE) or "{}", type=dict[str, Base])
 
 
-def _upwards(path: str) -> Iterator[str]:
-    """An absolute path and all above it."""
-    while path not in ("", "/"):
-        yield path
-        path = path.rpartition("/")[0]
-    yield "/"
+def sweep_made(root: str, manifest: Manifest) -> list[str]:
+    """Deletes the snapshots of a root that are neither a base nor named by file entries; the reasons why some could not
+    be deleted. Under the lease."""
+    return sweep_snapshots(root, {base.name for base in bases(manifest).values()}, manifest.position)

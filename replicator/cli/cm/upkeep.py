@@ -207,6 +207,10 @@ def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
             ("would delete" if planned else "deleted", going),
             *((f"  {reason}", _count(**count)) for reason, count in said["going"].items()),
             ("versions", _count(**versions) if versions["entries"] else None),
+            (
+                "snapshots",
+                [f"{each}, unknown bytes" for each in said.get("removed_snapshots", said["going_snapshots"])],
+            ),
             ("restored", _count(**back) + ", needed again" if back.get("entries") else None),
             ("kept", _count(said["kept_entries"], said["kept_bytes"])),
             *((f"  {reason}", _count(**count)) for reason, count in said["kept"].items()),
