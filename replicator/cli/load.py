@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cmroot.store.hdfs.preserved import ATTRIBUTES
 from replicator.cli.brake import removal_options
 from replicator.cli.options import (
     Session,
@@ -69,6 +70,12 @@ from replicator.replay.apply.pricing import CHANGES, LoadPlan
 @jobs_option
 @key_file_option
 @formats_option
+@click.option(
+    "--preserve",
+    type=click.Choice(ATTRIBUTES),
+    multiple=True,
+    help="From HDFS to HDFS: what copied files and their directories get of the source's beside the bytes; repeatable.",
+)
 @dry_run_option
 @removal_options
 @engine_options

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from cmroot.store.hdfs.preserved import Attribute
 from replicator.commands.base import Braked, Where, pairs, renames, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Jobs
@@ -40,6 +41,8 @@ class LoadOptions(Braked, OfPolicy):
     key_file: keys, one a line, one of which has signed the dump; None: that of [dumps], if any.
     formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
       else "supported".
+    preserve: what files and their directories on HDFS get of those at the source, on HDFS too, beside the bytes:
+      "owner" (and group), "mode", "acl", "replication", "xattr" (user.*). Of files that are copied, when they are.
     dry_run: only say what would be done; nothing is changed.
     """
 
@@ -63,6 +66,7 @@ class LoadOptions(Braked, OfPolicy):
     jobs: Jobs = JOBS
     key_file: str | None = None
     formats: FormatChoice | None = None
+    preserve: Sequence[Attribute] = ()
     dry_run: bool = False
 
 
@@ -91,6 +95,7 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
         as_they_are=options.formats == AS_THEY_ARE,
         brake=options.limits,
         take_over=options.take_over,
+        preserve=options.preserve,
     )
     with options.runtime(options.jobs) as runtime, options.connected(options.target) as target:
         if options.dry_run:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from cmroot.store.hdfs.preserved import Attribute
 from cmroot.store.place import is_local
 from cmroot.store.resolve import as_written
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -83,6 +84,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     smoke: tuple[str, ...] = ()
     key_file: str | None = None
     formats: FormatChoice = SUPPORTED
+    preserve: tuple[Attribute, ...] = ()
     source_metastore: MetastoreConfig
     target_metastore: MetastoreConfig
 
@@ -211,6 +213,7 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     engine: EngineName = "auto"
     smoke: str | list[str] = []
     formats: FormatChoice = SUPPORTED
+    preserve: list[Attribute] = []
 
 
 KEYS = _InFile.__struct_fields__
@@ -258,6 +261,7 @@ def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreCon
         engine=written.engine,
         smoke=(written.smoke,) if isinstance(written.smoke, str) else tuple(written.smoke),
         formats=written.formats,
+        preserve=tuple(written.preserve),
     )
     _fits_together(reading, policy)
     return policy

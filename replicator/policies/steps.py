@@ -266,6 +266,7 @@ class Steps:
             publish=self.policy.publish,
             keys=self.keys,
             as_they_are=self.policy.formats == AS_THEY_ARE,
+            preserve=self.policy.preserve,
             brake=self.options.brake,
         )
 

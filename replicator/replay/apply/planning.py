@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +60,7 @@ class LoadSettings:
     publish: "snapshot": what is changed goes to new directories, and the metastore flips to them (docs/decisions/0007);
     "mirror": the source's layout; None: as loads into the target's databases did before.
     as_they_are: tables in formats that a copy of their files does not copy are loaded, too (docs/formats.md).
+    preserve: of HDFS, what copied files get of their sources' beside the bytes (`ATTRIBUTES`).
     by_difference: a bootstrap takes over what the target holds already, and copies only what differs (None: it copies
     all).
     keys: the dump must be signed with one of them (None: it need not be signed).
@@ -80,6 +81,7 @@ class LoadSettings:
     publish: Literal["mirror", "snapshot"] | None = None
     keys: Keys | None = None
     as_they_are: bool = False
+    preserve: Collection[str] = ()
     brake: Brake | None = None
     take_over: bool = False
 
@@ -127,6 +129,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         sharing=sharing,
         back=bootstrap and options.by_difference is not None and not snapshots,
         as_they_are=options.as_they_are,
+        preserve=tuple(options.preserve),
         seen=seen,
     )
     make_plan(plan, there)

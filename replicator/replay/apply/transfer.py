@@ -6,6 +6,7 @@ What one task does with its files is in `files` and `copying`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from cmroot.store.local import is_directory
 from cmroot.store.place import is_local, local_path
@@ -108,11 +109,13 @@ def run_files(replay: Replay, purpose: str) -> CopyReport:
     engine, parts, rules = runtime.engines.for_work(files, size), replay.parts, plan.file_rules()
     wanted = max(engine.parallelism, size // TASK_BYTES, files // TASK_FILES)
     shares = max(1, -(-wanted // len(parts)))
-    private = plan.snapshot is not None
+    more: dict[str, Any] = {
+        "reread": plan.rereads,
+        "private": plan.snapshot is not None,
+        "preserve": plan.preserve if purpose == COPY else (),
+    }
     tasks = [
-        CopyTask([place], rules, roots, share, shares, purpose, reread=plan.rereads, private=private)
-        for place in parts
-        for share in range(shares)
+        CopyTask([place], rules, roots, share, shares, purpose, **more) for place in parts for share in range(shares)
     ]
     total = CopyReport()
     with runtime.progress.task(_TITLES[purpose], total=len(tasks)) as advance:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_right as bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
@@ -23,7 +24,8 @@ import pyarrow.parquet as pq
 
 from cmroot.log.parts import reading
 from cmroot.names import check_entries
-from cmroot.store.place import Place, is_local, local_path
+from cmroot.store.hdfs.attributes import carry_attributes
+from cmroot.store.place import Place, is_local, local_path, parent
 from replicator.core.report import CopyCounts
 from replicator.errors import Error
 from replicator.replay.copy.copying import (
@@ -52,9 +54,10 @@ MISSING_SHOWN = 1000  # missing files a task names; more are counted
 @dataclass(frozen=True)
 class CopyTask:
     """One bucket (its parts), and which share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles what
-    the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had, COMPARE
-    counts what would be copied. Delta logs are left to `logs`. `reread`: see place_file. `private`: the directories are
-    new ones, which nobody reads yet; what was carried into them and is replaced still lies in the old ones."""
+    the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had, COMPARE counts
+    what would be copied. Delta logs are left to `logs`. `reread`: see place_file. `private`: the directories are new
+    ones, which nobody reads yet; what was carried into them and is replaced still lies in the old ones. `preserve`:
+    ATTRIBUTES that copied files, and the directories of all, get of their sources'."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -64,6 +67,7 @@ class CopyTask:
     purpose: str = COPY
     reread: bool = False
     private: bool = False
+    preserve: Collection[str] = ()
 
 
 @dataclass
@@ -120,8 +124,12 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
         return done
 
     with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY), fence) as attempt:
-        how = Placing(task.roots, attempt, kept, task.reread, task.private)
+        how = Placing(task.roots, attempt, kept, task.reread, task.private, task.preserve)
         _share_out(mine, lambda files: work(files, how), report)
+        for source, target in {(parent(file.source), parent(file.target)) for file in mine if task.preserve}:
+            attempt.check()
+            with suppress(FileNotFoundError):  # of a directory that the source has dropped, nobody knows
+                carry_attributes(source, target, task.preserve)
     seen = report.files_copied + report.files_skipped + report.missing_count
     if seen != len(mine):
         raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")

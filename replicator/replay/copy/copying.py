@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import BinaryIO
@@ -31,6 +31,7 @@ from cmroot.store.checksum import (
     copy_between,
     copy_stream,
 )
+from cmroot.store.hdfs.attributes import carry_attributes
 from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
 from cmroot.store.s3 import WHOLE
@@ -59,14 +60,15 @@ def kept_prefixes(root: str) -> frozenset[str]:
 @dataclass(frozen=True)
 class Placing:
     """How the files of a task are placed. `kept`: where the target's `$cmroot` is asked before the source; elsewhere it
-    is asked last. `reread`: files that seem to be right are read, as their bytes may have rotted. `private`: see
-    CopyTask."""
+    is asked last. `reread`: files that seem to be right are read, as their bytes may have rotted. `private`,
+    `preserve`: see CopyTask."""
 
     roots: Roots
     attempt: Attempt
     kept: frozenset[str]
     reread: bool = False
     private: bool = False
+    preserve: Collection[str] = ()
 
 
 def place_file(wanted: Wanted, how: Placing) -> Placed:
@@ -297,7 +299,7 @@ def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Pla
         reasons = []
         for origin in origins(wanted, checksum, size, how.roots, how.kept):
             try:
-                found, published = write(origin, place, right, how.attempt)
+                found, published = write(origin, place, right, how)
             except FileNotFoundError:
                 reasons.append(f"{origin} does not exist")
                 continue
@@ -311,9 +313,7 @@ def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Pla
     raise given_up(wanted.target)
 
 
-def _write_checked(
-    origin: Origin, place: Place, right: tuple[str, int], attempt: Attempt
-) -> tuple[tuple[str, int], bool]:
+def _write_checked(origin: Origin, place: Place, right: tuple[str, int], how: Placing) -> tuple[tuple[str, int], bool]:
     """Checksum and size of an origin, and whether it has become the object: where these are right, and nobody else has
     written one. The store itself compares the bytes that arrive with a digest of those that were hashed here."""
     with origin.open() as source:
@@ -321,7 +321,7 @@ def _write_checked(
     found = checksum_stream(io.BytesIO(data))
     if found != right:
         return found, False
-    attempt.check()
+    how.attempt.check()
     return found, remote_store(place.text).create_checked(place.text, data)
 
 
@@ -332,19 +332,22 @@ def _at_most(source: BinaryIO, size: int) -> bytes:
     return bytes(data)
 
 
-def _write_aside(
-    origin: Origin, place: Place, right: tuple[str, int], attempt: Attempt
-) -> tuple[tuple[str, int], bool]:
+def _write_aside(origin: Origin, place: Place, right: tuple[str, int], how: Placing) -> tuple[tuple[str, int], bool]:
     """As `_write_checked`, where the store checks nothing: what was written is read back before it gets its name."""
-    staging = Place(attempt.staging(place.parent.text))
+    staging = Place(how.attempt.staging(place.parent.text))
     with origin.open() as source, staging.open_new() as target:
         found = copy_stream(source, target)
     if found == right:
         found = checksum_at(staging.text)
-    if found == right:
-        attempt.check()
-        staging.move(place)
-        return found, True
+    try:
+        if found == right:
+            carry_attributes(origin.place, staging.text, how.preserve)
+            how.attempt.check()
+            staging.move(place)
+            return found, True
+    except FileNotFoundError:  # the origin is gone by now
+        staging.remove()
+        raise
     staging.remove()
     return found, False
 

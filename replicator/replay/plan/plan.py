@@ -6,6 +6,7 @@ turn file entries into target files. Its size grows with tables, not with files.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -101,11 +102,11 @@ class Plan:
     """What a load does, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
     dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `overwrite`, `by_difference`: see
     LoadOptions.
-    `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others
-    have published so back into the source's layout. `as_they_are`: see LoadOptions; `left_out`: tables whose files are
-    copied by nothing, and views whose SQL is not understood; what the target has of them stays. `left`: of dropped
-    tables, partitions ("": the table) that left their files before. `stays`: what stays of files that were to go.
-    `lacked`: views that earlier loads left out, and this one does; what the target cannot have. `seen`: the
+    `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others have
+    published so back into the source's layout. `as_they_are`, `preserve`: see LoadOptions; `left_out`: tables whose
+    files are copied by nothing, and views whose SQL is not understood; what the target has of them stays. `left`: of
+    dropped tables, partitions ("": the table) that left their files before. `stays`: what stays of files that were to
+    go. `lacked`: views that earlier loads left out, and this one does; what the target cannot have. `seen`: the
     `standing` of databases that were there."""
 
     metadata: DumpMetadata
@@ -119,6 +120,7 @@ class Plan:
     snapshot: str | None = None
     back: bool = False
     as_they_are: bool = False
+    preserve: Collection[str] = ()
     left_out: list[LeftOut] = field(default_factory=list)
     create_databases: list[Database] = field(default_factory=list)
     alter_databases: list[Database] = field(default_factory=list)
