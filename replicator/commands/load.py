@@ -66,7 +66,7 @@ class LoadOptions(Braked, OfPolicy):
     jobs: Jobs = JOBS
     key_file: str | None = None
     formats: FormatChoice | None = None
-    preserve: Sequence[Attribute] = ()
+    preserve: Attribute | Sequence[Attribute] = ()
     dry_run: bool = False
 
 
@@ -95,7 +95,7 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
         as_they_are=options.formats == AS_THEY_ARE,
         brake=options.limits,
         take_over=options.take_over,
-        preserve=options.preserve,
+        preserve=(options.preserve,) if isinstance(options.preserve, str) else options.preserve,
     )
     with options.runtime(options.jobs) as runtime, options.connected(options.target) as target:
         if options.dry_run:

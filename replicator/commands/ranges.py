@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import UnionType
@@ -38,8 +38,8 @@ Share = Annotated[float, Between(0, 1)]
 
 
 def check(options: Any) -> None:
-    """Raises UsageError for a field whose annotation is a range, a choice (`Literal`) or a duration, and whose value is
-    none of these."""
+    """Raises UsageError for a field whose annotation is a range, a choice (`Literal`), several of them or a duration,
+    and whose value is none of these."""
     for name, hint in _hints(cast(Hashable, type(options))).items():
         value = getattr(options, name, None)
         complaint = "" if value is None else _complaint(value, hint)
@@ -55,7 +55,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _restricts(hint: Any) -> bool:
-    return get_origin(hint) in (Annotated, Literal) or hint is timedelta
+    of_restricted = get_origin(hint) is Sequence and any(map(_restricts, get_args(hint)))
+    return get_origin(hint) in (Annotated, Literal) or hint is timedelta or of_restricted
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -72,6 +73,9 @@ def _complaint(value: Any, hint: Any) -> str:
         elif get_origin(each) is Annotated:
             kind, between = get_args(each)
             found = between.complaint(value, kind)
+        elif get_origin(each) is Sequence:
+            items, (kind,) = [value] if isinstance(value, str) else value, get_args(each)
+            found = next((wrong for item in items if (wrong := _complaint(item, kind))), "")
         elif each is timedelta:
             fits = isinstance(value, timedelta) and value >= timedelta(0)
             found = "" if fits else f"{str(value)!r} is not a duration such as 10s, 5m or 1h"
