@@ -16,16 +16,30 @@ import pytest
 pytest.importorskip("moto.server", reason="moto is not installed")
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 
+from stores import S3_SERVERS, s3_of
+
 from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.keepers import CopyKeeper, LinkKeeper, NoKeeper, VersionKeeper, choose_keeper, is_kept
 from cmroot.keep.versions import BLOCK, NULL, noncurrent_days, open_version, version_size, why_unversioned
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_stream
+from cmroot.store.drivers.filesystems import filesystem_of
 from cmroot.store.listing import list_tree, object_state
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 
 pytestmark = pytest.mark.usefixtures("s3_endpoint")
+
+
+@pytest.fixture(scope="module", params=S3_SERVERS)
+def s3_endpoint(request: pytest.FixtureRequest) -> Iterator[None]:
+    with s3_of(request.param, request) as filesystem:
+        filesystem.mkdir("cmroot-test")
+        yield
+
+
+ON_MOTO = pytest.mark.parametrize("s3_endpoint", ["moto"], indirect=True)
+"""What versitygw lacks: users with few rights, policies that bind its root, rules of lifecycles."""
 
 
 def s3(operation: str, **arguments: Any) -> Any:
@@ -88,9 +102,7 @@ def user() -> Iterator[Callable[..., None]]:
 
 def forget_connections() -> None:
     """A filesystem keeps the credentials it was made with."""
-    from cmroot.store import remote
-
-    remote._filesystem.cache_clear()
+    filesystem_of.cache_clear()
 
 
 def text(path: str, version: str) -> bytes:
@@ -209,6 +221,7 @@ def test_an_object_whose_version_is_gone_when_it_is_read_is_copied(
     assert is_kept(root, kept.checksum, 4)
 
 
+@ON_MOTO
 def test_versions_that_may_not_be_read_are_an_error_when_they_are_kept(
     versioned: str, user: Callable[..., None]
 ) -> None:
@@ -238,6 +251,7 @@ def test_places_without_versions_say_why() -> None:
     assert "only S3" in why_unversioned("/w/t")
 
 
+@ON_MOTO
 def test_not_being_allowed_to_ask_counts_as_no_versions(versioned: str, user: Callable[..., None]) -> None:
     root = create_or_open(f"{versioned}/cmroot").place
     user("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")
@@ -249,6 +263,7 @@ def test_not_being_allowed_to_ask_counts_as_no_versions(versioned: str, user: Ca
         choose_keeper(root, f"{versioned}/t", "version")
 
 
+@ON_MOTO
 def test_a_rule_that_expires_old_versions_is_told(versioned: str) -> None:
     assert noncurrent_days(versioned) is None
     rules = [
@@ -306,6 +321,7 @@ def test_each_store_gets_the_keeper_it_can_have(made: Callable[[str], str], ware
 
 
 @pytest.mark.parametrize("requested", ["auto", "copy"])
+@ON_MOTO
 def test_a_root_that_takes_no_bytes_is_an_error_that_says_so(s3_endpoint: None, requested: str) -> None:
     bucket = make_bucket(None)
     root = create_or_open(f"{bucket}/cmroot").place
@@ -316,12 +332,14 @@ def test_a_root_that_takes_no_bytes_is_an_error_that_says_so(s3_endpoint: None, 
     assert choose_keeper(root, f"{bucket}/w", "none") == NoKeeper()
 
 
+@ON_MOTO
 def test_versions_need_no_root_that_takes_bytes(versioned: str) -> None:
     root = create_or_open(f"{versioned}/cmroot").place
     forbid(versioned, "s3:PutObject", "/cmroot/*")
     assert choose_keeper(root, f"{versioned}/w") == VersionKeeper(root)
 
 
+@ON_MOTO
 def test_a_refused_object_is_not_writable_rather_than_a_bare_error(s3_endpoint: None) -> None:
     bucket = make_bucket(None)
     forbid(bucket, "s3:PutObject")

@@ -6,10 +6,12 @@ this process, written and removed by the tests as Spark or Hive would.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import pytest
 from engines import local_engine
 from metastores import MetastoreFactory
 from plain_tables import text_storage
-from stores import s3_server, s3a_as_directories
+from stores import S3_SERVERS, s3_of, s3a_as_directories
+from versity import ON_VERSITYGW
 
 import replicator
 from cmroot.errors import KeepError, NotWritable
@@ -51,12 +54,28 @@ def set_versioning(bucket: str, status: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def buckets() -> Iterator[list[str]]:
-    with s3_server():
+def buckets() -> list[str]:
+    """Of what the tests use."""
+    return BUCKETS
+
+
+@pytest.fixture(scope="module", params=["moto"])
+def s3_buckets(request: pytest.FixtureRequest) -> Iterator[None]:
+    with s3_of(request.param, request):
         for bucket in BUCKETS:
-            s3("create_bucket", bucket)
+            with contextlib.suppress(FileExistsError):
+                s3("create_bucket", bucket)
         set_versioning(VERSIONED, "Enabled")
-        yield BUCKETS
+        yield
+
+
+@pytest.fixture(autouse=True)
+def served(s3_buckets: None) -> None:
+    """Other modules that use `fixture` have servers of their own."""
+
+
+on_both_servers = pytest.mark.parametrize("s3_buckets", S3_SERVERS, indirect=True)
+on_versitygw = partial(pytest.param, "versitygw", marks=ON_VERSITYGW)
 
 
 @dataclass
@@ -201,20 +220,24 @@ LOCAL = ""
 
 
 @pytest.mark.parametrize(
-    ("keeper", "store", "root_on", "asked"),
+    ("s3_buckets", "keeper", "store", "root_on", "asked"),
     [
-        pytest.param("link", LOCAL, LOCAL, "auto", id="link, found out"),
-        pytest.param("copy", LOCAL, LOCAL, "copy", id="copy, as asked"),
-        pytest.param("copy", LOCAL, PLAIN, "auto", id="copy from a disk to a bucket"),
-        pytest.param("copy", PLAIN, LOCAL, "auto", id="copy from a bucket to a disk"),
-        pytest.param("copy", PLAIN, OTHER, "auto", id="copy from a bucket to another"),
-        pytest.param("copy", VERSIONED, VERSIONED, "copy", id="copy within a bucket"),
-        pytest.param("version", VERSIONED, LOCAL, "auto", id="version, root on a disk"),
-        pytest.param("version", VERSIONED, OTHER, "auto", id="version, root in another bucket"),
-        pytest.param("recycle", LOCAL, LOCAL, "none", id="recycle on a disk"),
-        pytest.param("recycle", PLAIN, LOCAL, "none", id="recycle from a bucket to a disk"),
-        pytest.param("recycle", PLAIN, PLAIN, "none", id="recycle within a bucket"),
+        pytest.param("moto", "link", LOCAL, LOCAL, "auto", id="link, found out"),
+        pytest.param("moto", "copy", LOCAL, LOCAL, "copy", id="copy, as asked"),
+        pytest.param("moto", "copy", LOCAL, PLAIN, "auto", id="copy from a disk to a bucket"),
+        pytest.param("moto", "copy", PLAIN, LOCAL, "auto", id="copy from a bucket to a disk"),
+        pytest.param("moto", "copy", PLAIN, OTHER, "auto", id="copy from a bucket to another"),
+        pytest.param("moto", "copy", VERSIONED, VERSIONED, "copy", id="copy within a bucket"),
+        pytest.param("moto", "version", VERSIONED, LOCAL, "auto", id="version, root on a disk"),
+        pytest.param("moto", "version", VERSIONED, OTHER, "auto", id="version, root in another bucket"),
+        pytest.param("moto", "recycle", LOCAL, LOCAL, "none", id="recycle on a disk"),
+        pytest.param("moto", "recycle", PLAIN, LOCAL, "none", id="recycle from a bucket to a disk"),
+        pytest.param("moto", "recycle", PLAIN, PLAIN, "none", id="recycle within a bucket"),
+        on_versitygw("copy", VERSIONED, VERSIONED, "copy", id="copy within a bucket of versitygw"),
+        on_versitygw("version", VERSIONED, OTHER, "auto", id="version on versitygw"),
+        on_versitygw("recycle", PLAIN, PLAIN, "none", id="recycle within a bucket of versitygw"),
     ],
+    indirect=["s3_buckets"],
 )
 def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
     fixture: Callable[..., ReplicationFixture], sides: Sides, keeper: str, store: str, root_on: str, asked: str
@@ -255,6 +278,7 @@ def recycle(it: ReplicationFixture, place: str) -> None:
         recycle_file(it.root.place, join(place, name))
 
 
+@on_both_servers
 def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loaded(
     fixture: Callable[..., ReplicationFixture],
 ) -> None:
@@ -329,6 +353,7 @@ def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(
 # ---- what versions do not protect against -------------------------------------------------------------------------
 
 
+@on_both_servers
 def test_a_version_that_somebody_deleted_is_named_as_missing(fixture: Callable[..., ReplicationFixture]) -> None:
     it = fixture(VERSIONED)
     it.table("t", VERSIONED)
@@ -343,6 +368,7 @@ def test_a_version_that_somebody_deleted_is_named_as_missing(fixture: Callable[.
         it.load(dump)
 
 
+@on_both_servers
 def test_what_was_there_before_versioning_is_copied_once_versioning_is_suspended(
     fixture: Callable[..., ReplicationFixture],
 ) -> None:

@@ -30,6 +30,8 @@ from replicator.replay.copy.copying import remove_file
 from replicator.replay.copy.origins import Roots
 from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
 
+_shops = itertools.count(1)
+
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[AutoEngine]:
@@ -38,28 +40,26 @@ def engine() -> Iterator[AutoEngine]:
     engine.stop()
 
 
-def write_partition(source: Running, day: str, text: str) -> None:
-    """One partition of `store.log` with one file, as a writer beside the metastore leaves it."""
-    location = source.warehouse / "store.db" / "log" / f"day={day}"
+def write_partition(source: Running, db: str, day: str, text: str) -> None:
+    """One partition of the table `log` with one file, as a writer beside the metastore leaves it."""
+    location = source.warehouse / f"{db}.db" / "log" / f"day={day}"
     location.mkdir(parents=True)
     (location / "part-0").write_text(text)
     with connect(source.uri) as metastore:
-        metastore.add_partitions("store", "log", [Partition(values=(day,), storage=text_storage(f"file:{location}"))])
+        metastore.add_partitions(db, "log", [Partition(values=(day,), storage=text_storage(f"file:{location}"))])
 
 
 def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
     source_metastore: Running, target_metastore: Running, bucket: str, engine: AutoEngine, tmp_path: Path
 ) -> None:
-    cmroot = f"{bucket}/cmroot"
-    sides = {"source": source_metastore.uri, "db": "store", "cmroot": cmroot, "engine": engine}
-    home = source_metastore.warehouse / "store.db"
+    cmroot, db = f"{bucket}/cmroot", f"store{next(_shops)}"
+    sides = {"source": source_metastore.uri, "db": db, "cmroot": cmroot, "engine": engine}
+    home = source_metastore.warehouse / f"{db}.db"
     with connect(source_metastore.uri) as source:
-        source.create_database(Database(name="store", location=f"file:{home}"))
+        source.create_database(Database(name=db, location=f"file:{home}"))
         keys = (Column(name="day", type="string"),)
-        source.create_table(
-            Table(db="store", name="log", storage=text_storage(f"file:{home}/log"), partition_keys=keys)
-        )
-    write_partition(source_metastore, "1", "first")
+        source.create_table(Table(db=db, name="log", storage=text_storage(f"file:{home}/log"), partition_keys=keys))
+    write_partition(source_metastore, db, "1", f"{db} first")  # the target keeps those of all
     first = replicator.dump(out=f"{bucket}/dumps/1", **sides)
     assert (first.status, first.files) == ("dumped", 1)
     (home / "log" / "day=1" / "part-0").unlink()  # and the bytes are kept, by a copy
@@ -67,13 +67,13 @@ def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
     loaded = replicator.load(first.dump, target=target_metastore.uri, engine=engine)
 
     assert (loaded.files_copied, loaded.files_from_cmroot) == (1, 1)
-    copied = target_metastore.warehouse / "store.db" / "log" / "day=1" / "part-0"
-    assert copied.read_text() == "first"
+    copied = target_metastore.warehouse / f"{db}.db" / "log" / "day=1" / "part-0"
+    assert copied.read_text() == f"{db} first"
 
-    write_partition(source_metastore, "2", "second")
+    write_partition(source_metastore, db, "2", "second")
     second = replicator.dump(out=f"{bucket}/dumps/2", since=first.dump, **sides)
     replicator.load(second.dump, target=target_metastore.uri, engine=engine)
-    verified = replicator.verify(source=source_metastore.uri, target=target_metastore.uri, db="store", engine=engine)
+    verified = replicator.verify(source=source_metastore.uri, target=target_metastore.uri, db=db, engine=engine)
     assert verified.differences == []
     assert not copied.exists()
 
@@ -187,9 +187,6 @@ class Shop:
         with connect(self.target.uri) as metastore:
             found = metastore.database(self.name).parameters
             return {key: value for key, value in found.items() if "loading" not in key and "role" not in key}
-
-
-_shops = itertools.count(1)
 
 
 @pytest.fixture

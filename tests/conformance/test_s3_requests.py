@@ -129,7 +129,9 @@ def test_what_a_store_heeds_is_found_out(proxy: Proxy, monkeypatch: pytest.Monke
     for strict in (True, False):
         monkeypatch.setattr(proxy, "strict", strict)
         remote._HEEDED.clear()
+        proxy.taken()
         assert store.heeds(f"{BUCKET}/probe") == (strict, strict)
+        assert proxy.taken() == {"PUT": 2, "COPY": 1, "DELETE": 2}
         assert [name for name in Place(BUCKET).list() if name.startswith("probe")] == []
     remote._HEEDED.clear()
 

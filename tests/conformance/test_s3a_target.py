@@ -12,7 +12,7 @@ import pytest
 from engines import local_engine
 from metastores import MetastoreFactory
 from plain_tables import text_storage
-from stores import bucket, s3a_as_directories
+from stores import moto_bucket, s3a_as_directories
 
 import replicator
 from cmroot.root import create_or_open
@@ -21,7 +21,7 @@ from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
-__all__ = ["bucket"]
+__all__ = ["moto_bucket"]
 
 KEYS = (Column("p", "string"),)
 
@@ -36,11 +36,11 @@ class Sides:
 
 @pytest.fixture(scope="module")
 def sides(
-    bucket: str, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
+    moto_bucket: str, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sides]:
     mounts = tmp_path_factory.mktemp("mounts")
-    target = metastore_factory("target", settings=s3a_as_directories(mounts, [bucket]))
-    yield Sides(metastore_factory("source"), target, tmp_path_factory.mktemp("source"), bucket)
+    target = metastore_factory("target", settings=s3a_as_directories(mounts, [moto_bucket]))
+    yield Sides(metastore_factory("source"), target, tmp_path_factory.mktemp("source"), moto_bucket)
 
 
 def serde_of(table: Table) -> dict[str, str]:

@@ -261,7 +261,7 @@ def test_places_in_a_bucket_are_tried_and_left_as_they_were(scene: Scene, bucket
 
 
 def test_a_bucket_that_is_not_there_is_critical(scene: Scene, bucket: str) -> None:
-    scene.values |= {"cmroot": "s3a://no-such-bucket/cm", "dumps": "s3a://no-such-bucket/dumps"}
+    scene.values |= {"cmroot": f"{bucket}-absent/cm", "dumps": f"{bucket}-absent/dumps"}
     found = healths(scene.check())
     assert found["write cmroot"] == found["write dumps"] == "critical"
 

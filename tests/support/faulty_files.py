@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import _registry
 
-from cmroot.store import remote
+from cmroot.store.drivers.filesystems import filesystem_of
 
 
 class FaultyFiles(LocalFileSystem):  # type: ignore[misc]
@@ -43,12 +43,12 @@ def faulty_files() -> Iterator[type[FaultyFiles]]:
     """Registered while the block lasts; places are `sftp://tests/<absolute path>`."""
     before = _registry.get("sftp")
     _registry["sftp"] = FaultyFiles
-    remote._filesystem.cache_clear()
+    filesystem_of.cache_clear()
     FaultyFiles.faults, FaultyFiles.met = {}, []
     try:
         yield FaultyFiles
     finally:
-        remote._filesystem.cache_clear()
+        filesystem_of.cache_clear()
         del _registry["sftp"]
         if before is not None:
             _registry["sftp"] = before

@@ -1,4 +1,4 @@
-"""The stores of the conformance suite: a directory, fsspec's memory store, HDFS, S3, GCS, Azure."""
+"""The stores of the conformance suite: a directory, fsspec's memory store, HDFS, S3 of two servers, GCS, Azure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from typing import Any
 
 import pytest
 from object_servers import ACCOUNT, environment, make_bucket
+from versity import ON_VERSITYGW, Versity
 
 from cmroot.root import create_or_open
+from cmroot.store.drivers.filesystems import filesystem_of
 from cmroot.store.place import Place, join
 from cmroot.store.remote import FsspecStore
 
 STORES: list[Any] = ["local", "memory"]
 if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, where its packages are installed
     STORES.append("s3")
+if find_spec("s3fs"):
+    STORES.append(pytest.param("versitygw", marks=ON_VERSITYGW))
 if find_spec("hdfs_native"):
     STORES.append(pytest.param("hdfs", marks=pytest.mark.hdfs))
 if find_spec("gcsfs"):
@@ -30,11 +34,34 @@ if find_spec("adlfs"):
     STORES.append(pytest.param("abfss", marks=pytest.mark.azure))
 
 
+S3_SERVERS = ["moto", pytest.param("versitygw", marks=ON_VERSITYGW)]
+"""For tests that run on both: see `s3_of`."""
+
+
+@contextmanager
+def s3_of(kind: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An S3 endpoint, which the environment names meanwhile; a filesystem of it. kind: of `S3_SERVERS`."""
+    filesystem_of.cache_clear()  # their buckets may have the same names
+    if kind == "moto":
+        with s3_server() as filesystem:
+            yield filesystem
+    else:
+        server: Versity = request.getfixturevalue("versitygw")
+        with environment(server.environment):
+            yield new_filesystem()
+    filesystem_of.cache_clear()
+
+
+def new_filesystem() -> Any:
+    """Of the S3 server that the environment names."""
+    s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    return s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+
+
 @contextmanager
 def s3_server() -> Iterator[Any]:
     """An S3 endpoint in this process, which the environment names meanwhile; a filesystem of it."""
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
-    s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -45,7 +72,7 @@ def s3_server() -> Iterator[Any]:
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
     }
     with environment(named):
-        yield s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+        yield new_filesystem()
     server.stop()
 
 
@@ -68,9 +95,24 @@ def azure_container(azure: str) -> str:
     return place
 
 
+@pytest.fixture(scope="session")
+def versitygw_bucket(versitygw: Versity) -> tuple[str, Versity]:
+    with environment(versitygw.environment):
+        new_filesystem().mkdir("cmroot-on-versitygw")
+    return "s3a://cmroot-on-versitygw", versitygw
+
+
+@pytest.fixture(scope="module", params=S3_SERVERS)
+def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A bucket of the module's own: all moto's endpoints of a process have the same ones."""
+    with s3_of(request.param, request) as filesystem:
+        filesystem.mkdir(name := f"bucket-{uuid.uuid4().hex}")
+        yield f"s3a://{name}"
+
+
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of the module's own: all endpoints of a process have the same ones."""
+def moto_bucket() -> Iterator[str]:
+    """For tests that take long and ask the store for little."""
     with s3_server() as filesystem:
         filesystem.mkdir(name := f"bucket-{uuid.uuid4().hex}")
         yield f"s3a://{name}"
@@ -85,6 +127,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "hdfs":
         yield (place := f"{request.getfixturevalue('hdfs').url}/{uuid.uuid4().hex}")
         Place(place).remove_tree()
+        return
+    if request.param == "versitygw":
+        bucket, server = request.getfixturevalue("versitygw_bucket")
+        with environment(server.environment):
+            yield (place := f"{bucket}/{uuid.uuid4().hex}")
+            Place(place).remove_tree()
         return
     store = {
         "memory": lambda: "memory:/",

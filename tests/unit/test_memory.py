@@ -27,7 +27,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> ChangeRoot:
     """A target's $cmroot, on a disk and on S3."""
     if request.param == "disk":
         return create_or_open(str(tmp_path / "cmroot"))
-    return create_or_open(join(request.getfixturevalue("bucket"), tmp_path.name))
+    return create_or_open(join(request.getfixturevalue("moto_bucket"), tmp_path.name))
 
 
 @pytest.fixture
