@@ -216,14 +216,14 @@ class ObjectLease(Block):
             self.holder = ours  # says so, also when it is released, until the file is known to be there
             (self._root / name).write_bytes(data)
             self.holder = msgspec.structs.replace(ours, publishes=None)
-            _epoch_path(self._root, before).remove()
+            _epoch_path(self._root, before).remove_own()
 
     def renew(self) -> None:
         """Move the expiry; raises LeaseHeld when it is too late for that."""
         with self._writing:
             self.check()
             renewed = msgspec.structs.replace(self.holder, expires=self._now() + self._ttl.total_seconds())
-            _epoch_path(self._root, self.epoch).write_bytes(msgspec.json.encode(renewed))
+            _epoch_path(self._root, self.epoch).replace_own(msgspec.json.encode(renewed))
             self.holder = renewed
 
     def release(self) -> None:
@@ -233,7 +233,7 @@ class ObjectLease(Block):
             with contextlib.suppress(LeaseHeld):
                 self.check()
                 ended = msgspec.structs.replace(self.holder, released=True)
-                _epoch_path(self._root, self.epoch).write_bytes(msgspec.json.encode(ended))
+                _epoch_path(self._root, self.epoch).replace_own(msgspec.json.encode(ended))
             self._stop.set()
         if self._thread:
             self._thread.join()
@@ -286,7 +286,7 @@ def _acquire_object(root: Place, purpose: str, ttl: timedelta, now: Callable[[],
     if pending and path and not path.exists():
         path.write_bytes(pending.data)
     for epoch in known:
-        _epoch_path(root, epoch).remove()
+        _epoch_path(root, epoch).remove_own()
     return ObjectLease(root, msgspec.structs.replace(ours, publishes=None), ttl, store_time, renew)
 
 
@@ -298,7 +298,7 @@ def _take(root: Place, ours: Holder) -> bool:
             return path.read_bytes() == data
         return False
     if _epochs(root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
-        path.remove()
+        path.remove_own()
         return False
     return True
 
@@ -318,4 +318,4 @@ def _probe(root: Place, now: Callable[[], float]) -> float:
             )
         return moment - written / 1e9 if written else 0.0
     finally:
-        probe.remove()
+        probe.remove_own()

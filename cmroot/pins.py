@@ -195,7 +195,7 @@ def pin_dump(root: str, pin: DumpPin) -> None:
 
 def unpin_dump(root: str, name: str) -> None:
     """Safe to run twice."""
-    _place(root, DumpPin, name).remove()
+    _place(root, DumpPin, name).remove_own()
 
 
 # Times
@@ -248,7 +248,7 @@ def _create(root: str, pin: Pin) -> None:
 
 
 def _write(root: str, pin: Pin) -> None:
-    _place(root, type(pin), pin.name).write_bytes(seal(_FORMAT[type(pin)], pin))
+    _place(root, type(pin), pin.name).replace_own(seal(_FORMAT[type(pin)], pin))
 
 
 def _find(root: str, kind: type[P], name: str) -> P | None:
@@ -269,7 +269,7 @@ def _drop(root: str, kind: type[Pin], name: str) -> None:
     place = _place(root, kind, name)
     if not place.exists():
         raise _unknown(root, kind, name)
-    place.remove()
+    place.remove_own()
 
 
 def _unknown(root: str, kind: type[Pin], name: str) -> PinError:

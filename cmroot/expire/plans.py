@@ -57,9 +57,9 @@ class PlanDirectory:
 
     def discard(self) -> None:
         """Safe to run twice."""
-        self.place.remove_tree()
+        self.place.remove_own_tree()
         if self._descriptor is not None:
-            self.lock.remove()
+            self.lock.remove_own()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -90,8 +90,8 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
         plan = PlanDirectory(root, name)
         if (own and name == own.id) or not name[:1].isdigit() or _alive(plan, moment):
             continue
-        plan.place.remove_tree()
-        plan.lock.remove()
+        plan.place.remove_own_tree()
+        plan.lock.remove_own()
         swept.append(name)
     return swept
 
@@ -100,6 +100,7 @@ def sweep_staging(root: str, moment: float) -> None:
     """Remove what killed writers left half written in all directories of a root but that of kept files, which are
     written in `incoming/`. Some take no lease, so only what is old enough to be nobody's goes."""
     before = moment - ABANDONED.total_seconds()
+    Place(root).remove_uploads(before=before)
     Place(root).sweep(before=before)
     for child in Place(root).children():
         if child.is_directory and Place(child.path).name != "files":

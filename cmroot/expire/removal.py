@@ -20,8 +20,8 @@ from cmroot.keep.store_lock import removing
 from cmroot.lease import Lease
 from cmroot.log.captured import ADD, segments
 from cmroot.log.intercepted import read_intercepted
+from cmroot.store.objects.told import object_time_ns
 from cmroot.store.place import Place, join
-from cmroot.store.remote import object_time_ns
 from cmroot.store.spelling import raise_named
 from cmroot.store.stores import remote_store
 

@@ -53,7 +53,7 @@ def why_no_copy(root: str) -> str:
             return f"{files}: this user may not write there"
         probe = Place(fresh_incoming(root, PROBE))
         probe.write_bytes(b"written to see whether this can be written\n")
-        probe.remove()
+        probe.remove_own()
     except (NotWritable, UnknownPlace) as error:
         return error.message
     except NotImplementedError as error:  # stores that fsspec can only read

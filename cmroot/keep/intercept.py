@@ -285,8 +285,8 @@ class Intercept:
     def _forget(self) -> None:
         """The journal last: while it is there, captures wait and a restart looks here."""
         place = Place(self.place)
-        (place / ENTRIES).remove()
-        (place / JOURNAL).remove()
+        (place / ENTRIES).remove_own()
+        (place / JOURNAL).remove_own()
         _remove_empty(place)
         self._store_lock.close()
         self.open, self._has_store_lock = False, False

@@ -85,7 +85,7 @@ class Journal(msgspec.Struct, frozen=True):
 
 def write_journal(place: str, journal: Journal) -> None:
     """Durable when it returns; replaces the one before."""
-    (Place(place) / JOURNAL).write_bytes(msgspec.json.encode(journal))
+    (Place(place) / JOURNAL).replace_own(msgspec.json.encode(journal))
 
 
 def read_journal(place: str) -> Journal | None:

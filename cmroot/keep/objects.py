@@ -15,8 +15,10 @@ from cmroot.errors import ChecksumMismatch
 from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate, name_incoming, unsteady
 from cmroot.store.checksum import ALGORITHM, checksum_at, checksum_stream, copy_stream
 from cmroot.store.listing import FileState, file_state, object_state
+from cmroot.store.objects import server_copies
 from cmroot.store.place import Place, name_of, scheme
-from cmroot.store.s3 import COPIED, Stream, copy_if
+from cmroot.store.remote import FsspecStore
+from cmroot.store.s3 import Stream, copy_if
 from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
 
@@ -44,7 +46,7 @@ def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
         if source.was_steady(size):
             _name(root, staged, kept, renew)
             return kept
-        staged.remove()
+        staged.remove_own()
     raise unsteady(path)
 
 
@@ -102,19 +104,29 @@ def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
         kept = read_object(path)
         if not renew and is_kept(root, kept.checksum, kept.size):
             return kept
-        if kept.size <= COPIED and store.heeds(fresh_incoming(root, "probe")).copies:
-            final = locate(root, kept.checksum, kept.size)
-            with naming(final):
-                if copy_if(store.filesystem, store.key(path), store.key(final), kept.identity):
-                    return kept
+        if kept.size > server_copies.WHOLE_COPY or store.heeds(fresh_incoming(root, "probe")).copies:
+            if _copied_as_read(store, path, locate(root, kept.checksum, kept.size), kept):
+                return kept
             continue
         staged = Place(fresh_incoming(root, "copy"))
-        store.filesystem.cp_file(store.key(path), store.key(str(staged)))
+        store.copy(path, str(staged))
         if file_state(path).identity == kept.identity and staged.size() == kept.size:
             _name(root, staged, kept, renew)
             return kept
-        staged.remove()
+        staged.remove_own()
     raise unsteady(path)
+
+
+def _copied_as_read(store: FsspecStore, path: str, final: str, kept: Kept) -> bool:
+    with naming(final):
+        small = kept.size <= server_copies.WHOLE_COPY
+        if small and copy_if(store.filesystem, store.key(path), store.key(final), kept.identity):
+            return True
+        try:  # its version, where there is one: some stores compare with an older one
+            old = server_copies.original(store.filesystem, store.key(path))
+        except FileNotFoundError:
+            return False
+        return old.etag == kept.identity and server_copies.copy(store.filesystem, old, store.key(final))
 
 
 def _name(root: str, staged: Place, kept: Kept, renew: bool) -> None:
@@ -122,6 +134,6 @@ def _name(root: str, staged: Place, kept: Kept, renew: bool) -> None:
         name_incoming(Place(root).local, staged.local, kept)
         return
     if not renew and is_kept(root, kept.checksum, kept.size):
-        staged.remove()
+        staged.remove_own()
     else:
         staged.move(Place(locate(root, kept.checksum, kept.size)))

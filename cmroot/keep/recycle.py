@@ -138,7 +138,7 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
     removed += [*Place(root).sweep(), *where.sweep()]
     if not where.local:
         for name in where.find():
-            (where / name).remove()
+            (where / name).remove_own()
             removed.append(name)
         return Swept(finished, removed)
     root, incoming = Place(root).local, where.local

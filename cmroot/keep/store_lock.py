@@ -62,14 +62,14 @@ def removing(root: str, *, now: Callable[[], float] = time.time, patience: timed
     try:
         while True:
             until = now() + REMOVING_FOR.total_seconds()
-            marker.write_bytes(msgspec.json.encode(_Removing(1, until)))
+            marker.replace_own(msgspec.json.encode(_Removing(1, until)))
             if not (Place(root) / "taking").list():  # either they see our marker, or we see theirs
                 break
-            marker.remove()
+            marker.remove_own()
             _wait(root, deadline, _STEP * 10)
         yield
     finally:
-        marker.remove()
+        marker.remove_own()
 
 
 class _Removing(msgspec.Struct, frozen=True):

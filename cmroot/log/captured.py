@@ -120,12 +120,12 @@ def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], floa
             staying.add(segment.place)
         else:
             _ask(lease)
-            (Place(segment.place) / MARKER).remove()  # first: from here on it is not a damaged segment but none
+            (Place(segment.place) / MARKER).remove_own()  # first: from here on it is not a damaged segment but none
     swept = []
     for name in names:
         if str(log / name) not in staying and not _is_lost(name, found):
             _ask(lease)
-            (log / name).remove_tree()
+            (log / name).remove_own_tree()
             swept.append(name)
     return swept
 
@@ -171,7 +171,7 @@ class SegmentWriter:
         # On object stores two writers may be at work for a while, of whom one has lost the lease: names of their own.
         self._own = f"-{lease.epoch}" if lease is not None and not Place(root).local else ""
         self._place = Place(root) / "log" / f"{first_position:020d}-writing{self._own}"
-        self._place.remove_tree()
+        self._place.remove_own_tree()
         self._place.mkdirs()
         self._writer = PartsWriter(str(self._place))
         self._records: LinesWriter | None = None
@@ -256,7 +256,7 @@ class SegmentWriter:
                 sync_directory(final.parent.local)
             return
         if self._lease is None:
-            final.remove_tree()  # part of an attempt that a crash ended here
+            final.remove_own_tree()  # part of an attempt that a crash ended here
         for part in self._writer.parts:
             (self._place / part.name).move(final / part.name)
         if self._lease is None:
@@ -264,7 +264,7 @@ class SegmentWriter:
         else:
             marker = (self._place / MARKER).read_bytes()
             self._lease.publish(f"log/{final.name}/{MARKER}", marker)
-        self._place.remove_tree()
+        self._place.remove_own_tree()
 
     def abort(self) -> None:
         """Leave nothing; safe to run twice, and after `finish` does nothing."""
@@ -273,7 +273,7 @@ class SegmentWriter:
         for part in (self._records, self._files):
             if part is not None:
                 part.abort()
-        self._place.remove_tree()
+        self._place.remove_own_tree()
         self._done = True
 
     def __enter__(self) -> Self:

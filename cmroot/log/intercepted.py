@@ -65,7 +65,7 @@ def read_intercepted(root: str, until: int) -> list[Intercepted]:
 
 def remove_intercepted(taken: Intercepted) -> None:
     """After the segment that records it was published. Safe to run twice."""
-    Place(taken.place).remove()
+    Place(taken.place).remove_own()
 
 
 class _Source(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from cmroot.store.checksum import ALGORITHM
+from cmroot.store.objects.told import object_time_ns
 from cmroot.store.place import Place
-from cmroot.store.remote import object_time_ns
 from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
 

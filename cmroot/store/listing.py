@@ -17,9 +17,9 @@ import msgspec
 
 from cmroot.errors import NotWritable
 from cmroot.store.delta import LOG, beyond
+from cmroot.store.objects.told import object_identity, object_time_ns
 from cmroot.store.place import is_local, local_path, name_of, normal, split_authority
 from cmroot.store.ranges import lists_ranges, trees
-from cmroot.store.remote import object_identity, object_time_ns
 from cmroot.store.spelling import naming
 from cmroot.store.stores import remote_store
 from cmroot.text import is_text, shown, unsafe

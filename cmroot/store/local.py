@@ -151,6 +151,20 @@ class LocalStore:
         with naming(path), contextlib.suppress(FileNotFoundError):
             os.unlink(local_path(path))
 
+    def remove_own(self, path: str) -> bool:
+        self.remove(path)
+        return True
+
+    def remove_own_tree(self, path: str) -> bool:
+        self.remove_tree(path)
+        return True
+
+    def replace_own(self, path: str, data: bytes) -> None:
+        self.write_bytes(path, data)
+
+    def remove_uploads(self, path: str, begins: str, *, before: float) -> int:
+        return 0
+
     def remove_tree(self, path: str) -> None:
         with naming(path), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(local_path(path))

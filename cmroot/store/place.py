@@ -160,6 +160,24 @@ class Place:
         """Remove a file; a missing one is no error, so it may run twice."""
         self.store.remove(self._path)
 
+    def remove_own(self) -> bool:
+        """As `remove`, of what only this program writes and nobody needs any more: a bucket with versions keeps neither
+        one nor a delete marker. False when this user may not remove these; the name is free in any case."""
+        return self.store.remove_own(self._path)
+
+    def remove_own_tree(self) -> bool:
+        """As `remove_own`, of a directory in which only this program writes, and all below."""
+        return self.store.remove_own_tree(self._path)
+
+    def replace_own(self, data: bytes) -> None:
+        """As `write_bytes`, of what only this program writes: no version of the older content stays."""
+        self.store.replace_own(self._path, data)
+
+    def remove_uploads(self, begins: str = "", *, before: float = math.inf) -> int:
+        """Ends unfinished uploads to this directory and below, of names that begin so, from before a time (seconds
+        since 1970); how many. Nobody else may write such names. Safe to run twice."""
+        return self.store.remove_uploads(self._path, begins, before=before)
+
     def remove_tree(self) -> None:
         """Remove a directory and all below; a missing one is no error, so it may run twice."""
         self.store.remove_tree(self._path)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO, cast
 
@@ -17,8 +16,11 @@ from cmroot.errors import NotWritable
 from cmroot.store import s3
 from cmroot.store.drivers.filesystems import AZURE, GCS, filesystem_of
 from cmroot.store.local import Child, Children, Names, staging_name
+from cmroot.store.objects import own_objects, server_copies
+from cmroot.store.objects.heeding import Heeds, heeds
+from cmroot.store.objects.told import child_of, is_aside, lists_trees, object_time_ns
 from cmroot.store.renaming import RENAMING, is_there, rename_onto_free, replace
-from cmroot.store.spelling import STAGING, join, naming, normal, parent, scheme, split_authority
+from cmroot.store.spelling import join, naming, normal, parent, scheme, split_authority
 
 _CONDITIONAL = frozenset({"s3"}) | GCS | AZURE
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
@@ -29,7 +31,7 @@ _ASKED_AT_ONCE = 32
 Below = list[tuple[str, dict[str, Any]]]
 Infos = list[dict[str, Any] | None]  # the store below has a method called list
 
-_HEEDED: dict[tuple[int, str], s3.Heeds] = {}
+_HEEDED: dict[tuple[int, str], Heeds] = {}
 _TRYING = threading.Lock()
 _MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
 
@@ -109,14 +111,14 @@ class FsspecStore:
         self.filesystem.rm_file(staged)
         return False
 
-    def heeds(self, probe: str) -> s3.Heeds:
+    def heeds(self, probe: str) -> Heeds:
         """What the store proves of what it is sent; tried once in each process. `probe`: a place that nobody uses."""
         if scheme(self.place) != "s3":
-            return s3.Heeds(digests=False, copies=False)
+            return Heeds(digests=False, copies=False)
         known = (os.getpid(), split_authority(normal(self.place))[0])
         with _TRYING, naming(probe):
             if known not in _HEEDED:
-                _HEEDED[known] = s3.heeds(self.filesystem, self.key(probe))
+                _HEEDED[known] = heeds(self.filesystem, self.key(probe))
         return _HEEDED[known]
 
     def create_checked(self, path: str, data: bytes) -> bool:
@@ -161,7 +163,7 @@ class FsspecStore:
             found = self.below(path) if deep else self.directly_below(path)
         except FileNotFoundError:
             return []
-        swept = [name for name, info in found if _is_aside(name) and object_time_ns(info) < before * 1e9]
+        swept = [name for name, info in found if is_aside(name) and object_time_ns(info) < before * 1e9]
         self.remove_many([join(path, name) for name in swept])
         return swept
 
@@ -198,18 +200,18 @@ class FsspecStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
         names = [name.rpartition("/")[2] for name in keys if name != key.rstrip("/")]
-        return sorted(name for name in names if not name.startswith(STAGING))
+        return sorted(name for name in names if not is_aside(name))
 
     def find(self, path: str) -> Names:
-        return sorted(name for name, _ in self.below(path) if not _is_aside(name))
+        return sorted(name for name, _ in self.below(path) if not is_aside(name))
 
     def children(self, path: str) -> Children:
-        found = [_child(join(path, name), info) for name, info in self.directly_below(path)]
+        found = [child_of(join(path, name), info) for name, info in self.directly_below(path)]
         return sorted(found, key=lambda each: each.path)
 
     def child(self, path: str) -> Child | None:
         info = self._info(path)
-        return _child(path, info) if info else None
+        return child_of(path, info) if info else None
 
     def directly_below(self, path: str) -> Below:
         """Names with what the store says of them. Raises FileNotFoundError when there is no such directory."""
@@ -229,7 +231,7 @@ class FsspecStore:
         {} when there is none. What cannot be listed is an error: most of fsspec's drivers would leave it out."""
         top = self.key(path).rstrip("/")
         with naming(path):
-            if _lists_trees(self.filesystem):
+            if lists_trees(self.filesystem):
                 return cast(dict[str, Any], self.filesystem.find(top, withdirs=directories, detail=True))
             return self._walk(top, directories)
 
@@ -257,9 +259,48 @@ class FsspecStore:
             if self._renames:
                 self.mkdirs(parent(target))
                 self._replace(old, new)
+            elif scheme(self.place) == "s3":
+                self.copy(path, target, path + server_copies.NOTE)
+                own_objects.remove_own(self.filesystem, old)
             else:  # never fs.mv: it reads * ? [ ] in names as patterns
                 self.filesystem.cp_file(old, new)
                 self.filesystem.rm_file(old)
+
+    def copy(self, path: str, target: str, note: str = "") -> None:
+        """By the server. Raises FileNotFoundError for a file that is gone, or replaced meanwhile. `note`: a name of our
+        own, ending with `server_copies.NOTE`, where the target's does not tell that it is ours."""
+        with naming(target):
+            old, new = self.key(path), self.key(target)
+            if scheme(self.place) != "s3":
+                self.filesystem.cp_file(old, new)
+                return
+            original = server_copies.original(self.filesystem, old)
+            if not server_copies.copy(self.filesystem, original, new, self.key(note) if note else ""):
+                raise FileNotFoundError(f"{path}: was replaced while it was copied")
+
+    def remove_own(self, path: str) -> bool:
+        """As `remove`, of what only this program writes; see Place."""
+        if scheme(self.place) != "s3":
+            self.remove(path)
+            return True
+        with naming(path):
+            if path.endswith(server_copies.NOTE):
+                server_copies.remove_left(self.filesystem, self.key(path))
+            return own_objects.remove_own(self.filesystem, self.key(path))
+
+    def replace_own(self, path: str, data: bytes) -> None:
+        if scheme(self.place) != "s3":
+            self.write_bytes(path, data)
+            return
+        with naming(path):
+            own_objects.replace_own(self.filesystem, self.key(path), data)
+
+    def remove_uploads(self, path: str, begins: str, *, before: float) -> int:
+        if scheme(self.place) != "s3":
+            return 0
+        with naming(path):
+            prefix = self.key(path).rstrip("/") + "/"
+            return server_copies.remove_uploads(self.filesystem, prefix + begins, before=before)
 
     def remove(self, path: str) -> None:
         with naming(path), contextlib.suppress(FileNotFoundError):
@@ -274,6 +315,13 @@ class FsspecStore:
                 return
         for path in paths:
             self.remove(path)
+
+    def remove_own_tree(self, path: str) -> bool:
+        if scheme(self.place) != "s3":
+            self.remove_tree(path)
+            return True
+        with naming(path):
+            return own_objects.remove_own_tree(self.filesystem, self.key(path).rstrip("/"), self.tree(path))
 
     def remove_tree(self, path: str) -> None:
         # never fs.rm of a tree: it reads * ? [ ] in names as patterns
@@ -302,7 +350,7 @@ class FsspecStore:
         with naming(path):
             found = self.tree(path, directories=True)
             for key, info in found.items():
-                if info["type"] != "directory" and _is_aside(key):
+                if info["type"] != "directory" and is_aside(key):
                     with contextlib.suppress(FileNotFoundError):
                         self.filesystem.rm_file(key)
             below = [key for key, info in found.items() if info["type"] == "directory"]
@@ -333,45 +381,3 @@ class FsspecStore:
 
     def _replace(self, staged: str, key: str) -> None:
         replace(self.filesystem, scheme(self.place), staged, key)
-
-
-def _child(path: str, info: dict[str, Any]) -> Child:
-    time_ns = object_time_ns(info)
-    return Child(path, info["type"] == "directory", time_ns / 1e9 if time_ns else None, int(info.get("size") or 0))
-
-
-def _is_aside(name: str) -> bool:
-    return name.rpartition("/")[2].startswith(STAGING)
-
-
-def _lists_trees(filesystem: Any) -> bool:
-    """Whether the store lists a tree with requests of its own; fsspec's walk takes what it may not list for empty."""
-    from fsspec.asyn import AsyncFileSystem
-
-    return isinstance(filesystem, AsyncFileSystem) and type(filesystem)._find is not AsyncFileSystem._find
-
-
-def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
-    """What the store itself says tells two contents of one name apart; the time where it says nothing. Not S3's version
-    id: its listings do not have it."""
-    for key in ("generation", "ETag", "etag", "md5Hash", "content_md5"):
-        value = info.get(key)
-        if value:
-            return str(value).strip('"')
-    return str(mtime_ns)
-
-
-def object_time_ns(info: dict[str, Any]) -> int:
-    for key in ("LastModified", "last_modified", "updated", "mtime", "modified", "modificationTime", "created"):
-        value = info.get(key)
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            value = value.timestamp()
-            if key == "LastModified":  # S3: an answer about one object has whole seconds, some stores' listings more
-                value = int(value)
-        if key == "modificationTime" and isinstance(value, int):  # WebHDFS: milliseconds
-            return value * 1_000_000
-        if isinstance(value, int | float):
-            return round(value * 1_000_000) * 1000  # a double holds microseconds, and stores tell no more
-    return 0

@@ -8,9 +8,7 @@ import contextlib
 import hashlib
 import io
 import uuid
-from typing import Any, NamedTuple, cast
-
-from fsspec import filesystem as driver_of
+from typing import Any, cast
 
 from cmroot.errors import StorageUnreachable
 from cmroot.store.spelling import AWAY, naming
@@ -21,9 +19,6 @@ TRIES = 5
 WHOLE = 16 * 1024 * 1024
 """Bytes up to which an object is written by one request that the store checks before it shows the object: as many lie
 in memory, for each object that is being copied."""
-
-COPIED = 5 * 1024 * 1024 * 1024
-"""Bytes of an object that one request copies, at most: S3's own bound."""
 
 WRITTEN_BY = "replicator-call"
 """Metadata of an object that `create` wrote: the call that did."""
@@ -37,7 +32,7 @@ class Stream(io.RawIOBase):
 
     def __init__(self, filesystem: Any, key: str, place: str) -> None:
         """place: for messages. Raises FileNotFoundError when it is not there, and what `naming` raises."""
-        self._filesystem, self._about, self._place, self._at = filesystem, _named(key), place, 0
+        self._filesystem, self._about, self._place, self._at = filesystem, named(key), place, 0
         self._body: Any = None
         with naming(place):
             answer = self._ask()
@@ -106,14 +101,14 @@ class Stream(io.RawIOBase):
 
 def info(filesystem: Any, key: str) -> Info:
     """What the store says of an object; it is not taken for a directory. Raises FileNotFoundError."""
-    answer: Info = filesystem.call_s3("head_object", **_named(key))
+    answer: Info = filesystem.call_s3("head_object", **named(key))
     return {**answer, "size": answer["ContentLength"]}
 
 
 def put_new(filesystem: Any, key: str, data: bytes) -> bool:
     """Writes an object that is not there, if these bytes arrive; False when one is there. The store compares their
     digest with what has arrived, and shows the object afterwards."""
-    return _heeded(filesystem, "put_object", **_named(key), Body=data, ContentMD5=_md5(data), IfNoneMatch="*")
+    return _heeded(filesystem, "put_object", **named(key), Body=data, ContentMD5=md5_of(data), IfNoneMatch="*")
 
 
 def create(filesystem: Any, key: str, data: bytes) -> bool:
@@ -121,56 +116,20 @@ def create(filesystem: Any, key: str, data: bytes) -> bool:
     the request again, which its own object then refuses; so each object names the call that wrote it."""
     call = uuid.uuid4().hex
     for _ in range(TRIES):
-        if _heeded(filesystem, "put_object", **_named(key), Body=data, IfNoneMatch="*", Metadata={WRITTEN_BY: call}):
+        if _heeded(filesystem, "put_object", **named(key), Body=data, IfNoneMatch="*", Metadata={WRITTEN_BY: call}):
             return True
         with contextlib.suppress(FileNotFoundError):  # refused for one that is just being written, or removed
             return bool(info(filesystem, key).get("Metadata", {}).get(WRITTEN_BY) == call)
     return False
 
 
-class Heeds(NamedTuple):
-    """Whether a store compares what arrives with its digest (`digests`), and heeds the condition of a copy (`copies`).
-    Some stores that speak S3 take both for decoration."""
-
-    digests: bool
-    copies: bool
-
-
-def heeds(filesystem: Any, probe: str) -> Heeds:
-    """Found out by trying, with objects that are written and removed again. `probe`: a key that nobody uses."""
-    copy = probe + "-copy"
-    try:
-        filesystem.call_s3("put_object", **_named(probe), Body=b"")
-        copies = not copy_if(filesystem, probe, copy, "of-no-object")
-        return Heeds(not _takes_wrong_digest(filesystem, probe), copies)
-    finally:
-        for key in (probe, copy):
-            filesystem.call_s3("delete_object", **_named(key))
-
-
-def _takes_wrong_digest(filesystem: Any, key: str) -> bool:
-    try:
-        _asking_once(filesystem).call_s3("put_object", **_named(key), Body=b"these", ContentMD5=_md5(b"others"))
-    except OSError as error:
-        if _code(error) in ("BadDigest", "InvalidDigest"):
-            return False
-        raise
-    return True
-
-
-def _asking_once(filesystem: Any) -> Any:
-    """The same without the driver's tries: it sends again what is refused for its digest, for seven seconds."""
-    config = {**filesystem.config_kwargs, "retries": {"total_max_attempts": 1}}
-    options = {**filesystem.storage_options, "config_kwargs": config, "skip_instance_cache": True}
-    return driver_of("s3", **options)
-
-
-def copy_if(filesystem: Any, key: str, target: str, etag: str) -> bool:
-    """Copies an object of at most `COPIED` bytes in one step, if it still has this tag (without its quotes); False when
+def copy_if(filesystem: Any, key: str, target: str, etag: str, version: str | None = None) -> bool:
+    """Copies an object of at most 5 GiB in one step, if it still has this tag (without its quotes); False when
     it has another, or is gone."""
-    source = {"CopySource": _named(key), "CopySourceIfMatch": f'"{etag}"'}
+    of = named(key) | ({"VersionId": version} if version else {})
+    source = {"CopySource": of, "CopySourceIfMatch": f'"{etag}"'}
     try:
-        return _heeded(filesystem, "copy_object", **_named(target), **source)
+        return _heeded(filesystem, "copy_object", **named(target), **source)
     except FileNotFoundError:
         return False
 
@@ -190,20 +149,23 @@ def _heeded(filesystem: Any, operation: str, **arguments: Any) -> bool:
 
 def is_refused(error: OSError) -> bool:
     """Whether a condition of a request did not hold. The driver's errors have S3's own as their cause."""
-    return any(word in f"{_code(error)} {error}" for word in _CONDITIONS)
+    return any(word in f"{code_of(error)} {error}" for word in _CONDITIONS)
 
 
 _CONDITIONS = ("PreconditionFailed", "ConditionNotMet", "ConditionalRequestConflict")
 
 
-def _md5(data: bytes) -> str:
+def md5_of(data: bytes) -> str:
+    """As `ContentMD5` has it."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
-def _code(error: OSError) -> str:
+def code_of(error: OSError) -> str:
+    """S3's own name of an error; "" for others."""
     return str(getattr(error.__cause__, "response", {}).get("Error", {}).get("Code", ""))
 
 
-def _named(key: str) -> dict[str, str]:
+def named(key: str) -> dict[str, str]:
+    """A key of the driver's as arguments of a request."""
     bucket, _, name = key.partition("/")
     return {"Bucket": bucket, "Key": name}

@@ -38,10 +38,11 @@ class Room:
 @dataclass(frozen=True)
 class Probed:
     """A file was written, read and removed at `place`. `clock_ahead`: of the store's clock against ours, in seconds; 0
-    within what can be determined."""
+    within what can be determined. `leaves`: a version of it stays in the bucket."""
 
     place: str
     clock_ahead: float
+    leaves: bool = False
 
 
 def disk_room(path: str) -> Room:
@@ -74,6 +75,9 @@ def judge_place(
     except (Error, OSError) as error:
         message, hint = reported(error)
         return Finding(name, "critical", message, hint or "give this user the right to write there"), None
+    if probed.leaves:
+        text = f"{place}: its bucket has versions, and this user may not remove those of temporary objects"
+        return Finding(name, "warning", text, "give it s3:ListBucketVersions and s3:DeleteObjectVersion"), probed
     return Finding(name, "ok", f"{place}{state}"), probed
 
 
@@ -91,7 +95,7 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
     it will be made in. exclusive: created the way a lease is. Raises NotWritable, NoSpace, UnknownPlace, OSError."""
     where = standing(place) if is_local(place) else place
     file = Place(staging_name(join(where, "check")))
-    before = clock()
+    before, leaves = clock(), False
     try:
         if exclusive:
             file.create_exclusive(PROBE)
@@ -103,8 +107,8 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
         there = file_state(str(file)).mtime_ns / 1e9
     finally:
         with contextlib.suppress(Error, OSError):
-            file.remove()
-    return Probed(where, clock_ahead(there, before, after))
+            leaves = not file.remove_own()
+    return Probed(where, clock_ahead(there, before, after), leaves)
 
 
 def clock_ahead(there: float, before: float, after: float) -> float:
@@ -184,7 +188,7 @@ def trial_root(root: str) -> Iterator[str]:
         yield str(trial)
     finally:
         with contextlib.suppress(Error, OSError):
-            trial.remove_tree()
+            trial.remove_own_tree()
 
 
 def _judge_keeper(root: str, locations: Sequence[str], requested: str, manager: Callable[[], ChangeManager]) -> Finding:

@@ -214,6 +214,6 @@ def _make_room(place: Place) -> None:
 
 def _remove_unfinished(place: Place) -> None:
     for name in ("_metadata", "_files"):
-        (place / name).remove_tree()
-    (place / layout.METADATA).remove()
-    (place / SIGNATURE).remove()
+        (place / name).remove_own_tree()
+    (place / layout.METADATA).remove_own()
+    (place / SIGNATURE).remove_own()

@@ -55,7 +55,7 @@ def _ahead_of_store(root: str, clock: Callable[[], float]) -> float:
         probe.write_bytes(b"")
         written = file_state(str(probe)).mtime_ns
     finally:
-        probe.remove()
+        probe.remove_own()
     return before - written / 1e9 if written else 0.0
 
 

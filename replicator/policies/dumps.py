@@ -56,8 +56,8 @@ class PolicyDumps:
             old = datetime.strptime(match[3], _TIME).replace(tzinfo=UTC) < oldest
             surplus = rank >= KEPT_DUMPS and bool((place / LOADS).list())
             if old or surplus or not (place / FINISHED).exists():
-                (place / FINISHED).remove()  # first what makes it count
-                place.remove_tree()
+                (place / FINISHED).remove_own()  # first what makes it count
+                place.remove_own_tree()
                 unpin_dump(root.place, match[2])
                 removed.append(str(place))
         return removed

@@ -268,7 +268,7 @@ class Memory:
         oldest = stamp(iso(now() - older_than.total_seconds()))
         gone = [name for name in self._run_names()[max(0, keep) :] if name < oldest]
         for name in gone:
-            (self._runs / name).remove()
+            (self._runs / name).remove_own()
         return len(gone)
 
     def _run_names(self) -> list[str]:
@@ -310,7 +310,7 @@ class Memory:
     # ---- files ----------------------------------------------------------------------------------------------------
 
     def _write(self, path: Place, value: Run | RememberedScope | RoleChange) -> None:
-        path.write_bytes(seal(_FORMAT[type(value)], value))
+        path.replace_own(seal(_FORMAT[type(value)], value))
 
     def _read(self, path: Place, kind: type[M]) -> M | None:
         try:

@@ -151,7 +151,7 @@ class RunDirectory:
 
     def write_run(self, run: PurgeRun) -> None:
         body = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
-        (Place(self.place) / "run.json").write_bytes(body)
+        (Place(self.place) / "run.json").replace_own(body)
 
     def read_run(self) -> PurgeRun:
         path = Place(self.place) / "run.json"

@@ -118,7 +118,7 @@ class TableWork:
             self.run = settle_counts(self.metastore, self.directory, self.run, done.table)
         self.run = msgspec.structs.replace(self.run, tables=(*self.run.tables, done.table))
         self.directory.write_run(self.run)
-        (Place(self.directory.place) / "found").remove_tree()
+        (Place(self.directory.place) / "found").remove_own_tree()
         return done
 
     def _tried(self, onboarded: Onboarded, act: Callable[[TableSearch], list[Unit]], done: TableDone) -> None:

@@ -209,7 +209,7 @@ class FileRecorder:
         """One Parquet file instead of the lines; a crash between leaves both, which say the same."""
         if self._rows:
             self._audit._write(self._rows)
-            Place(name).remove()
+            Place(name).remove_own()
 
 
 def begin_audit(root: str, job: str, *, run: str = "", clock: Callable[[], float] = clocks.time) -> AuditLog:

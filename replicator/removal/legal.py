@@ -133,7 +133,7 @@ def release_hold(root: str, name: str) -> None:
     """Also a damaged one. Raises ObjectNotFound when there is none."""
     if not _NAME.fullmatch(name) or not _place(root, name).exists():
         raise ObjectNotFound(f"{root}: no legal hold {name}", hint="`replicator legal-hold ls` shows them")
-    _place(root, name).remove()
+    _place(root, name).remove_own()
 
 
 def _place(root: str, name: str) -> Place:

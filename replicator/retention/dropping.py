@@ -93,7 +93,7 @@ class Dropper:
         return str(place)
 
     def forget(self, place: str) -> None:
-        Place(place).remove()
+        Place(place).remove_own()
 
     def finish(self) -> Dropped:
         """Completes what a killed run had begun: drops the partitions whose files are all in `$cmroot`. Those whose
@@ -108,7 +108,7 @@ class Dropper:
                 done.count += dropped.count
                 done.failed += dropped.failed
                 if not dropped.failed:
-                    note.remove()
+                    note.remove_own()
         return done
 
     def _read(self, items: Sequence[PlannedItem]) -> Iterator[tuple[PlannedItem, Partition]]:

@@ -206,4 +206,4 @@ def _forget_ids(root: str) -> None:
         if directory.read_run().status == "running":
             continue
         if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
-            Place(directory.ids).remove_tree()
+            Place(directory.ids).remove_own_tree()

@@ -89,7 +89,7 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
 def _write(ids: pa.Table, snapshot: str) -> None:
     """As Spark would write them: read only when the run says that they are there."""
     place = Place(snapshot)
-    place.remove_tree()
+    place.remove_own_tree()
     with (place / "ids.parquet").open_write() as file:
         pq.write_table(ids, file)
 

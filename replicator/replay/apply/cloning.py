@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from cmroot.store.checksum import copy_file
 from cmroot.store.listing import list_tree
-from cmroot.store.place import is_local, join, local_path, normal
+from cmroot.store.objects import server_copies
+from cmroot.store.place import is_local, join, local_path, normal, parent
 from cmroot.store.resolve import located
 from cmroot.store.stores import remote_store
 from replicator.core.batches import batched
@@ -47,7 +48,7 @@ def _carry(root: str, old: str, new: str) -> int:
     listing = list_tree(old)
     there = list_tree(new)
     known = {file.path_relative for file in there.files} if there else set()
-    count, made, unlinked = 0, set(), []
+    count, made, unlinked, large = 0, set(), [], []
     for file in listing.files if listing else ():
         if file.path_relative in known:
             continue
@@ -60,9 +61,15 @@ def _carry(root: str, old: str, new: str) -> int:
                 made.add(directory)
             if not _link(source, target):
                 unlinked.append((source, target, file.mtime_ns))
+        elif file.size > server_copies.WHOLE_COPY:
+            large.append((source, target))
         else:
             _copy(source, target)
         count += 1
+    if large:
+        with noted(root, (target for _, target in large)) as attempt:
+            for source, target in large:
+                _copy(source, target, attempt.staging(parent(target)) + server_copies.NOTE)
     if unlinked:
         with noted(root, (target for _, target, _ in unlinked)) as attempt:
             for source, target, mtime_ns in unlinked:
@@ -95,11 +102,10 @@ def _copy_local(source: str, target: str, mtime_ns: int, attempt: Attempt) -> No
         raise
 
 
-def _copy(source: str, target: str) -> None:
+def _copy(source: str, target: str, note: str = "") -> None:
     old, new = located(source), located(target)
     if not old.local and old.same_store(new):
-        store = remote_store(source)
-        store.filesystem.cp_file(store.key(str(old)), store.key(str(new)))
+        remote_store(source).copy(str(old), str(new), note)
         return
     with old.open_read() as reading, new.open_write() as writing:
         while block := reading.read(8 << 20):

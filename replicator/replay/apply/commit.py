@@ -355,7 +355,7 @@ class Commit:
             parameters = self._with_scope(name, parameters, moves=moves)
             if parameters != there.parameters:
                 self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
-        (Place(self._work.root) / "loads" / self._work.plan.metadata.id).remove_tree()
+        (Place(self._work.root) / "loads" / self._work.plan.metadata.id).remove_own_tree()
         close_retired(self._work.root, self._work.plan.metadata.id, now=clocks.time())
 
     def _said_of_others(self, name: str, parameters: dict[str, str]) -> list[NotReplicated]:

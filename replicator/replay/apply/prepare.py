@@ -74,9 +74,9 @@ class Preparation:
             place = loads / load
             for mark in place.list():
                 if mark.partition(".")[0] in databases:
-                    (place / mark).remove()
+                    (place / mark).remove_own()
             if not place.list():
-                place.remove_tree()
+                place.remove_own_tree()
 
     def _is_loading(self, database: str) -> bool:
         try:
@@ -193,7 +193,7 @@ class Preparation:
             self._work.changed.count()
         if note.exists():
             self._work.recycle({note.read_bytes().decode(): step.name}, Leaving({step.name}))
-            note.remove()
+            note.remove_own()
 
     def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
         engine = self._work.runtime.engines.for_work(len(pairs))

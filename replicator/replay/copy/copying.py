@@ -306,6 +306,8 @@ def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Pla
             if published:
                 return Placed(origin.name, size)
             if found == right:  # another attempt has written the object meanwhile
+                if not place.exists():  # some stores take a delete marker for an object
+                    write = _write_aside
                 break
             reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
         else:
@@ -346,9 +348,9 @@ def _write_aside(origin: Origin, place: Place, right: tuple[str, int], how: Plac
             staging.move(place)
             return found, True
     except FileNotFoundError:  # the origin is gone by now
-        staging.remove()
+        staging.remove_own()
         raise
-    staging.remove()
+    staging.remove_own()
     return found, False
 
 

@@ -111,7 +111,7 @@ def fenced(
     try:
         yield from engine.run(_Fenced(function, Fence(root, note)), asked())
     finally:
-        place.remove()
+        place.remove_own()
 
 
 class _Fenced(Generic[Task, Result]):
@@ -142,7 +142,7 @@ def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[At
     note = Place(root) / _NOTES / attempt.id
     note.write_bytes(msgspec.json.encode(directories))
     yield attempt
-    note.remove()
+    note.remove_own()
 
 
 def sweep_staging(root: str) -> int:
@@ -162,9 +162,9 @@ def sweep_staging(root: str) -> int:
         if not name.startswith(_GIVEN_UP):
             if directories:
                 (notes / f"{_GIVEN_UP}{int(time.time())}-{name}").write_bytes(note.read_bytes())
-            note.remove()  # from here on the attempt publishes nothing
+            note.remove_own()  # from here on the attempt publishes nothing
         elif float(name.removeprefix(_GIVEN_UP).partition("-")[0]) < time.time() - _REMEMBERED:
-            note.remove()
+            note.remove_own()
         removed += sum(_sweep_directory(located(directory)) for directory in directories)
     return removed
 
@@ -172,8 +172,8 @@ def sweep_staging(root: str) -> int:
 def _sweep_directory(place: Place) -> int:
     found = [name for name in place.list() if name.startswith(STAGING)]
     for name in found:
-        (place / name).remove()
-    return len(found)
+        (place / name).remove_own()
+    return len(found) + place.remove_uploads(STAGING)
 
 
 def _sweep_unfinished(notes: Place) -> None:

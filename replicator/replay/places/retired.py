@@ -79,8 +79,8 @@ def take_left(root: str, take: Callable[[Sequence[Retired]], None]) -> None:
             for name in place.list():
                 if name != _CLOSED:
                     take(_read(str(place / name), root))
-                    (place / name).remove()
-            place.remove_tree()
+                    (place / name).remove_own()
+            place.remove_own_tree()
 
 
 def close_retired(root: str, load: str, *, now: float) -> None:
@@ -143,8 +143,8 @@ def sweep_retired(
             if name != _CLOSED:
                 check()
                 _sweep_note(root, neighbours, _read(join(place, name), root), swept)
-                (Place(place) / name).remove()
-        Place(place).remove_tree()
+                (Place(place) / name).remove_own()
+        Place(place).remove_own_tree()
     return swept
 
 
