@@ -191,6 +191,8 @@ def _named(error: OSError, path: str) -> Error | None:
             )
         case errno.EAGAIN:  # of a NameNode that takes no changes for now
             return StorageUnreachable(what, hint=AWAY)
+        case errno.EBUSY if scheme(path) == "s3":  # 503, to every try
+            return StorageUnreachable(what, hint=AWAY)
     if isinstance(error, PermissionError) or is_forbidden(error):  # of a store that has no error numbers
         return NotWritable(what, hint=_ALLOW)
     if isinstance(error, ConnectionError | TimeoutError):
