@@ -139,7 +139,7 @@ def naming(path: str) -> Iterator[None]:
 
 def raise_named(error: OSError, path: str) -> NoReturn:
     """What `naming` does, for loops in which a context manager per file would be felt."""
-    better = _named(error, path)
+    better = _named(error, path) or _of_driver(error, path)
     if better is None:
         raise error
     raise better from error
@@ -148,17 +148,33 @@ def raise_named(error: OSError, path: str) -> NoReturn:
 def _of_driver(error: Exception, path: str) -> Error | None:
     """Of errors that drivers of stores have for themselves; told by their names, as no driver has to be installed."""
     kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-    if kinds & _NO_ANSWER:
-        return StorageUnreachable(f"{path}: {error}", hint=AWAY)
-    if kinds & _NO_IDENTITY:
+    answered = str(getattr(error, "status_code", None) or getattr(error, "code", None)) if kinds & _ANSWERED else ""
+    said = " ".join(str(error).split("\n")[0].split())
+    if kinds & _NO_ANSWER or answered in _LATER:
+        return StorageUnreachable(f"{path}: {said}", hint=AWAY)
+    if kinds & _NO_IDENTITY or answered == "401":
         return NotWritable(
-            f"{path}: {error}", hint="give this user credentials of the store: AWS_PROFILE, keys, a role"
+            f"{path}: {said}",
+            hint="give this user credentials of the store: AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS,"
+            " AZURE_STORAGE_ACCOUNT_KEY, a role",
         )
-    return None
+    return NotWritable(f"{path}: {said}", hint=_ALLOW) if answered == "403" else None
 
 
-_NO_ANSWER = frozenset({"botocore.ConnectionError", "botocore.HTTPClientError", "aiohttp.ClientError"})
-_NO_IDENTITY = frozenset(
+_ANSWERED = frozenset({"azure.HttpResponseError", "gcsfs.HttpError"})
+_LATER = frozenset({"408", "429", "500", "502", "503", "504"})
+_NO_ANSWER = frozenset(
+    {
+        "aiohttp.ClientError",
+        "azure.ServiceRequestError",
+        "azure.ServiceResponseError",
+        "botocore.ConnectionError",
+        "botocore.HTTPClientError",
+        "google.TransportError",
+        "requests.RequestException",
+    }
+)
+_NO_IDENTITY = frozenset({"azure.ClientAuthenticationError", "google.GoogleAuthError"}) | frozenset(
     f"botocore.{name}"
     for name in (
         "CredentialRetrievalError",
