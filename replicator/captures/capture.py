@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time as clocks
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
@@ -36,6 +36,7 @@ from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import data_connectors, left_out, remember_connectors
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
+from replicator.captures.scanning.bucket_notices import BucketNotices
 from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
 from replicator.captures.scanning.scan import Scan
 from replicator.captures.scanning.snapshot_diff import sweep_made
@@ -74,6 +75,7 @@ class CaptureSettings:
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
     keeper: how bytes are kept: auto (for each store what it can have), link, version, snapshot,
     native, copy or none.
+    s3_events: URLs of the queues that buckets (`s3://name`) send notifications to; each bucket has its own.
     empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
     word, what nobody can see keeps the files that the log knows."""
 
@@ -86,6 +88,7 @@ class CaptureSettings:
     constraints: bool = False
     repair: bool = False
     keeper: str = "auto"
+    s3_events: Mapping[str, str] = field(default_factory=dict)
     empty: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
         sweep_log(root.place, lease)
         with open_manifest(root) as manifest:
             sweep_made(root.place, manifest)
-            run = _Run(source, root, manifest, options.keeper, runtime, lease)
+            run = _Run(source, root, manifest, options, runtime, lease)
             try:
                 run.read(first=True, repair=options.repair)
                 run.read_constraints(again=options.constraints)
@@ -121,7 +124,9 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 report.warnings += sweep_made(root.place, manifest)
             except BaseException:
                 run.abandon()
+                run.notices.abandoned()
                 raise
+            run.notices.published()
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
@@ -146,13 +151,22 @@ class _Run:
     """One capture at work: the records so far, and the manifest as it will be."""
 
     def __init__(
-        self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, keeper: str, runtime: Runtime, lease: Lease
+        self,
+        source: MetastoreReader,
+        root: ChangeRoot,
+        manifest: Manifest,
+        options: CaptureSettings,
+        runtime: Runtime,
+        lease: Lease,
     ) -> None:
         self._source, self._root, self._manifest, self._progress = source, root, manifest, runtime.progress
         self._log = Recording(source, root, manifest, runtime.clock, lease)
+        keeper = options.keeper
         snapshots = CaptureSnapshots(root.place, self._log.base, keeps=keeper in ("auto", "snapshot"))
         manager = partial(change_manager, source, manifest.scope())
-        keepers = Keepers(root.place, keeper, self._log.report.warnings.append, manager=manager, snapshots=snapshots)
+        keepers = Keepers(
+            root.place, options.keeper, self._log.report.warnings.append, manager=manager, snapshots=snapshots
+        )
         self._contents = Contents(self._log, root.place, runtime, keepers)
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()
@@ -162,7 +176,8 @@ class _Run:
         self._sight = Sight()
         self._unread = UnreadEvents()
         self._refusals = Refusals(self._log.before)
-        self.scan = Scan(source, self._log, self._refusals, snapshots)
+        self.notices = BucketNotices(self._log, options.s3_events, keeper)
+        self.scan = Scan(source, self._log, self._refusals, snapshots, self.notices)
         self.holed = False
         self.report = self._log.report
 

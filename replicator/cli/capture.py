@@ -44,6 +44,13 @@ from replicator.core.not_replicated import PARTIAL
 @deep_option
 @click.option("--repair", is_flag=True, help="After lost events, compare everything instead of failing.")
 @keeper_option
+@click.option(
+    "--s3-events",
+    multiple=True,
+    metavar="BUCKET=QUEUE",
+    help="URL of the SQS queue to which a bucket (s3://NAME) sends notifications of all changes: what they do not name "
+    "is listed once a day only; repeatable.",
+)
 @empty_option
 @click.option("--follow", is_flag=True, help="Capture repeatedly until stopped.")
 @click.option(

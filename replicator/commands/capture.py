@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
 from typing import ClassVar
 
 from cmroot.root import create_or_open
+from cmroot.store.spelling import scheme, split_authority
 from replicator.captures import capture as capturing
 from replicator.captures.recording import Captured
-from replicator.commands.base import Where, names, verb
+from replicator.commands.base import Where, names, pairs, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
 from replicator.core.policy import Keeper
@@ -35,6 +36,8 @@ class CaptureOptions(OfPolicy):
     scan_time: look at tables for about so long, and go on after them in the next capture; None: at all.
     repair: after lost events, compare everything instead of failing.
     keeper: auto, link, version, native, copy or none: how bytes are kept; None: as the policy says, else auto.
+    s3_events: queues (SQS) to which buckets send notifications of all changes, as a mapping {"s3://bucket": URL} or
+        "s3://bucket=URL" texts: what they do not name is not listed, but for once a day.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     follow: capture again and again, until an exception such as KeyboardInterrupt ends it.
     interval: the time between two captures of a following.
@@ -55,6 +58,7 @@ class CaptureOptions(OfPolicy):
     deep: bool = False
     repair: bool = False
     keeper: Keeper | None = None
+    s3_events: Mapping[str, str] | Sequence[str] = ()
     empty: Sequence[str] = ()
     follow: bool = False
     interval: timedelta = timedelta(seconds=10)
@@ -83,6 +87,7 @@ def capture(options: CaptureOptions) -> Captured:
         deep=options.deep,
         repair=options.repair,
         keeper=options.keeper or "auto",
+        s3_events=_queues(options.s3_events),
         empty=options.empty,
     )
     with options.runtime() as runtime, options.connected(options.source) as source:
@@ -97,6 +102,19 @@ def capture(options: CaptureOptions) -> Captured:
         if options.follow:
             following.follow(one, options.failed, stop=Event(), passes=_can_pass)
         return once()
+
+
+def _queues(given: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """By bucket. Raises UsageError for what is no bucket, and for a queue of two."""
+    queues = dict(pairs(given, "--s3-events"))
+    for bucket, url in queues.items():
+        if scheme(bucket) != "s3" or split_authority(bucket)[1].strip("/") or "://" not in url:
+            raise UsageError(
+                f"--s3-events {bucket}={url}", hint="give s3://BUCKET=https://sqs.REGION.amazonaws.com/..."
+            )
+    if len(set(queues.values())) < len(queues):
+        raise UsageError("--s3-events: two buckets with one queue", hint="give each bucket a queue of its own")
+    return queues
 
 
 def _can_pass(error: Exception) -> bool:

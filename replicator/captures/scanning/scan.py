@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from cmroot.store.listing import changed_directories
 from replicator.captures.recording import Recording
+from replicator.captures.scanning.bucket_notices import BucketNotices
 from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
 from replicator.captures.scanning.snapshot_diff import SnapshotDiff, bases
 from replicator.captures.scanning.turns import Turns
@@ -26,9 +27,15 @@ class Scan:
     databases that the capture has just read whole, which are not read again."""
 
     def __init__(
-        self, source: MetastoreReader, log: Recording, refusals: Refusals, snapshots: CaptureSnapshots
+        self,
+        source: MetastoreReader,
+        log: Recording,
+        refusals: Refusals,
+        snapshots: CaptureSnapshots,
+        notices: BucketNotices,
     ) -> None:
         self._source, self._log, self._refusals, self._snapshots = source, log, refusals, snapshots
+        self._notices = notices
         self.walked: set[str] = set()
 
     def everything(self, *, compare: bool, deep: bool) -> float:
@@ -41,12 +48,14 @@ class Scan:
             note_engines(self._source, self._log.manifest)
             self._log.report.compare_seconds = round(clocks.monotonic() - began, 3)
             Turns(self._log.manifest, self._log.now()).all_seen()
-        snapshots = SnapshotDiff(self._log, self._snapshots, begin=True, prove=deep)
+        snapshots, self._notices.prove = SnapshotDiff(self._log, self._snapshots, begin=True, prove=deep), deep
         for objects in self._log.manifest.unlisted():
             for each in objects:
                 snapshots.is_known(each.location)
-        self._unlist_changed(snapshots.is_quiet)
+                self._notices.is_quiet(each.location)
+        self._unlist_changed(lambda place: snapshots.is_quiet(place) or self._notices.is_quiet(place))
         snapshots.finish()
+        self._notices.finish()
         return self._log.report.compare_seconds
 
     def some(self, limit: timedelta, *, deep: bool) -> None:
