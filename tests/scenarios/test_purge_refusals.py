@@ -11,6 +11,7 @@ from purges import DESCRIPTOR, Warehouse
 from replicator.errors import Refused
 from replicator.purge import tables
 from replicator.purge.onboarding import WhiteList
+from replicator.purge.search.matching import failed
 from replicator.removal.legal import LegalHold, add_hold
 from replicator.removal.removal import Limits
 
@@ -182,3 +183,12 @@ def test_counts_of_the_table_and_words_for_what_cannot_be_written(warehouse: War
     assert (after["numRows"], after["spark.sql.statistics.numRows"], after["numFiles"]) == ("190", "190", "2")
     gone = sum(len(f"{each}\x01x\n") for each in range(0, 100, 10))
     assert after["totalSize"] == str(900 - gone) and "spark.sql.statistics.totalSize" not in after
+
+
+def test_a_store_that_spark_cannot_reach_is_told_with_what_it_lacks(warehouse: Warehouse) -> None:
+    """`$cmroot` on S3 and a Spark without Hadoop's client of it."""
+    with pytest.raises(Exception) as raised:
+        warehouse.session.range(1).write.parquet("s3a://bucket/ids")
+    error = failed(raised.value)
+    assert "S3AFileSystem" in error.message and "\n" not in error.message
+    assert error.hint and "hadoop-aws" in error.hint

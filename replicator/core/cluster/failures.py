@@ -25,7 +25,13 @@ class Careful:
 def hint_of(error: Exception, otherwise: str) -> str:
     """What helps against an error of Spark's. Its own client of a metastore is that of Hive 2.3, and Hive 4 has no
     `get_table` any more."""
-    if "Invalid method name: 'get_table'" not in f"{error} {getattr(error, 'java_exception', '')}":
+    said = f"{error} {getattr(error, 'java_exception', '')}"
+    if "S3AFileSystem not found" in said or "No FileSystem for scheme" in said:
+        return (
+            "Spark itself reads and writes there, by Hadoop's client of that store: give it one, for S3 by "
+            "--spark-conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, that of Spark's Hadoop"
+        )
+    if "Invalid method name: 'get_table'" not in said:
         return otherwise
     return (
         "Spark's own client cannot read tables of a metastore of Hive 4: give it another one by --spark-conf "

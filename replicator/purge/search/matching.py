@@ -143,7 +143,7 @@ def is_sparks(error: Exception) -> bool:
 
 def failed(error: Exception) -> Error:
     """Spark's own words, without Java's stack."""
-    text = str(getattr(error, "desc", "") or error).strip()
+    text = str(getattr(error, "desc", "") or getattr(error, "java_exception", "") or error).strip()
     return Error(
         f"Spark failed: {text.splitlines()[0][:500] if text else type(error).__name__}",
         hint=hint_of(error, "see Spark's log; --verbose shows the traceback"),
