@@ -83,7 +83,9 @@ class S3Path:
 
     def rglob(self, pattern: str) -> Iterator[S3Path]:
         """Objects alone; of patterns, `*` and `prefix*`."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{self.key}/")
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=f"{self.key}/" if self.key else ""
+        )
         for page in pages:
             for each in page.get("Contents", ()):
                 found = S3Path(self.client, self.bucket, f"/{each['Key']}")
