@@ -25,7 +25,7 @@ from cmroot.holder import Lease as Lease
 from cmroot.store.listing import file_state
 from cmroot.store.local import LocalStore, staging_name, sync_directory
 from cmroot.store.place import Place
-from cmroot.store.spelling import naming
+from cmroot.store.spelling import STAGING, naming
 
 TTL = timedelta(seconds=60)
 """How long an object-store lease holds without renewal; it is renewed at a third of this."""
@@ -307,7 +307,7 @@ def _probe(root: Place, now: Callable[[], float]) -> float:
     """How many seconds `now` is ahead of the store's clock; 0 where the store tells no times.
 
     Some S3 look-alikes ignore the condition of a conditional write; there a lease would exclude nobody."""
-    probe = root / "lease" / f"probe-{uuid.uuid4().hex}"
+    probe = root / "lease" / f"{STAGING}probe-{uuid.uuid4().hex}"  # an expiry takes one that a kill left
     try:
         created, moment = probe.create_exclusive(b"1"), now()
         written = file_state(str(probe)).mtime_ns

@@ -26,7 +26,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def test_a_day_later_whatever_writer_it_was(root: Place) -> None:
-    names = [".aside-1-a", "slots/.aside-1-b", "legal-holds/.aside-1-c", "log/1-2/parts/.aside-1-d", "slots/kept"]
+    names = [".aside-1-a", "slots/.aside-1-b", "legal-holds/.aside-1-c", "log/1-2/parts/.aside-1-d"]
+    names += ["lease/.aside-probe-1", "slots/kept"]
     for name in names:
         (root / name).write_bytes(b"{")
     (root / "files/ab/.aside-1-e").write_bytes(b"nobody writes here: keeping a file ends with a rename")
