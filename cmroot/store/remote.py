@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable
 from cmroot.store import s3
+from cmroot.store.drivers.endpoints import VARIABLE
 from cmroot.store.drivers.filesystems import AZURE, GCS, filesystem_of
 from cmroot.store.local import Child, Children, Names, staging_name
 from cmroot.store.objects import own_objects, server_copies
@@ -44,7 +45,7 @@ class FsspecStore:
 
     @property
     def filesystem(self) -> Any:
-        return filesystem_of(os.getpid(), split_authority(normal(self.place))[0])
+        return filesystem_of(os.getpid(), split_authority(normal(self.place))[0], os.environ.get(VARIABLE, ""))
 
     def key(self, path: str) -> str:
         """The name that the filesystem itself uses for a place."""

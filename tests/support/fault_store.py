@@ -57,7 +57,7 @@ class Faults:
             patch.setattr(os, "fsync", self._failing(os.fsync, everywhere=True))
         else:
             real = remote.filesystem_of
-            patch.setattr(remote, "filesystem_of", lambda process, store: _Filesystem(real(process, store), self))
+            patch.setattr(remote, "filesystem_of", lambda *key: _Filesystem(real(*key), self))
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import Any
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.drivers.endpoints import VARIABLE, driver_options
+from cmroot.store.drivers.endpoints import driver_options
 from cmroot.store.spelling import scheme
 
 AZURE = frozenset({"abfs", "abfss", "az"})
@@ -17,15 +16,14 @@ _EXTRAS = {"s3": "s3"} | dict.fromkeys(GCS, "gcs") | dict.fromkeys(AZURE, "azure
 """The extra of this distribution that brings the driver of a scheme."""
 
 
-def filesystem_of(process: int, store: str) -> Any:
-    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either."""
-    return _opened(process, store, os.environ.get(VARIABLE, ""))
-
-
 @lru_cache(maxsize=32)
-def _opened(process: int, store: str, endpoints: str) -> Any:
-    """One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
-    cached: both answer from the past."""
+def filesystem_of(process: int, store: str, endpoints: str) -> Any:
+    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either.
+    endpoints: what the environment says of single buckets.
+
+    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
+    cached: both answer from the past.
+    """
     import fsspec
 
     kind = scheme(store)
