@@ -153,7 +153,8 @@ class Place:
         return self.store.child(self._path)
 
     def move(self, target: Place) -> None:
-        """Give a file another name in the same store, replacing what is there. Object stores copy, then remove."""
+        """Give a file of ours another name in the same store, replacing what is there. Object stores copy, then remove
+        the old one, its version too: others' files are copied and removed by themselves."""
         self.store.move(self._path, target._path)
 
     def remove(self) -> None:
