@@ -221,7 +221,7 @@ def test_a_server_that_hangs_holds_no_interrupted_walk(many: PlainDatabase) -> N
 def _wait_for_readers() -> None:
     for each in threading.enumerate():
         if each.name.startswith("read_"):
-            each.join(timeout=10)
+            each.join(timeout=60)
             assert not each.is_alive()
 
 
