@@ -270,6 +270,7 @@ def test_after_a_killed_load_a_newer_dump_will_do_too(crashing: Crashing, fault:
 # ---- at any moment ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_runs_killed_at_random_moments_lose_nothing(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:

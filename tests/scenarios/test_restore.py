@@ -50,7 +50,7 @@ def into(calm: RestoreFixture, request: pytest.FixtureRequest) -> str:
     return f"{calm.fixture.db}_{len(calm.databases())}"
 
 
-@pytest.mark.parametrize(("hive", "events"), [("", EVENTS), ("4.2", 6)])
+@pytest.mark.parametrize(("hive", "events"), [("", EVENTS), pytest.param("4.2", 6, marks=pytest.mark.long)])
 def test_every_state_of_a_history_comes_back_as_it_was(
     hive: str, events: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

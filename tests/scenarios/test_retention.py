@@ -238,7 +238,7 @@ class History:
             os.utime(path, (ago, ago))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_every_slot_can_be_loaded_and_without_slots_nothing_unneeded_is_kept(
     source_metastore: Running, target_metastore: Running, tmp_path: Path, seed: int
 ) -> None:

@@ -125,6 +125,7 @@ def killed(proxy: Proxy, arguments: Sequence[str], root: S3Path, kind: str, part
 LIVES = [each for each in FEATURES if each.run in (repaired, snapshots, synced, restored, housekept)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", LIVES, ids=lambda each: each.run.__name__)
 def test_what_s3_does_it_does_when_it_is_busy(feature: StoreFeature, story: ReplicationFixture, busy: Proxy) -> None:
     """The same as in the table of stores, by the same assertions."""

@@ -45,7 +45,7 @@ class Stores:
         self._here, self._hdfs = here, hdfs
         os.environ |= s3.environment | {"HADOOP_CONF_DIR": str(hdfs.conf)}
         self._bucket = f"stores-{uuid.uuid4().hex[:8]}"
-        self._client = boto3.client("s3")
+        self._client = boto3.session.Session().client("s3")  # the default one remembers another server's keys
         self._client.create_bucket(Bucket=self._bucket)
         mounts = here / "mounts"
         mounts.mkdir(parents=True)
