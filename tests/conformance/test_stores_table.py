@@ -1,4 +1,4 @@
-"""Features between stores, as the page says: the pairs that share the least. `scripts/stores` runs all nine, and writes
+"""Features between stores, as the page says: a pair that shares nothing. `scripts/stores` runs all nine, and writes
 the page."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_features_work_between_stores_as_the_page_says(
     hdfs: Cluster, versitygw: Versity, metastore_factory: MetastoreFactory, tmp_path: Path
 ) -> None:
     stores = Stores(tmp_path, hdfs, versitygw, lambda name, settings: metastore_factory(name, settings=settings))
-    found = observe(stores, [(HDFS, S3), (S3, HDFS)])
+    found = observe(stores, [(HDFS, S3)])
     page, by_name = PAGE.read_text(), {feature.name: feature for feature in FEATURES}
     wanted = {key: expected(page, by_name[key[0]], *key[1:]) for key in found}
     assert {key: outcome.partition(":")[0] for key, outcome in found.items()} == wanted, found
