@@ -51,7 +51,7 @@ def make_snapshot(root: str, directory: str, after: int, *, keeps: bool) -> str:
 def made_snapshots(root: str) -> list[SnapshotEntry]:
     """All that may be there, as they were made. Raises FormatError for an entry that cannot be read."""
     place = Place(root) / PLACE
-    return [_read(place / name) for name in sorted(place.list()) if name.startswith(PREFIX)]
+    return [_read(place, name) for name in sorted(place.list()) if name.startswith(PREFIX)]
 
 
 def drop_snapshots(root: str, entries: Collection[SnapshotEntry]) -> list[str]:
@@ -75,7 +75,8 @@ def sweep_snapshots(root: str, compared: Collection[str], position: int) -> list
     return drop_snapshots(root, [each for each in needless if each.name not in compared])
 
 
-def _read(place: Place) -> SnapshotEntry:
+def _read(directory: Place, name: str) -> SnapshotEntry:
+    place = directory / name
     try:
         entry = msgspec.json.decode(place.read_bytes(), type=SnapshotEntry)
     except UNREADABLE as error:
@@ -83,4 +84,8 @@ def _read(place: Place) -> SnapshotEntry:
         raise FormatError(f"{place}: cannot be read: {error}", hint=hint) from error
     if entry.version != VERSION:
         raise FormatError(f"{place}: has version {entry.version}, not {VERSION}", hint="use a newer release")
+    if entry.name != name:  # somebody else's snapshot, perhaps: it would be deleted
+        raise FormatError(
+            f"{place}: names another snapshot, {entry.name!r}", hint=f"remove it, and the snapshot {name!r}"
+        )
     return entry

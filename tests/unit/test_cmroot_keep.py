@@ -10,9 +10,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cmroot.errors import ChecksumMismatch, KeepError, Protected
+from cmroot.errors import ChecksumMismatch, FormatError, KeepError, Protected
 from cmroot.keep import content, objects
 from cmroot.keep.keepers import (
     CopyKeeper,
@@ -28,6 +29,7 @@ from cmroot.keep.keepers import (
     recycle_tree,
     sweep_incoming,
 )
+from cmroot.keep.snapshot_entries import SnapshotEntry, sweep_snapshots
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file, checksum_stream
 from cmroot.store.listing import file_state
@@ -551,3 +553,13 @@ def test_a_source_changed_after_it_was_kept_is_not_removed(local_root: str) -> N
         recycle(local_root, path, record=lambda _: Place(path).write_bytes(b"new"))
     assert Place(path).read_bytes() == b"new"
     assert is_kept(local_root, recycle(local_root, path).checksum, 3)
+
+
+def test_a_snapshot_entry_that_names_another_snapshot_is_refused(local_root: str) -> None:
+    """Else a sweep would delete it."""
+    entry = SnapshotEntry(1, "replicator-somebody-else", "hdfs://nobody/warehouse", 0, keeps=False)
+    place = Place(local_root) / "snapshots" / "replicator-ours"
+    place.write_bytes(msgspec.json.encode(entry))
+    with pytest.raises(FormatError, match="names another snapshot, 'replicator-somebody-else'"):
+        sweep_snapshots(local_root, [], 1)
+    assert place.exists()
