@@ -31,7 +31,7 @@ from replicator.removal.audit import AuditLog, unwatched
 from replicator.removal.legal import read_holds
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Judged, Limits, Refusal, Removal, judge
-from replicator.replay.copy.staging import OPEN, Fence, fenced, sweep_staging
+from replicator.replay.copy.staging import OPEN, Fence, fenced, give_up_attempts
 
 PATIENCE = timedelta(minutes=1)
 """How long the lease of a capture or load on the same root is waited for."""
@@ -89,7 +89,7 @@ class Remover:
         with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
             with self.audit.recorder() as recorder:  # what a killed run had begun, reported like its other files
                 sweep_incoming(self.root, record=recorder.of(_SWEPT))
-            sweep_staging(self.root)  # and what is left of a killed run's tasks removes nothing from here on
+            give_up_attempts(self.root)  # and what is left of a killed run's tasks removes nothing from here on
             judged = self.look(batch)
             self.audit.refused(judged.refused)
             done.refused += judged.refused

@@ -25,7 +25,7 @@ from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine, Result, Task
 from replicator.core.spark import SparkEngine
-from replicator.errors import LeaseHeld
+from replicator.errors import FormatError, LeaseHeld
 from replicator.purge.rewrite.formats import FileFormat
 from replicator.purge.rewrite.rewrite_task import FilesTask, FileWork, run_files_task
 from replicator.purge.rewrite.rewrite_task import sweep_staging as sweep_purge
@@ -171,6 +171,17 @@ def test_what_an_attempt_leaves_after_it_was_given_up_is_removed_for_a_day(
     assert len(list(Path(root, "copying").iterdir())) == 1
     now = begun + 86400 + 60
     assert sweep_staging(root) == 0 and list(Path(root, "copying").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["given-up-x-1", "given-up-", "given-up-\u0663-1"])
+def test_a_note_without_a_time_is_named(name: str, tmp_path: Path) -> None:
+    root = create_or_open(f"{tmp_path}/kept").place
+    (Path(root) / "copying").mkdir(exist_ok=True)
+    note = Path(root) / "copying" / name
+    note.write_text("[]")
+    with pytest.raises(FormatError, match=f"{note}: its name has no time"):
+        sweep_staging(root)
+    assert note.exists()
 
 
 def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_path: Path, elsewhere: Path) -> None:

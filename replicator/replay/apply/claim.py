@@ -20,7 +20,7 @@ from cmroot.errors import Error
 from cmroot.lease import Holder, acquire, held_at
 from cmroot.root import open_existing
 from replicator.errors import LeaseHeld
-from replicator.replay.copy.staging import sweep_staging
+from replicator.replay.copy.staging import give_up_attempts
 from replicator.replay.plan.target import standing
 
 CLAIM = "replicator.loading.by"  # of a database of the target: the load at work on it, as Claim says; "": none
@@ -114,7 +114,7 @@ def _end(claim: Claim) -> None:
     """Tasks of a load that was killed may go on elsewhere; without their notes they publish nothing. Who has its lease
     by now has seen to that."""
     with suppress(LeaseHeld), acquire(claim.root, "take over a load"):
-        sweep_staging(claim.root)
+        give_up_attempts(claim.root)
 
 
 def _is_alive(claim: Claim) -> bool | None:

@@ -16,7 +16,7 @@ from replicator.replay.apply.work import Replay
 from replicator.replay.copy.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
 from replicator.replay.copy.logs import LogTask, run_log_task
 from replicator.replay.copy.origins import Roots
-from replicator.replay.copy.staging import fenced, sweep_staging
+from replicator.replay.copy.staging import fenced, give_up_attempts
 from replicator.replay.plan.plan import Plan
 from replicator.text.quantity import count_text
 
@@ -32,14 +32,14 @@ def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool
     if replay.reader.metadata.files:
         check()
         report = run_files(replay, COPY)
-        sweep_staging(roots.target)  # of attempts that were given up: from here on they publish nothing
+        give_up_attempts(roots.target)  # of attempts that were given up: from here on they publish nothing
         if report.missing_count and not allow_missing:
             raise _files_missing(report, roots)
         if report.logs:
             _sync(plan)  # data is durable before a log names it
             check()
             report.add(_publish_logs(report.logs, replay))
-            sweep_staging(roots.target)
+            give_up_attempts(roots.target)
             if report.missing_count and not allow_missing:
                 raise _files_missing(report, roots)
         _sync(plan)

@@ -148,25 +148,52 @@ def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[At
 def sweep_staging(root: str) -> int:
     """Removes the staging files of attempts that were killed or given up; how many. An attempt that was given up may
     live on, and open one more file before it asks for its note: its directories are looked at for a day. Under the
-    lease, while no task runs that is waited for. Safe to run twice."""
+    lease, while no task runs that is waited for. Raises FormatError for a note that cannot be read. Safe to run
+    twice."""
     removed, notes = 0, Place(root) / _NOTES
     _sweep_unfinished(notes)
     for name in notes.list():
-        note = notes / name
-        try:
-            directories = msgspec.json.decode(note.read_bytes(), type=list[str])
-        except UNREADABLE as error:
-            raise FormatError(
-                f"{note}: {error}", hint=f"remove it, and any {STAGING}* files below the replicas' directories"
-            ) from error
-        if not name.startswith(_GIVEN_UP):
+        if name.startswith(_GIVEN_UP):
+            note = notes / name
+            directories = _directories(note)
+            if _given_up_at(note, name) < time.time() - _REMEMBERED:
+                note.remove_own()
+            removed += sum(_sweep_directory(located(directory)) for directory in directories)
+    return removed + give_up_attempts(root)
+
+
+def give_up_attempts(root: str) -> int:
+    """From here on the attempts that have notes publish nothing; removes their staging files; how many. As
+    `sweep_staging`, without the directories of attempts that were given up before."""
+    removed, notes = 0, Place(root) / _NOTES
+    for name in notes.list():
+        if not name.startswith((_GIVEN_UP, UNFINISHED)):
+            note = notes / name
+            directories = _directories(note)
             if directories:
                 (notes / f"{_GIVEN_UP}{int(time.time())}-{name}").write_bytes(note.read_bytes())
-            note.remove_own()  # from here on the attempt publishes nothing
-        elif float(name.removeprefix(_GIVEN_UP).partition("-")[0]) < time.time() - _REMEMBERED:
             note.remove_own()
-        removed += sum(_sweep_directory(located(directory)) for directory in directories)
+            removed += sum(_sweep_directory(located(directory)) for directory in directories)
     return removed
+
+
+def _directories(note: Place) -> list[str]:
+    try:
+        return msgspec.json.decode(note.read_bytes(), type=list[str])
+    except UNREADABLE as error:
+        raise _unreadable(note, str(error)) from error
+
+
+def _given_up_at(note: Place, name: str) -> float:
+    """In seconds since the epoch."""
+    seconds = name.removeprefix(_GIVEN_UP).partition("-")[0]
+    if not (seconds.isascii() and seconds.isdecimal()):
+        raise _unreadable(note, "its name has no time")
+    return float(seconds)
+
+
+def _unreadable(note: Place, why: str) -> FormatError:
+    return FormatError(f"{note}: {why}", hint=f"remove it, and any {STAGING}* files below the replicas' directories")
 
 
 def _sweep_directory(place: Place) -> int:
