@@ -17,7 +17,7 @@ from stores import s3_server, s3a_as_directories
 from versity import ON_VERSITYGW, Versity
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.drivers.endpoints import VARIABLE
+from cmroot.store.drivers.endpoints import PATIENCE, VARIABLE, driver_options
 from cmroot.store.place import Place
 from replicator.commands.verify import VerifyOptions
 from replicator.metastore.thrift import connect
@@ -95,6 +95,15 @@ def test_executors_are_told(tmp_path: Path) -> None:
     filesystem = Place("s3a://far/x").store.filesystem  # type: ignore[attr-defined]
     assert (filesystem.endpoint_url, filesystem.anon) == ("http://far:9000", True)
     assert Place("s3a://near/x").store.filesystem.endpoint_url != "http://far:9000"  # type: ignore[attr-defined]
+    config.write_text("")
+    assert VerifyOptions(source="thrift://a:1", target="thrift://b:1", db="d", config=str(config)).settings.stores == {}
+    assert Place("s3a://far/x").store.filesystem.endpoint_url != "http://far:9000"  # type: ignore[attr-defined]
+
+
+def test_a_request_is_tried_as_often_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert driver_options("s3://any", "")["config_kwargs"] == {"retries": PATIENCE}
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    assert driver_options("s3://any", "") == {}
 
 
 @pytest.mark.parametrize("store", ["s3a://far/below", "hdfs://name", "far"])

@@ -68,6 +68,7 @@ def test_the_keys_of_a_store_are_never_shown(
         stored = b"".join(filesystem.cat(name) for name in filesystem.find("secrets"))
         assert stored and key.encode() not in stored and token.encode() not in stored
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     capture = ("capture", "--source", source_metastore.uri, "--db", "sales", "--cmroot", "s3a://secrets/.cmroot")
     known = {"key": key.encode(), "token": token.encode()}
     assert run(here, "--verbose", *capture, "--json", secrets=known)

@@ -64,7 +64,7 @@ def proxy(direct: Any) -> Iterator[Proxy]:
     with counting(os.environ["AWS_ENDPOINT_URL"]) as proxy, pytest.MonkeyPatch.context() as patched:
         proxy.tags = Tags(direct)
         patched.setenv("AWS_ENDPOINT_URL", proxy.url)
-        patched.setattr("botocore.retryhandler.delay_exponential", lambda *_, **__: 0.01)  # a try waits for no other
+        patched.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)  # tries at once
         yield proxy
 
 

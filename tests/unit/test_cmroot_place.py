@@ -448,7 +448,12 @@ def test_a_url_that_names_a_user_or_a_container_is_a_place(text: str) -> None:
 
 def test_an_endpoint_that_does_not_answer_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("s3fs", reason="the s3 extra is not installed")
-    away = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    away = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_MAX_ATTEMPTS": "2",
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+    }
     for name, value in away.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StorageUnreachable, match=r"s3://nobody-answers/a: .*127\.0\.0\.1:1") as caught:
