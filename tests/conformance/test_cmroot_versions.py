@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("s3_endpoint")
 @pytest.fixture(scope="module", params=S3_SERVERS)
 def s3_endpoint(request: pytest.FixtureRequest) -> Iterator[None]:
     with s3_of(request.param, request) as filesystem:
-        filesystem.mkdir("cmroot-test")
+        filesystem.makedirs("cmroot-test", exist_ok=True)
         yield
 
 

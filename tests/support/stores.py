@@ -60,7 +60,8 @@ def new_filesystem() -> Any:
 
 @contextmanager
 def s3_server() -> Iterator[Any]:
-    """An S3 endpoint in this process, which the environment names meanwhile; a filesystem of it."""
+    """An S3 endpoint in this process, which the environment names meanwhile; a filesystem of it. All of a process have
+    the same buckets."""
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -79,7 +80,7 @@ def s3_server() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[None]:
     with s3_server():
-        FsspecStore("s3://cmroot-test").filesystem.mkdir("cmroot-test")
+        FsspecStore("s3://cmroot-test").filesystem.makedirs("cmroot-test", exist_ok=True)
         yield
 
 
