@@ -54,8 +54,8 @@ _MIXED = pa.schema([*REFERENCES, *_PLACES])
 
 @dataclass(frozen=True)
 class GoingVersions:
-    """What a plan has of them: names of its parts, and by the log so many, of so many bytes. Buckets were not asked:
-    some are gone already."""
+    """Versions that a plan names: its parts, and how many entries of how many bytes the log counts. No bucket was
+    asked: some are gone already."""
 
     parts: tuple[str, ...] = ()
     entries: int = 0
@@ -90,7 +90,7 @@ def remove_versions(
 def _remove_at(
     root: str, rows: pa.Table, since: Since, lease: Lease, removed: RemovedEntries, now: Callable[[], float]
 ) -> None:
-    """Of one location, of which one listing tells what is left and what no name shows."""
+    """Removes the versions of one location; one listing tells which are left, and which no name shows."""
     location = rows["location"][0].as_py()
     wanted: dict[tuple[str, str], int] = {}
     for index, (path, version) in enumerate(zip(rows["path"].to_pylist(), rows["version"].to_pylist(), strict=True)):
@@ -112,7 +112,7 @@ def _remove_at(
 
 
 def _sorted(planned: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """By location, so many at a time."""
+    """The rows sorted by location, in tables of `AT_ONCE` rows or a few more."""
     batches, rows = list[pa.RecordBatch](), 0
     for batch in planned:
         batches.append(batch)

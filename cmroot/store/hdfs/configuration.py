@@ -28,7 +28,7 @@ def _read(conf: str) -> Mapping[str, str]:
 
 
 def client_settings(url: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """What the client of a filesystem is told besides the configuration that it reads itself."""
+    """The settings of a filesystem's client that the configuration, which it reads itself, lacks."""
     authority = url.partition("://")[2].partition("/")[0]
     said = _single_services(settings)
     if url.startswith("hdfs:") and not settings.get(f"dfs.ha.namenodes.{authority}") and _ATTEMPTS not in settings:

@@ -59,7 +59,7 @@ def delete_snapshot(directory: str, name: str) -> None:
 
 
 def differences(directory: str, old: str, new: str = "") -> list[Difference]:
-    """From one snapshot to another, or to what is there now. The NameNode looks at everything below the directory.
+    """The differences from one snapshot to another, or to the present. The NameNode looks at everything below.
 
     A file that was cut and written again to the same length in place is not named; no table format does that.
     """
@@ -77,7 +77,7 @@ def differences(directory: str, old: str, new: str = "") -> list[Difference]:
 
 
 def captures_open_files(store: str) -> bool:
-    """Whether all NameNodes of a store that answer say so (`/conf`); one must."""
+    """Whether snapshots have open files as they are then: all NameNodes that answer say so (`/conf`), one at least."""
     said = []
     for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
         try:

@@ -1,5 +1,5 @@
-"""Copies of objects by the server: in one request up to 5 GiB, above in parts, and what is left of those that were
-killed. An upload in parts shows nothing before it is complete; until then it is paid for and seen by few."""
+"""The server copies objects: in one request up to 5 GiB, above in parts. An upload in parts shows nothing before it
+is complete; until then it costs, and few see it: this module also finds and aborts those of killed copies."""
 
 from __future__ import annotations
 
