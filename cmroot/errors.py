@@ -55,6 +55,20 @@ class StorageUnreachable(Error):
     transient = True
 
 
+class StoreNotAuthenticated(Error):
+    """The client cannot prove its identity to a store's server at present: it has no Kerberos tickets or they have run
+    out, the clocks differ, or no KDC answers."""
+
+    exit_code = 75
+    transient = True
+
+
+class StoreIdentityRefused(Error):
+    """A store's server, or the KDC for it, refuses the client's Kerberos principal."""
+
+    exit_code = 2
+
+
 class NoSpace(Error):
     """A store is full. What was written so far is complete; free space and run the same command again."""
 

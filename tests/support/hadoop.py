@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -58,15 +58,19 @@ class Cluster:
     directory: Path
     ports: tuple[int, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    java: tuple[str, ...] = ()  # its executable and options; the first one found if empty
+    headers: Callable[[], dict[str, str]] = dict
+    """Of a request to the NameNode's HTTP server: proof of identity, where it wants one."""
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
-        return f"hdfs://127.0.0.1:{self.ports[0]}"
+        return f"hdfs://{self.host}:{self.ports[0]}"
 
     @property
     def web(self) -> str:
-        return f"http://127.0.0.1:{self.ports[1]}"
+        return f"http://{self.host}:{self.ports[1]}"
 
     @property
     def conf(self) -> Path:
@@ -111,7 +115,8 @@ class Cluster:
 
     def _ready(self) -> bool:
         query = f"{self.web}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
-        with contextlib.suppress(OSError), urllib.request.urlopen(query, timeout=5) as answer:
+        request = urllib.request.Request(query, headers=self.headers())
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
             said = answer.read().decode()
             if '"NumLiveDataNodes" : 1' in said and '"FSState" : "Operational"' in said:
                 with socket.create_connection(("127.0.0.1", self.ports[2])):  # one that was killed is live for minutes
@@ -119,9 +124,9 @@ class Cluster:
         return False
 
     def _command(self, *arguments: str) -> list[str]:
-        java = str(find_java(os.environ).executable)
+        java = self.java or (str(find_java(os.environ).executable),)
         opened = "--add-opens=java.base/java.lang=ALL-UNNAMED"
-        return [java, "-Xmx384m", opened, "-cp", f"{self.conf}:{jars()}/*", *arguments]
+        return [*java, "-Xmx384m", opened, "-cp", f"{self.conf}:{jars()}/*", *arguments]
 
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.directory / "log").open("ab") as log:
@@ -130,16 +135,16 @@ class Cluster:
     def _configure(self) -> None:
         self.conf.mkdir(parents=True)
         rpc, web, data, data_web, data_ipc = self.ports
-        write_settings(self.conf / "core-site.xml", {"fs.defaultFS": f"hdfs://127.0.0.1:{rpc}"} | dict(self.settings))
+        write_settings(self.conf / "core-site.xml", {"fs.defaultFS": f"hdfs://{self.host}:{rpc}"} | dict(self.settings))
         sites = {
             "dfs.namenode.name.dir": f"file://{self.directory}/name",
             "dfs.datanode.data.dir": f"file://{self.directory}/data",
             "dfs.replication": "1",
-            "dfs.namenode.http-address": f"127.0.0.1:{web}",
+            "dfs.namenode.http-address": f"{self.host}:{web}",
             "dfs.datanode.address": f"127.0.0.1:{data}",
-            "dfs.datanode.http.address": f"127.0.0.1:{data_web}",
+            "dfs.datanode.http.address": f"{self.host}:{data_web}",
             "dfs.datanode.ipc.address": f"127.0.0.1:{data_ipc}",
-            "dfs.datanode.hostname": "127.0.0.1",
+            "dfs.datanode.hostname": self.host,
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.acls.enabled": "true",
             "dfs.namenode.snapshot.capture.openfiles": "true",

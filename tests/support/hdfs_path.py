@@ -87,6 +87,9 @@ class HdfsPath:
     def allow_snapshots(self, allowed: bool = True) -> None:
         self._ask("PUT", "ALLOWSNAPSHOT" if allowed else "DISALLOWSNAPSHOT")
 
+    def give_to(self, owner: str) -> None:
+        self._ask("PUT", "SETOWNER", owner=owner)
+
     def snapshots(self) -> list[str]:
         """Names of the snapshots of this directory."""
         return sorted(each.name for each in (self / ".snapshot").iterdir())
@@ -104,12 +107,14 @@ class HdfsPath:
         return found
 
     def _ask(self, method: str, operation: str, data: bytes | None = None, **more: str) -> bytes:
-        query = urllib.parse.urlencode({"op": operation, "user.name": "root", **more})
+        known = self.cluster.headers()
+        user = {} if known else {"user.name": "root"}
+        query = urllib.parse.urlencode({"op": operation, **user, **more})
         url = f"{self.cluster.web}/webhdfs/v1{urllib.parse.quote(self.path)}?{query}"
         if data is not None:  # the NameNode says to which DataNode
-            request = urllib.request.Request(f"{url}&noredirect=true", method=method)
+            request = urllib.request.Request(f"{url}&noredirect=true", method=method, headers=known)
             with urllib.request.urlopen(request, timeout=30) as answer:
-                url = urllib.parse.quote(json.load(answer)["Location"], safe="%/:?&=")
-        request = urllib.request.Request(url, method=method, data=data)
+                url, known = urllib.parse.quote(json.load(answer)["Location"], safe="%/:?&="), {}
+        request = urllib.request.Request(url, method=method, data=data, headers=known)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return bytes(answer.read())

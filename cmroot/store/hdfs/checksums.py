@@ -10,11 +10,11 @@ import json
 import os
 import urllib.error
 import urllib.parse
-import urllib.request
 from functools import lru_cache
 from typing import Any, cast
 
 from cmroot.store.hdfs.configuration import hadoop_settings
+from cmroot.store.hdfs.kerberized import kerberized, open_url
 from cmroot.store.spelling import normal, split_authority
 
 PATIENCE = 60.0
@@ -39,12 +39,13 @@ def ask(path: str, operation: str, method: str = "GET", **parameters: str) -> di
     """What the active NameNode of a path answers to one operation; nothing is an empty answer. An answer that broke off
     is an OSError, too. With another method than GET it may have been done all the same."""
     store, key = split_authority(normal(path))
-    about = urllib.parse.urlencode({"op": operation, "user.name": _user(), **parameters})
+    user = {} if kerberized() else {"user.name": _user()}  # a ticket says who asks
+    about = urllib.parse.urlencode({"op": operation, **user, **parameters})
     standing: OSError | None = None
     for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
         url = f"{address}/webhdfs/v1{urllib.parse.quote(key or '/')}?{about}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=PATIENCE) as answer:
+            with open_url(url, method, PATIENCE) as answer:
                 return cast(dict[str, Any], json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
             found = _refused(error, path)

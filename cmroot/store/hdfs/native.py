@@ -1,5 +1,4 @@
-"""HDFS, by hdfs-native: a client without Java that reads HADOOP_CONF_DIR for name services. It knows Kerberos, too,
-which no test here has tried."""
+"""HDFS, by hdfs-native: a client without Java that reads HADOOP_CONF_DIR for name services and Kerberos."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from fsspec import AbstractFileSystem
 
 from cmroot.errors import UnknownPlace
 from cmroot.store.hdfs.configuration import client_settings, hadoop_settings
+from cmroot.store.hdfs.kerberized import kerberized, kerberos_error
 from cmroot.store.spelling import naming
 
 if TYPE_CHECKING:
@@ -59,9 +59,14 @@ def told() -> Iterator[None]:
         if error.errno is None and (found := _SYSTEM.search(str(error))):
             raise OSError(int(found[1]), str(error)) from None
         if error.errno is None and _GONE in str(error):
-            raise ConnectionResetError(errno.ECONNRESET, f"the NameNode went away: {_first_line(error)}") from None
+            simple = "" if kerberized() else ", or wants Kerberos, which HADOOP_CONF_DIR does not say"
+            raise ConnectionResetError(
+                errno.ECONNRESET, f"the NameNode went away{simple}: {_first_line(error)}"
+            ) from None
         raise
     except RuntimeError as error:
+        if (unknown := kerberos_error(error)) is not None:
+            raise unknown from error
         if _BLOCKS in str(error):
             raise ConnectionAbortedError(errno.ECONNABORTED, _NO_DATANODE) from error
         found = _REMOTE.search(str(error))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import http.client
 import os
-import urllib.request
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from cmroot.store.hdfs.checksums import PATIENCE, ask, web_addresses
+from cmroot.store.hdfs.kerberized import open_url
 from cmroot.store.place import join
 from cmroot.store.spelling import normal, split_authority
 
@@ -81,7 +81,7 @@ def captures_open_files(store: str) -> bool:
     said = []
     for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
         try:
-            with urllib.request.urlopen(f"{address}/conf?name={CAPTURES_OPEN}", timeout=PATIENCE) as answer:
+            with open_url(f"{address}/conf?name={CAPTURES_OPEN}", "GET", PATIENCE) as answer:
                 found = ElementTree.fromstring(answer.read()).findtext("property/value", "")
         except (OSError, http.client.HTTPException, ElementTree.ParseError):
             continue
