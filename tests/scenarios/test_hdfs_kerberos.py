@@ -94,7 +94,7 @@ def test_a_user_with_a_ticket_replicates(story: ReplicationFixture) -> None:
     for answer in (story.dump("--keeper", "snapshot"), story.load(None, *renamed(story))):
         assert answer.code == 0 and not answer.output.get("warnings"), answer
     same = verify(story, "--level", "crc", "--engine", "local")
-    assert (same.code, same.output["files"]) == (0, 3), same
+    assert (same.code, same.output["files"], same.output["files_read"]) == (0, 3, 0), same
 
     source.write("plain", {"f": "1\tanother\n"})
     source.add("parts", {"z": {"f": "3\tz\n"}})

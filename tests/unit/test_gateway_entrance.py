@@ -16,6 +16,7 @@ from thrift.protocol.TCompactProtocol import TCompactProtocol
 from thrift.Thrift import TApplicationException
 from thrift.transport.TTransport import TFramedTransport, TMemoryBuffer
 
+from cmroot.digest_md5 import parsed
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import IdentityRefused
 from replicator.gateways.entrance import channel as channels
@@ -25,7 +26,7 @@ from replicator.gateways.entrance.foreign import in_their_words
 from replicator.gateways.entrance.local_names import LocalNames
 from replicator.gateways.entrance.tokens import DigestProof, Tokens
 from replicator.metastore.transports.frames import FrameError, Quality, Unlayered, frame, message, read_message
-from replicator.metastore.transports.passwords import Digest, parsed
+from replicator.metastore.transports.passwords import Digest
 
 TOKENS = Tokens("k" * 32, LocalNames("EXAMPLE.COM", ["EXAMPLE.COM"]))
 

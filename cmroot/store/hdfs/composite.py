@@ -1,7 +1,8 @@
 """COMPOSITE-CRC of files on HDFS: the CRC of a whole file, combined from those that its DataNodes keep. Independent of
 the block size, and nobody reads the file.
 
-The NameNode names the blocks (WebHDFS), a DataNode answers the CRC of each (its data transfer protocol, unencrypted).
+The NameNode names the blocks (WebHDFS), a DataNode answers the CRC of each (its data transfer protocol, in the clear or
+protected).
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import base64
 import errno
 import socket
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedRWPair
 from typing import Any, NamedTuple
 
 from cmroot.store.hdfs.checksums import ask
+from cmroot.store.hdfs.protected import protected, wants_protection
+from cmroot.store.hdfs.protobuf import delimited, fields, number, received, text
 
 PATIENCE = 60.0
 """Seconds for an answer of a DataNode, which reads 4 bytes for 512 of a block."""
@@ -51,7 +52,8 @@ class Crc(NamedTuple):
 
 def composite_crc(path: str) -> Crc | None:
     """None where there is none: a file that is being written, or has two kinds. FileNotFoundError, or
-    OSError when WebHDFS or the DataNodes do not answer so: they want encryption, or the file is erasure-coded."""
+    OSError when WebHDFS or the DataNodes do not answer so: they want encryption with keys
+    of the NameNode, or the file is erasure-coded."""
     found: Crc | None = None
     located = ask(path, "GET_BLOCK_LOCATIONS")["LocatedBlocks"]
     if located.get("isUnderConstruction"):
@@ -107,97 +109,32 @@ def _crc_of(block: Block) -> tuple[int, int]:
     for node in block.nodes:
         try:
             with socket.create_connection(node, PATIENCE) as connection, connection.makefile("rwb") as stream:
-                stream.write(struct.pack(">hB", _VERSION, _BLOCK_CHECKSUM) + _delimited(_request(block)))
-                stream.flush()
-                return _understood(block, _received(stream))
+                way = protected(stream, block.token) if wants_protection(block.token, node[1]) else stream
+                way.write(struct.pack(">hB", _VERSION, _BLOCK_CHECKSUM) + delimited(_request(block)))
+                way.flush()
+                return _understood(block, received(way))
         except OSError as error:
             failed = error
     raise failed
 
 
 def _request(block: Block) -> bytes:
-    extended = _text(1, block.pool.encode()) + _number(2, block.number) + _number(3, block.stamp)
-    extended += _number(4, block.size)
-    token = b"".join(_text(1 + index, part) for index, part in enumerate(block.token))
-    return _text(1, _text(1, extended) + _text(2, token)) + _text(2, _number(1, _COMPOSITE))
+    extended = text(1, block.pool.encode()) + number(2, block.number) + number(3, block.stamp)
+    extended += number(4, block.size)
+    token = b"".join(text(1 + index, part) for index, part in enumerate(block.token))
+    return text(1, text(1, extended) + text(2, token)) + text(2, number(1, _COMPOSITE))
 
 
 def _understood(block: Block, answer: bytes) -> tuple[int, int]:
-    fields = dict(_fields(answer))
-    if fields.get(1) != 0:
-        said = fields.get(5, b"")
-        raise OSError(errno.EIO, f"block {block.number}: {said.decode(errors='replace') if said else fields.get(1)}")
-    checksum = dict(_fields(fields[3]))
-    options, kind = dict(_fields(checksum.get(5, b""))), checksum.get(4)
+    found = dict(fields(answer))
+    if found.get(1) != 0:
+        said = found.get(5, b"")
+        raise OSError(errno.EIO, f"block {block.number}: {said.decode(errors='replace') if said else found.get(1)}")
+    checksum = dict(fields(found[3]))
+    options, kind = dict(fields(checksum.get(5, b""))), checksum.get(4)
     if options.get(1) != _COMPOSITE or kind not in _NAMES or len(checksum[3]) != 4:
         raise OSError(errno.EIO, f"block {block.number}: its DataNode knows no COMPOSITE-CRC")
     return kind, int.from_bytes(checksum[3], "big")
-
-
-# Protocol buffers, and Hadoop's tokens
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    value &= (1 << 64) - 1  # of erasure-coded groups the number is negative
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def _delimited(data: bytes) -> bytes:
-    return _varint(len(data)) + data
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _text(field: int, data: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _delimited(data)
-
-
-def _received(stream: BufferedRWPair) -> bytes:
-    size = shift = 0
-    while True:
-        byte = stream.read(1)
-        if not byte:
-            raise ConnectionResetError(errno.ECONNRESET, "the DataNode ended the connection: it may want encryption")
-        size |= (byte[0] & 127) << shift
-        shift += 7
-        if byte[0] < 128:
-            break
-    data = stream.read(size)
-    if len(data) < size:
-        raise ConnectionResetError(errno.ECONNRESET, "the DataNode ended the connection")
-    return data
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: an integer, or bytes."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return value
-
-    while at < len(data):
-        key = varint()
-        match key & 7:
-            case 0:
-                yield key >> 3, varint()
-            case 2:
-                size = varint()
-                yield key >> 3, data[at : at + size]
-                at += size
-            case wire:
-                at += {1: 8, 5: 4}[wire]
 
 
 def _token(text: str) -> tuple[bytes, bytes, bytes, bytes]:

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from cmroot.digest_md5 import DigestLayer, parsed
 from replicator.gateways.entrance.door import NotAdmitted
 from replicator.gateways.entrance.local_names import LocalNames, NoLocalUser
 from replicator.metastore.transports.frames import Layer, Quality, Unlayered
-from replicator.metastore.transports.passwords import DIGEST_URI, REALM, DigestLayer, counted, parsed
+from replicator.metastore.transports.passwords import DIGEST_URI, REALM, counted
 
 MECHANISM = "DIGEST-MD5"
 KIND = b"HIVE_DELEGATION_TOKEN"

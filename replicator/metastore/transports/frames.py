@@ -11,6 +11,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
+from cmroot.digest_md5 import FrameError as FrameError
+
 Read = Callable[[int], bytes]
 
 CLOSED = "it closed the connection"
@@ -32,10 +34,6 @@ class Quality(IntEnum):
     AUTHENTICATION = 1
     INTEGRITY = 2
     PRIVACY = 4
-
-
-class FrameError(EOFError):
-    """The peer does not keep to the framing."""
 
 
 class Layer(Protocol):
