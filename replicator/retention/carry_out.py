@@ -6,7 +6,7 @@ Removing goes through `replicator.removal`: a last look at the living metastore 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,12 +14,14 @@ import msgspec
 
 from cmroot.errors import Error
 from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import is_local, local_path, parent
+from cmroot.store.place import is_local, local_path, normal, parent
 from cmroot.store.resolve import located
+from replicator.core.engine import LocalEngine
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Refusal
 from replicator.removal.remove import Remover
 from replicator.retention.access import is_set, set_access
+from replicator.retention.begun import AT_ONCE, Beginnings, Begun, begun
 from replicator.retention.config.job_settings import Settings
 from replicator.retention.datasets import explained
 from replicator.retention.dropping import Dropped, Dropper
@@ -30,12 +32,14 @@ from replicator.retention.plan import PlannedItem
 @dataclass(frozen=True)
 class Executor:
     """What carries out. job: the keys of the job file; dropper: None without a metastore; done: what is reported of
-    it."""
+    it; beginnings: of which a killed run's are `dates` already."""
 
     job: Settings
     remover: Remover
     dropper: Dropper | None
     done: RetentionRun
+    beginnings: Beginnings
+    dates: Mapping[str, float]
 
     def carry_out(self, batch: Sequence[PlannedItem]) -> None:
         """What was judged and allowed: removes, drops, sets. Each is looked at once more. Safe to run twice."""
@@ -50,27 +54,51 @@ class Executor:
 
     def _remove(self, items: Sequence[PlannedItem]) -> list[PlannedItem]:
         """Those that went."""
-        still = []
-        for item in items:
-            if item.mtime is not None:
-                now = located(item.removal.path).child()
-                if now is not None and now.mtime != item.mtime:
-                    refusal = Refusal(item.removal, "it was changed since it was listed")
-                    self.remover.audit.refused([refusal])
-                    self.done.refuse(refusal)
-                    continue
-            still.append(item)
+        still: list[PlannedItem] = []
+        note = self.beginnings.note(self._unchanged(items, still))
         removed = self.remover.remove(item.removal for item in still)
         for each in removed.refused:
             self.done.refuse(each)
         for removal, why in removed.failed:
             self.done.fail(removal.path, why)
+        if note and not removed.failed:
+            note.remove_own()
         self.done.files += removed.files
         self.done.bytes += removed.bytes
         gone = {each.path for each in removed.removals}
         went = [item for item in still if item.removal.path in gone]
         self.done.removed += len(went)
         return went
+
+    def _unchanged(self, items: Sequence[PlannedItem], still: list[PlannedItem]) -> Iterator[Begun]:
+        """Adds to `still` those that are as the plan saw them, and gives what lies in directories among them that are
+        dated by their modification time."""
+        for item, found in zip(items, LocalEngine(AT_ONCE).run(self._looked_at, items), strict=True):
+            if isinstance(found, Refusal):
+                self.remover.audit.refused([found])
+                self.done.refuse(found)
+            elif isinstance(found, str):
+                self.done.fail(item.removal.path, found)
+            else:
+                still.append(item)
+                if found:
+                    yield found
+
+    def _looked_at(self, item: PlannedItem) -> Begun | Refusal | str | None:
+        """None: there is nothing to say; text: why it failed."""
+        if item.mtime is None:
+            return None
+        place = located(item.removal.path)
+        try:
+            now, found = place.child(), None
+            if now is not None and now.is_directory and normal(item.removal.path) not in self.dates:
+                found = begun(item.removal.path, item.mtime)
+                now = place.child()  # what came while it was listed is not what the plan saw
+        except (Error, OSError) as error:
+            return explained(error)
+        if now is not None and now.mtime != item.mtime:
+            return Refusal(item.removal, "it was changed since it was listed")
+        return found
 
     def _prune(self, gone: Sequence[PlannedItem]) -> None:
         """Directories that are empty now, up to the dataset's own."""

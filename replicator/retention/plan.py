@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from cmroot.store.place import normal
 from replicator.core.model import partition_name
 from replicator.errors import ConfigError
 from replicator.metastore.client import Metastore
@@ -78,11 +79,13 @@ class DatasetPlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """`job`: the keys that are read from the job file only. `now`: the moment that everything is judged by."""
+    """`job`: the keys that are read from the job file only. `now`: the moment that everything is judged by. `begun`:
+    (place, as `normal` spells it) -> the time that it had before a killed run removed some of its files."""
 
     job: Settings
     now: datetime
     metastore: Metastore | None = None
+    begun: Mapping[str, float] = field(default_factory=dict)
 
     def plan(self, dataset: Dataset) -> DatasetPlan:
         """Raises Error for settings or listings that cannot be had: then nothing is known of the dataset."""
@@ -101,7 +104,7 @@ class Planner:
         for pair, policy in pairs(dataset.settings, dataset.kind):
             listed = path_finder(pair)(dataset.path, self.now)
             self._tell(plan, listed, dataset.name)
-            versions = listed.newest_first()
+            versions = self._newest_first(listed)
             chosen = policy.select(versions, listed.by, self.now)
             for number, why in chosen.items():
                 version = versions[number]
@@ -124,6 +127,12 @@ class Planner:
             if number not in gone and versions[number].path:
                 removal = Removal(path=versions[number].path, what="access", reason=why, object=object)
                 plan.items.append(PlannedItem(dataset=plan.name, removal=removal, access=access))
+
+    def _newest_first(self, listed: Listed) -> list[Version]:
+        for number, each in enumerate(listed.versions):
+            if each.mtime is not None and (then := self.begun.get(normal(each.path))) is not None:
+                listed.versions[number] = replace(each, time=datetime.fromtimestamp(then, UTC))
+        return listed.newest_first()
 
     def _tell(self, plan: DatasetPlan, listed: Listed, name: str) -> None:
         plan.versions += len(listed.versions)
@@ -157,7 +166,7 @@ class Planner:
         self._tell(plan, listed, dataset.name)
         policy_class = "org.apache.gobblin.data.management.policy.SelectBeforeTimeBasedPolicy"
         policy = selection_policy(pair, own.text("selection.policy.class") or policy_class)
-        versions = listed.newest_first()
+        versions = self._newest_first(listed)
         chosen = policy.select(versions, listed.by, self.now)
         reasons = {versions[number].partition: (why, versions[number].mtime) for number, why in chosen.items()}
         plan.items += self._partitions(dataset, reasons, _replacement(own, dataset))

@@ -13,12 +13,14 @@ import msgspec
 
 from cmroot.errors import Error
 from cmroot.log.captured import segments
+from cmroot.store.place import Place
 from replicator.core.engine import LocalEngine
 from replicator.events.scope import captured_databases
 from replicator.removal.job import Job
 from replicator.removal.legal import read_holds
 from replicator.removal.removal import Limits, Refusal, forbidden, refuse_counts
 from replicator.removal.remove import BATCH, measured
+from replicator.retention.begun import Beginnings
 from replicator.retention.carry_out import Executor
 from replicator.retention.datasets import Dataset, Failed, explained, find_datasets
 from replicator.retention.dropping import DIRECTORY, Dropper
@@ -63,7 +65,11 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
     def planned(self) -> Iterator[None]:
         """Everything is planned and judged before anything goes, so that a limit refuses a run as a whole."""
         dropper = Dropper(self.metastore, self.root.place, self.remover.audit) if self.metastore else None
-        self._executor = Executor(self.job_file.settings, self.remover, dropper, self.done)
+        self._beginnings = Beginnings(Place(self.root.place) / DIRECTORY)
+        self._dates = self._beginnings.dates()
+        self._executor = Executor(
+            self.job_file.settings, self.remover, dropper, self.done, self._beginnings, self._dates
+        )
         if dropper and not self.rehearses:
             self._executor.count(dropper.finish())
         with closing(Spool()) as plan, closing(Spool()) as self._allowed:
@@ -85,11 +91,14 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
     def carry_out(self, page: list[PlannedItem]) -> None:
         self._executor.carry_out(page)
 
+    def finish(self) -> None:
+        self._beginnings.settle()
+
     # ---- planning -------------------------------------------------------------------------------------------------
 
     def _plan(self, plan: Spool) -> None:
         now = datetime.fromtimestamp(self.runtime.clock(), UTC)
-        planner = Planner(self.job_file.settings, now, self.metastore)
+        planner = Planner(self.job_file.settings, now, self.metastore, self._dates)
         most = self.job_file.settings.number("gobblin.retention.max.concurrent.datasets.cleaned") or 100
         self.done.warnings += [
             f"{self.job_file.settings.origin(key)}: {key} has no effect: {why}"

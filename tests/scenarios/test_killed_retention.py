@@ -1,0 +1,105 @@
+"""Retention by the times of directories that cannot go by one rename, as on another device: a run is killed between two
+files of one, and what is left of it keeps the age that it had."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gobblin_examples as examples
+import pytest
+from faults import Fault, run_with
+from replication_fixture import Answer, command
+
+from cmroot.root import create_or_open
+
+DAY = 86_400
+
+
+class FarLake:
+    """Four versions of a dataset, of four files each, on another device than `$cmroot`."""
+
+    def __init__(self, place: Path, far: Path) -> None:
+        self.place, self.cmroot = far / "user/gobblin/a", place / "cm"
+        create_or_open(str(self.cmroot))
+        self._job, self._far = place / "job.conf", far
+        for name, age in {"older": 12, "old": 9, "young": 2, "new": 1}.items():
+            (self.place / name).mkdir(parents=True)
+            for number in range(4):
+                (self.place / name / f"part-{number}").write_text(f"{name} {number}")
+            then = time.time() - age * DAY
+            os.utime(self.place / name, (then, then))
+
+    def arguments(self, job: str) -> list[str]:
+        self._job.write_text(job)
+        where = ["--cmroot", str(self.cmroot), "--root", str(self._far), "--no-metastore"]
+        return ["retention", "run", str(self._job), *where]
+
+    def killed(self, job: str) -> Path:
+        """The version of which a run has removed two files when it dies."""
+        assert run_with(Fault("after", "unlink", r"/user/gobblin/a/old/part-", 2), self.arguments(job)).killed
+        half = self.place / "old"
+        assert len(list(half.iterdir())) == 2 and time.time() - half.stat().st_mtime < DAY
+        return half
+
+    def run(self, job: str, *more: str) -> Answer:
+        return command(*self.arguments(job), *more)
+
+    def left(self) -> dict[str, int]:
+        return {each.name: len(list(each.iterdir())) for each in self.place.iterdir()}
+
+    def notes(self) -> list[Path]:
+        return list((self.cmroot / "retention").glob("removing-*"))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[FarLake]:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second device")
+    far = Path(tempfile.mkdtemp(prefix="killed-retention-", dir=memory))
+    try:
+        yield FarLake(tmp_path, far)
+    finally:
+        shutil.rmtree(far)
+
+
+@pytest.mark.parametrize("job", [examples.TIME_BASED, examples.NEWEST_K], ids=["age", "newest two"])
+def test_the_next_run_removes_what_is_left_and_no_other_version(lake: FarLake, job: str) -> None:
+    lake.killed(job)
+    planned = lake.run(job, "--dry-run")
+    assert {Path(item["path"]).name for item in planned.output["items"]} <= {"older", "old"}, planned
+    done = lake.run(job)
+    assert (done.code, done.output["status"], lake.left()) == (0, "done", {"young": 4, "new": 4}), done
+    assert lake.notes() == []
+    for run in {row["run"] for row in command("audit", "ls", "--cmroot", str(lake.cmroot)).output["rows"]}:
+        command("audit", "undo", "--cmroot", str(lake.cmroot), "--run", run)
+    assert lake.left() == dict.fromkeys(("older", "old", "young", "new"), 4)
+
+
+@pytest.mark.parametrize("writes", ["new", "part-3"], ids=["a new file", "a file that was there"])
+def test_what_is_written_into_the_rest_makes_it_young(lake: FarLake, writes: str) -> None:
+    half = lake.killed(examples.TIME_BASED)
+    (half / writes).write_text("written later")
+    os.utime(half)
+    done = lake.run(examples.TIME_BASED)
+    assert done.code == 0 and lake.left()["old"] == len({*("part-2", "part-3"), writes}), done
+    assert lake.notes() == []
+
+
+def test_a_rest_is_judged_anew(lake: FarLake) -> None:
+    """By legal holds, which came after the kill, and by the job's settings of now."""
+    half = lake.killed(examples.TIME_BASED)
+    hold = ("legal-hold", "add", "case", "--cmroot", str(lake.cmroot), "--on", str(half), "--reason", "a case")
+    assert command(*hold).code == 0
+    held = lake.run(examples.TIME_BASED)
+    assert held.code == 3 and "legal hold case" in held.output["refused"][0]["why"], held
+    assert command("legal-hold", "release", "case", "--cmroot", str(lake.cmroot)).code == 0
+    assert lake.run(examples.TIME_BASED.replace("=7d", "=10d")).output["selected"] == 0
+    assert lake.left() == {"old": 2, "young": 4, "new": 4} and len(lake.notes()) == 1
+    assert lake.run(examples.TIME_BASED).code == 0
+    assert lake.left() == {"young": 4, "new": 4} and lake.notes() == []
