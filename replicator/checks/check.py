@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from cmroot.errors import Error
 from cmroot.store.place import join
 from replicator.checks import lacking, metastores, places, policy_health, proofs, unsupported
+from replicator.checks.bucket_events import judge_queues
 from replicator.checks.entrance import of_gateway
 from replicator.checks.finding import Finding, Health, worst
 from replicator.checks.places import Probed, Room, reported
@@ -276,6 +277,7 @@ class _Check:
                     lambda: change_manager(direction.source, [pair.name for pair in direction.pairs if pair.source]),
                 ),
             )
+        self._look("s3_events", lambda: judge_queues(self.policy.s3_events))
 
     def _written(self, direction: _Direction | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
         """The places that runs write to, by their keys; backwards, the warehouse that the data goes back to."""

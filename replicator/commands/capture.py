@@ -9,7 +9,6 @@ from threading import Event
 from typing import ClassVar
 
 from cmroot.root import create_or_open
-from cmroot.store.spelling import scheme, split_authority
 from replicator.captures import capture as capturing
 from replicator.captures.recording import Captured
 from replicator.commands.base import Where, names, pairs, verb
@@ -17,6 +16,7 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
 from replicator.core.policy import Keeper
 from replicator.errors import Error, LeaseHeld, UsageError
+from replicator.text.queues_of_buckets import check_queues
 
 
 def _nobody(*about: object) -> None:
@@ -37,7 +37,7 @@ class CaptureOptions(OfPolicy):
     repair: after lost events, compare everything instead of failing.
     keeper: auto, link, version, native, copy or none: how bytes are kept; None: as the policy says, else auto.
     s3_events: queues (SQS) to which buckets send notifications of all changes, as a mapping {"s3://bucket": URL} or
-        "s3://bucket=URL" texts: what they do not name is not listed, but for once a day.
+        "s3://bucket=URL" texts: what they do not name is not listed, but for once a day. None: as the policy says.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     follow: capture again and again, until an exception such as KeyboardInterrupt ends it.
     interval: the time between two captures of a following.
@@ -107,13 +107,11 @@ def capture(options: CaptureOptions) -> Captured:
 def _queues(given: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
     """By bucket. Raises UsageError for what is no bucket, and for a queue of two."""
     queues = dict(pairs(given, "--s3-events"))
-    for bucket, url in queues.items():
-        if scheme(bucket) != "s3" or split_authority(bucket)[1].strip("/") or "://" not in url:
-            raise UsageError(
-                f"--s3-events {bucket}={url}", hint="give s3://BUCKET=https://sqs.REGION.amazonaws.com/..."
-            )
-    if len(set(queues.values())) < len(queues):
-        raise UsageError("--s3-events: two buckets with one queue", hint="give each bucket a queue of its own")
+    try:
+        check_queues(queues)
+    except ValueError as error:
+        hint = "give each bucket a queue of its own, as s3://BUCKET=https://sqs.REGION.amazonaws.com/..."
+        raise UsageError(f"--s3-events: {error}", hint=hint) from error
     return queues
 
 

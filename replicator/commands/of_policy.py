@@ -75,6 +75,7 @@ class OfPolicy(Options):
             "shared_external": policy.external == METADATA,
             "publish": policy.publish,
             "keeper": policy.keeper,
+            "s3_events": direction.s3_events,
             "formats": policy.formats,
             "engine": policy.engine,
         }

@@ -29,7 +29,7 @@ import msgspec
 from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.policy import Policy, parse_policy
+from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
@@ -215,6 +215,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             checked(metastore, f"metastores.{key}")
         check_gateway(config.gateway)
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
+        refuse_shared_queues(read.values())
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}", hint=error.hint) from error
     if config.dumps.key_file:

@@ -21,6 +21,7 @@ from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import ConfigError, Error
 from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
 from replicator.text.quantity import parse_duration, parse_size
+from replicator.text.queues_of_buckets import check_queues
 
 T = TypeVar("T")
 
@@ -56,8 +57,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing. publish_delay:
     how long what a snapshot has replaced stays where it was.
     smoke: queries on the replica that drills ask. key_file: of `[dumps]`, with the keys that sign its dumps. formats:
-    "as-they-are" replicates tables in every format as if it was a plain one. source_metastore, target_metastore: how
-    `source` and `target` are reached."""
+    "as-they-are" replicates tables in every format as if it was a plain one. s3_events: URLs of the queues of the
+    source's buckets. source_metastore, target_metastore: how `source` and `target` are reached."""
 
     name: str
     source: str
@@ -85,6 +86,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str | None = None
     formats: FormatChoice = SUPPORTED
     preserve: tuple[Attribute, ...] = ()
+    s3_events: dict[str, str] = {}
     source_metastore: MetastoreConfig
     target_metastore: MetastoreConfig
 
@@ -163,6 +165,19 @@ def refuse_overlaps(policies: Sequence[Policy], existing: Mapping[str, Iterable[
         )
 
 
+def refuse_shared_queues(policies: Iterable[Policy]) -> None:
+    """Raises ConfigError for a queue that two roots read: each would miss what the other has taken."""
+    readers: dict[str, Policy] = {}
+    for policy in policies:
+        for url in policy.s3_events.values():
+            first = readers.setdefault(url, policy)
+            if as_written(first.cmroot) != as_written(policy.cmroot):
+                raise ConfigError(
+                    f"policies.{policy.name}.s3_events: the root of policy {first.name} reads the queue {url}, too",
+                    hint="send the bucket's notifications to a queue for each root",
+                )
+
+
 def same_metastore(one: str, other: str) -> bool:
     """Whether two URIs name an address in common. Two names of one host are not noticed."""
     return bool(_addresses(one) & _addresses(other))
@@ -214,6 +229,7 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     smoke: str | list[str] = []
     formats: FormatChoice = SUPPORTED
     preserve: list[Attribute] = []
+    s3_events: dict[str, str] = {}
 
 
 KEYS = _InFile.__struct_fields__
@@ -262,6 +278,7 @@ def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreCon
         smoke=(written.smoke,) if isinstance(written.smoke, str) else tuple(written.smoke),
         formats=written.formats,
         preserve=tuple(written.preserve),
+        s3_events=reading.queues(written.s3_events),
     )
     _fits_together(reading, policy)
     return policy
@@ -358,6 +375,14 @@ class _Reading:
                 raise self.wrong(f"rename_db.{before}", f"{after!r} is empty or taken", "each database needs its own")
             found[before.lower()] = after.lower()
         return found
+
+    def queues(self, written: Mapping[str, str]) -> dict[str, str]:
+        try:
+            check_queues(written)
+        except ValueError as error:
+            hint = 'write "s3://BUCKET" = "https://sqs.REGION.amazonaws.com/...", a queue for each bucket'
+            raise self.wrong("s3_events", str(error), hint) from error
+        return dict(written)
 
     def mapping(self, written: Mapping[str, str]) -> dict[str, str]:
         return {

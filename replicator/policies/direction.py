@@ -130,6 +130,11 @@ class Direction:
         return back
 
     @property
+    def s3_events(self) -> dict[str, str]:
+        """Queues of buckets. Backwards none: what another root took from a queue, the policy's own would miss."""
+        return {} if self.reverse else self.policy.s3_events
+
+    @property
     def patterns(self) -> Patterns:
         """Which tables and partitions are replicated, by the names of this way's source."""
         return patterns_of(self.policy, self.pairs)

@@ -44,6 +44,8 @@ from replicator.replay.apply.weighing import DROPPED
 
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
 
+_METASTORES = ("source_metastore", "target_metastore")  # how they are reached
+
 
 def make(sides: Sides, options: SyncSettings = SYNC) -> SyncPlan:
     """Captures, writes the dumps, and compares. The target is not changed; the source's `$cmroot` gets what a run would
@@ -280,7 +282,7 @@ def _keys(policy: Policy) -> dict[str, Any]:
     return {
         key: value
         for key, value in written.items()
-        if key not in ("schedule", "max_lag", "verify", "engine", "key_file", "source_metastore", "target_metastore")
+        if key not in ("schedule", "max_lag", "verify", "engine", "key_file", "s3_events", *_METASTORES)
     }
 
 

@@ -145,6 +145,7 @@ class Steps:
             constraints=self.options.draining or self._begins(),
             repair=True,
             keeper=self.policy.keeper,
+            s3_events=self.direction.s3_events,
             empty=self.options.empty,
         )
         captured = patiently(

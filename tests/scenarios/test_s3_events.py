@@ -21,17 +21,24 @@ from engines import local_engine
 from metastores import MetastoreFactory
 from object_servers import environment
 from plain_tables import text_storage
+from policies import Replication
 from s3_proxy import Proxy, counting
 from stores import s3_server, s3a_as_directories
 
 import replicator
+from cmroot.errors import StorageUnreachable
 from cmroot.store.place import Place
 from replicator.captures.recording import Captured
+from replicator.checks.bucket_events import judge_queues
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Table
 from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.policies import follow
+from replicator.policies.follow import Listeners, follow_policy
+from replicator.policies.run import SyncRun
+from replicator.policies.steps import SYNC
 
 BUCKET = f"s3a://noticed-{uuid.uuid4().hex[:8]}"
 NAME = BUCKET.partition("://")[2]
@@ -229,8 +236,125 @@ def test_a_capture_that_fails_gives_its_messages_back(at: Noticed) -> None:
         {"s3://b/below": "https://q"},
         {"s3://b": "q"},
         {"s3://b": "https://q", "s3://c": "https://q"},
+        {"s3://b": "https://q", "s3a://b": "https://r"},
     ],
 )
 def test_queues_of_nothing_are_refused(at: Noticed, queues: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="--s3-events"):
         at.capture(s3_events=queues)
+
+
+# ---- policies -----------------------------------------------------------------------------------------------------
+
+AWAY = "http://127.0.0.1:1/1/queue"
+
+
+@pytest.fixture(scope="module")
+def target(metastore_factory: MetastoreFactory) -> Running:
+    return metastore_factory("target")
+
+
+class Replicated:
+    """A policy of that table."""
+
+    def __init__(self, at: Noticed, target: Running, here: Path) -> None:
+        self.at = at
+        self.pair = Replication(at.source, target, here, databases=at.db, cmroot=at.root)
+        self.home = here / "target" / f"{at.db}.db"
+        self.queue(at.queue)
+
+    def queue(self, url: str) -> None:
+        self.pair.keys["s3_events"] = {BUCKET: url}
+
+    def sync(self, **options: Any) -> SyncRun:
+        run = self.pair.sync(**options)
+        self.at.listings = self.at.proxy.taken()["LIST"]
+        return run
+
+    def has(self, number: int) -> str:
+        (found,) = self.home.parent.rglob(f"p={number}/part-0")
+        return found.read_text().rpartition(" ")[2]
+
+
+@pytest.fixture
+def replicated(at: Noticed, target: Running, tmp_path: Path) -> Replicated:
+    made = Replicated(at, target, tmp_path)
+    assert (made.sync().files_copied, made.has(3)) == (5, "first")
+    return made
+
+
+def test_a_run_of_a_policy_lists_what_notifications_name(replicated: Replicated) -> None:
+    idle = replicated.sync()
+    assert (idle.status, idle.warnings, replicated.at.listings) == ("nothing", [], 0)
+    replicated.at.write(3, "second")
+    run = replicated.sync()
+    assert (run.files_copied, run.warnings, replicated.at.listings) == (1, [], 1)
+    assert replicated.has(3) == "second"
+    assert (replicated.sync().status, replicated.at.listings) == ("nothing", 0)
+
+
+def test_a_following_lists_nothing_until_a_notification_comes(
+    replicated: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "SCAN_SHARE", 0)  # each round scans
+    lists: list[int] = []
+
+    class Rounds:
+        """Stops it after the round that loaded; the change comes after two that found nothing."""
+
+        loaded = False
+
+        def is_set(self) -> bool:
+            return self.loaded
+
+        def wait(self, timeout: float | None = None) -> bool:
+            lists.append(replicated.at.proxy.taken()["LIST"])
+            if len(lists) == 2:
+                replicated.at.write(2, "followed")
+            assert len(lists) < 10
+            return self.loaded
+
+    rounds, errors = Rounds(), list[Exception]()
+
+    def reported(run: SyncRun) -> None:
+        rounds.loaded = True
+
+    listeners = Listeners(reported, lambda error, wait: errors.append(error))
+    total = follow_policy(replicated.pair.sides(), SYNC, listeners, schedule=timedelta(milliseconds=1), stop=rounds)
+    assert (total.synced, total.files_copied, errors, lists[:2]) == (1, 1, [], [0, 0])
+    assert replicated.has(2) == "followed"
+
+
+def test_a_run_whose_queue_is_away_takes_nothing_and_says_so(replicated: Replicated) -> None:
+    replicated.at.write(1, "meanwhile")
+    replicated.queue(AWAY)
+    with pytest.raises(StorageUnreachable, match=AWAY) as caught:
+        replicated.sync()
+    assert caught.value.exit_code == 75 and "address" in caught.value.hint
+    replicated.queue(replicated.at.queue)
+    with pytest.raises(UsageError):
+        replicated.sync(empty=["nosuch.table"])  # its capture has taken the messages, and gives them back
+    replicated.at.proxy.taken()
+    replicated.sync()
+    assert (replicated.has(1), replicated.at.listings) == ("meanwhile", 1)
+
+
+def test_check_tells_of_a_policys_queue(at: Noticed) -> None:
+    def said(url: str) -> tuple[str, str]:
+        (finding,) = judge_queues({BUCKET: url})
+        return finding.health, finding.text
+
+    assert said(at.queue) == ("ok", f"{at.queue} hears of all changes")
+    at.send(EVENTS[1:])
+    health, text = said(at.queue)
+    assert health == "warning" and "does not send s3:ObjectCreated" in text
+    gone(at)
+    assert said(at.queue)[0] == "warning" and at.queue in said(at.queue)[1]
+    assert said(AWAY)[0] == "critical" and AWAY in said(AWAY)[1]
+
+
+def test_a_replica_that_became_primary_has_no_queue_of_the_policy(replicated: Replicated) -> None:
+    pair = replicated.pair
+    forward = pair.sides().direction(pair.memory)
+    backward = pair.sides().direction(pair.memory, reverse=True)
+    assert forward.s3_events == {BUCKET: replicated.at.queue} and backward.s3_events == {}

@@ -134,6 +134,9 @@ def test_a_policy_is_asked_for_by_its_name(tmp_path: Path) -> None:
         ({"partitions": {"other.t": "p = 1"}}, "policies.west.partitions.'other.t': is in none of its databases"),
         ({"partitions": {"sales.t": "p like 'a'"}}, "partitions.'sales.t': \"p like 'a'\" cannot be read"),
         ({"map_location": {"a": "/b"}}, "policies.west.map_location.'a': not an absolute path"),
+        ({"s3_events": {"gs://b": "https://q"}}, "policies.west.s3_events: gs://b=https://q is no bucket"),
+        ({"s3_events": {"s3://b": "https://q", "s3a://b": "https://r"}}, "s3_events: one bucket with two queues"),
+        ({"s3_events": {"s3://b": "https://q", "s3://c": "https://q"}}, "s3_events: two buckets with one queue"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -142,6 +145,15 @@ def test_an_error_names_file_policy_and_key(values: dict[str, Any], output: str)
         parse(**values)
     assert caught.value.message.startswith("some.toml: policies.west") and output in caught.value.message
     assert caught.value.hint and caught.value.exit_code == 2
+
+
+def test_a_queue_is_one_roots() -> None:
+    events, there = {"s3_events": {"s3://b": "https://q"}}, {"there": {"uri": "thrift://b:9083"}}
+    policies = {"west": LEAST | events, "east": LEAST | events}
+    parse_config({"metastores": there, "policies": policies}, "x")
+    policies["east"] |= {"cmroot": "/other"}
+    with pytest.raises(ConfigError, match="the root of policy west reads the queue"):
+        parse_config({"metastores": there, "policies": policies}, "x")
 
 
 @pytest.mark.parametrize("name", ["a b", "", ".hidden", "a/b", "x" * 64])

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
+from cmroot.errors import StorageUnreachable
 from cmroot.store.spelling import split_authority
 from cmroot.store.stores import remote_store
 
@@ -24,6 +25,7 @@ HIDDEN = 900
 
 _TESTING = "s3:TestEvent"
 _TOGETHER = 10  # messages in one request: SQS' own bound
+_AWAY = "see whether the queue's address is right and answers, then run again; without the queue all is listed"
 _REGION = re.compile(r"sqs[.-]([a-z0-9-]+)\.amazonaws\.")
 
 
@@ -50,19 +52,25 @@ class Standing:
 
 @dataclass
 class BucketQueue:
-    """One queue, by its URL. Every call raises OSError when it does not answer, or one may not ask."""
+    """One queue, by its URL. Every call raises StorageUnreachable when it does not answer, and OSError when it is not
+    there, or one may not ask."""
 
     url: str
 
     @cached_property
     def _client(self) -> Any:
+        from botocore.config import Config
         from botocore.session import get_session
 
         parts = urlsplit(self.url)
         found = _REGION.search(parts.netloc)
         region = found[1] if found else os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         return get_session().create_client(
-            "sqs", region_name=region, endpoint_url=f"{parts.scheme}://{parts.netloc}", use_ssl=parts.scheme == "https"
+            "sqs",
+            region_name=region,
+            endpoint_url=f"{parts.scheme}://{parts.netloc}",
+            use_ssl=parts.scheme == "https",
+            config=Config(retries={"mode": "standard", "total_max_attempts": 4}, connect_timeout=10),
         )
 
     def standing(self) -> Standing:
@@ -96,10 +104,12 @@ class BucketQueue:
             self._call("change_message_visibility_batch", Entries=entries)
 
     def _call(self, operation: str, **arguments: Any) -> Any:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
         try:
             return getattr(self._client, operation)(QueueUrl=self.url, **arguments)
+        except (ConnectionError, HTTPClientError) as error:
+            raise StorageUnreachable(f"{self.url}: {error}", hint=_AWAY) from error
         except (BotoCoreError, ClientError) as error:
             raise OSError(errno.EIO, str(error), self.url) from error
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import msgspec
 
+from cmroot.errors import StorageUnreachable
 from cmroot.keep.versions import why_unversioned
 from cmroot.store.drivers.bucket_queues import BucketQueue, Standing, why_not_all
 from cmroot.store.place import scheme
@@ -57,7 +58,8 @@ class BucketNotices:
         self._taken: dict[str, list[str]] = {}
 
     def is_quiet(self, location: str) -> bool:
-        """Whether nothing has changed at a location since it was listed."""
+        """Whether nothing has changed at a location since it was listed. Raises StorageUnreachable for a queue that is
+        away."""
         if not self._queues or scheme(location) != "s3":
             return False
         bucket, path = split_authority(normal(location))
@@ -84,8 +86,8 @@ class BucketNotices:
         for bucket, receipts in self._taken.items():
             try:
                 self._queues[bucket].remove(receipts)
-            except OSError as error:
-                self._tell(bucket, f"its messages could not be removed, and come again: {error.strerror}")
+            except (OSError, StorageUnreachable) as error:
+                self._tell(bucket, f"its messages could not be removed, and come again: {_said(error)}")
         self._taken = {}
 
     def abandoned(self) -> None:
@@ -94,8 +96,8 @@ class BucketNotices:
         for bucket, receipts in self._taken.items():
             try:
                 self._queues[bucket].give_back(receipts)
-            except OSError as error:
-                self._tell(bucket, f"its messages could not be given back: {error.strerror}")
+            except (OSError, StorageUnreachable) as error:
+                self._tell(bucket, f"its messages could not be given back: {_said(error)}")
         self._taken = {}
 
     def _asked(self, bucket: str) -> list[str] | None:
@@ -141,6 +143,10 @@ class BucketNotices:
         self._log.report.warnings.append(
             f"{bucket}: all of it was listed, as notifications do not tell everything: {why}"
         )
+
+
+def _said(error: OSError | StorageUnreachable) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 
 def _doubt(before: Trusted, url: str, standing: Standing, now: int) -> str:
