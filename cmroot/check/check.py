@@ -61,6 +61,8 @@ def check(root: str, engine: Workers, *, bytes: bool = True, limit: int = FINDIN
         report.versions = check_needed(root, log, pins, engine, found, ask_buckets=bytes)
     for finding in leftovers(root):
         found.add(finding)
+    for right, stays in Place(root).lacking_rights():
+        found.add(RootFinding("right", root, f"this user lacks {right}: {stays}", f"allow {right} on its bucket"))
     report.counts = found.counts
     report.status = "damaged" if DAMAGE & report.counts.keys() else "sound"
     report.findings = [msgspec.to_builtins(finding) for finding in found.reported()]

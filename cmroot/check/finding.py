@@ -10,7 +10,7 @@ FINDINGS = 1000
 """Findings listed one by one; the others are counted."""
 
 DAMAGE = frozenset({"damaged", "missing", "misplaced", "unreadable", "segment", "log", "pin", "version"})
-"""The kinds that need somebody. The others are `leftover` and `stray`."""
+"""The kinds that need somebody. The others are `leftover`, `right` and `stray`."""
 
 Content = tuple[str, int]
 

@@ -15,13 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cmroot.errors import NotWritable
 from cmroot.expire.kept import read_rows
 from cmroot.expire.plans import write_part
 from cmroot.expire.removal import BATCH, RemovedEntries, Since
 from cmroot.expire.retention import Rules, decide
 from cmroot.keep.change_manager import is_native
 from cmroot.keep.store_lock import removing
-from cmroot.keep.versions import drop_versions, keeps_versions, old_versions
+from cmroot.keep.versions import drop_versions, keeps_versions, old_versions, why_versions_unseen
 from cmroot.lease import Lease
 from cmroot.log.captured import RELEASE, Segment
 from cmroot.log.parts import conform
@@ -97,6 +98,8 @@ def _remove_at(
         wanted[normal(join(location, path)), version] = index
     single = "" in rows["path"].to_pylist()  # the location is a file
     there = [old for old in old_versions(location, named=single) if (old.path, old.version) in wanted]
+    if not there and (why := why_versions_unseen(location)):
+        raise NotWritable(f"{location}: {why}", hint="allow it, or expire without versions")
     for start in range(0, len(there), BATCH):
         some = there[start : start + BATCH]
         with removing(root, now=now):

@@ -107,7 +107,7 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
     with plan, acquire(root, "expire", now=now) as lease:
         lease.check()
         sweep_plans(root, now(), plan.directory)
-        sweep_staging(root, now())
+        stays = sweep_staging(root, now())
         pins = read_pins(root).whole()
         planned = {slot.slot for slot in plan.given_up}
         lagging, left = _without_lagging(pins, now(), plan.max_slot_lag, planned)
@@ -129,7 +129,7 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
             lease.check()
             unpin_dump(root, name)
     seconds = time.monotonic() - began + plan.seconds
-    return Expired(plan, removed, lagging, dropped, seconds, versions, gone, reasons)
+    return Expired(plan, removed, lagging, dropped, seconds, versions, gone, reasons, stays)
 
 
 def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time) -> list[HeldByPin]:

@@ -148,7 +148,7 @@ class Expired:
     """What an expiry did. `plan`: what was kept and why; `removed`: what went, how many bytes that freed, and what was
     taken back because it was needed by then. `forgotten`: pins of dumps that are older than the retention. `snapshots`:
     that were deleted, by place; their bytes are unknown, and not among the freed. `snapshots_left`: why others were
-    not."""
+    not. `unswept`: what killed runs left and this user may not remove."""
 
     plan: ExpiryPlan
     removed: RemovedEntries
@@ -158,6 +158,7 @@ class Expired:
     versions: RemovedEntries = field(default_factory=RemovedEntries)
     snapshots: list[str] = field(default_factory=list)
     snapshots_left: list[str] = field(default_factory=list)
+    unswept: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         back = {"entries": self.removed.taken_back, "bytes": self.removed.taken_back_bytes}
@@ -169,7 +170,7 @@ class Expired:
             "removed_bytes": self.removed.bytes,
             "bytes_freed": self.removed.freed,
             "removed_snapshots": self.snapshots,
-            "warnings": self.snapshots_left,
+            "warnings": [*self.snapshots_left, *self.unswept],
             "taken_back": back,
             "removed_versions": {"entries": self.versions.entries, "bytes": self.versions.bytes},
             "plan_seconds": round(self.plan.seconds, 3),

@@ -17,7 +17,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.errors import Superseded
+from cmroot.errors import NotWritable, Superseded
 from cmroot.store.local import staging_name
 from cmroot.store.place import Place
 from cmroot.store.spelling import naming
@@ -96,15 +96,20 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
     return swept
 
 
-def sweep_staging(root: str, moment: float) -> None:
+def sweep_staging(root: str, moment: float) -> list[str]:
     """Remove what killed writers left half written in all directories of a root but that of kept files, which are
-    written in `incoming/`. Some take no lease, so only what is old enough to be nobody's goes."""
-    before = moment - ABANDONED.total_seconds()
-    Place(root).remove_uploads(before=before)
+    written in `incoming/`. Some take no lease, so only what is old enough to be nobody's goes. Returns what this user
+    may not remove, as sentences."""
+    before, stays = moment - ABANDONED.total_seconds(), []
+    try:
+        Place(root).remove_uploads(before=before)
+    except NotWritable as error:
+        stays.append(f"{error.message}; {error.hint}")
     Place(root).sweep(before=before)
     for child in Place(root).children():
         if child.is_directory and Place(child.path).name != "files":
             Place(child.path).sweep(before=before, deep=True)
+    return stays
 
 
 def _alive(plan: PlanDirectory, moment: float) -> bool:

@@ -187,7 +187,13 @@ def _best(
 
 
 def _by_version(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
-    days = noncurrent_days(location)
+    try:
+        days = noncurrent_days(location)
+    except PermissionError:
+        days = None
+        tell(
+            f"{location}: nobody knows whether a rule of the bucket removes old versions (s3:GetLifecycleConfiguration)"
+        )
     if days is not None:
         tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, whoever needs them")
     return VersionKeeper(root)

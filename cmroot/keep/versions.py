@@ -86,12 +86,15 @@ def why_unversioned(location: str) -> str:
 
 def noncurrent_days(location: str) -> int | None:
     """After how many days, at the earliest, a lifecycle rule of the bucket removes versions that are no longer current;
-    None when there is no such rule, or asking is not allowed. A rule for some prefix counts for all."""
+    None when there is no such rule. A rule for some prefix counts for all. Raises PermissionError when one may not
+    ask."""
     if scheme(location) in GCS:
         return noncurrent_days_of(_filesystem(location), _bucket(location))
     try:
         answer = _call(location, "get_bucket_lifecycle_configuration", Bucket=_bucket(location))
-    except OSError:  # there is none, or one may not ask: then nobody promised anything
+    except PermissionError:
+        raise
+    except OSError:  # there is none
         return None
     days = [
         rule["NoncurrentVersionExpiration"].get("NoncurrentDays")

@@ -16,6 +16,7 @@ from typing import BinaryIO
 from cmroot.store.spelling import STAGING, is_local, join, local_path, naming, parent, raise_named
 
 Names = list[str]  # the store below has a method called list
+Lacking = list[tuple[str, str]]  # rights, and what stays without each
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,9 @@ class LocalStore:
 
     def remove_uploads(self, path: str, begins: str, *, before: float) -> int:
         return 0
+
+    def lacking_rights(self, path: str) -> Lacking:
+        return []
 
     def remove_tree(self, path: str) -> None:
         with naming(path), contextlib.suppress(FileNotFoundError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.local import Child, Children, LocalStore, Names
+from cmroot.store.local import Child, Children, Lacking, LocalStore, Names
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import (
     is_local,
@@ -176,8 +176,13 @@ class Place:
 
     def remove_uploads(self, begins: str = "", *, before: float = math.inf) -> int:
         """Ends unfinished uploads to this directory and below, of names that begin so, from before a time (seconds
-        since 1970); how many. Nobody else may write such names. Safe to run twice."""
+        since 1970); how many. Nobody else may write such names. Safe to run twice. NotWritable when one may not."""
         return self.store.remove_uploads(self._path, begins, before=before)
+
+    def lacking_rights(self) -> Lacking:
+        """Rights (of S3) that this user lacks in this directory, and what stays for that; of those whose lack no error
+        tells. Changes nothing."""
+        return self.store.lacking_rights(self._path)
 
     def remove_tree(self) -> None:
         """Remove a directory and all below; a missing one is no error, so it may run twice."""

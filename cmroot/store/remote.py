@@ -16,8 +16,8 @@ from cmroot.errors import NotWritable
 from cmroot.store import s3
 from cmroot.store.drivers.endpoints import VARIABLE
 from cmroot.store.drivers.filesystems import AZURE, GCS, filesystem_of
-from cmroot.store.local import Child, Children, Names, staging_name
-from cmroot.store.objects import own_objects, server_copies
+from cmroot.store.local import Child, Children, Lacking, Names, staging_name
+from cmroot.store.objects import own_objects, rights, server_copies
 from cmroot.store.objects.heeding import Heeds, heeds
 from cmroot.store.objects.told import child_of, is_aside, lists_trees, object_time_ns
 from cmroot.store.renaming import RENAMING, is_there, rename_onto_free, replace
@@ -302,6 +302,12 @@ class FsspecStore:
         with naming(path):
             prefix = self.key(path).rstrip("/") + "/"
             return server_copies.remove_uploads(self.filesystem, prefix + begins, before=before)
+
+    def lacking_rights(self, path: str) -> Lacking:
+        if scheme(self.place) != "s3":
+            return []
+        with naming(path):
+            return list(rights.lacking_rights(self.filesystem, self.key(path)))
 
     def remove(self, path: str) -> None:
         with naming(path), contextlib.suppress(FileNotFoundError):

@@ -8,15 +8,16 @@ import contextlib
 import os
 import shutil
 import time as clocks
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from cmroot.errors import Error
+from cmroot.errors import Error, NotWritable
 from cmroot.keep.change_manager import ChangeManager
 from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state
 from cmroot.store.local import device, is_directory, staging_name, status_of
+from cmroot.store.objects.rights import REMOVE_VERSIONS, TEMPORARY
 from cmroot.store.place import Place, is_local, join, local_path, normal, parent, split_authority
 from cmroot.store.resolve import as_written, located
 from replicator.checks.finding import Figure, Finding, Health
@@ -24,6 +25,7 @@ from replicator.checks.metastores import SKEW
 from replicator.text.quantity import duration_text, size_text
 
 ROOM_WARNING, ROOM_CRITICAL = 0.10, 0.02  # parts of a filesystem that should stay free
+_REMOVE = "give this user the right to remove files there, too (s3:DeleteObject)"
 PROBE = b"written by `replicator check` to see whether this can be written\n"
 
 
@@ -38,11 +40,13 @@ class Room:
 @dataclass(frozen=True)
 class Probed:
     """A file was written, read and removed at `place`. `clock_ahead`: of the store's clock against ours, in seconds; 0
-    within what can be determined. `leaves`: a version of it stays in the bucket."""
+    within what can be determined. `leaves`: a version of it stays in the bucket. `lacks`: rights that this user lacks,
+    and what stays for that."""
 
     place: str
     clock_ahead: float
     leaves: bool = False
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 def disk_room(path: str) -> Room:
@@ -75,9 +79,9 @@ def judge_place(
     except (Error, OSError) as error:
         message, hint = reported(error)
         return Finding(name, "critical", message, hint or "give this user the right to write there"), None
-    if probed.leaves:
-        text = f"{place}: its bucket has versions, and this user may not remove those of temporary objects"
-        return Finding(name, "warning", text, "give it s3:ListBucketVersions and s3:DeleteObjectVersion"), probed
+    if lacks := probed.lacks or ({REMOVE_VERSIONS: TEMPORARY} if probed.leaves else {}):
+        text = f"{place}: {'; '.join(dict.fromkeys(lacks.values()))}"
+        return Finding(name, "warning", text, f"give this user {', '.join(lacks)}"), probed
     return Finding(name, "ok", f"{place}{state}"), probed
 
 
@@ -95,7 +99,7 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
     it will be made in. exclusive: created the way a lease is. Raises NotWritable, NoSpace, UnknownPlace, OSError."""
     where = standing(place) if is_local(place) else place
     file = Place(staging_name(join(where, "check")))
-    before, leaves = clock(), False
+    before = clock()
     try:
         if exclusive:
             file.create_exclusive(PROBE)
@@ -105,10 +109,19 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
         if file.read_bytes() != PROBE:
             raise OSError(f"{where}: the bytes read differ from those written")
         there = file_state(str(file)).mtime_ns / 1e9
-    finally:
-        with contextlib.suppress(Error, OSError):
-            leaves = not file.remove_own()
-    return Probed(where, clock_ahead(there, before, after), leaves)
+    except BaseException:
+        with contextlib.suppress(Error, OSError):  # what happened first is told
+            file.remove_own()
+        raise
+    return Probed(where, clock_ahead(there, before, after), not _removed(file), dict(Place(where).lacking_rights()))
+
+
+def _removed(file: Place) -> bool:
+    """Whether no version of it stays."""
+    try:
+        return file.remove_own()
+    except NotWritable as error:
+        raise NotWritable(f"{file}: may be written and not removed", hint=_REMOVE) from error
 
 
 def clock_ahead(there: float, before: float, after: float) -> float:

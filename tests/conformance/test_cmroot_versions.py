@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import pickle
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 pytest.importorskip("moto.server", reason="moto is not installed")
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 
+from s3_users import few_rights
 from stores import S3_SERVERS, s3_of
 
 from cmroot.errors import KeepError, NotWritable
@@ -23,7 +23,6 @@ from cmroot.keep.keepers import CopyKeeper, LinkKeeper, NoKeeper, VersionKeeper,
 from cmroot.keep.versions import BLOCK, NULL, noncurrent_days, open_version, version_size, why_unversioned
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_stream
-from cmroot.store.drivers.filesystems import filesystem_of
 from cmroot.store.listing import list_tree, object_state
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
@@ -73,36 +72,8 @@ def versioned(s3_endpoint: None) -> str:
 @pytest.fixture
 def user() -> Iterator[Callable[..., None]]:
     """From its call on, this process is a user who may do the given actions and nothing else."""
-    import boto3
-
-    endpoint, before = os.environ["AWS_ENDPOINT_URL"], dict(os.environ)
-
-    def become(*actions: str) -> None:
-        iam = boto3.client("iam")
-        name = f"user-{uuid.uuid4().hex[:8]}"
-        iam.create_user(UserName=name)
-        allowed = {"Effect": "Allow", "Action": list(actions), "Resource": "*"}
-        document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
-        iam.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=document)
-        key = iam.create_access_key(UserName=name)["AccessKey"]
-        os.environ |= {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
-        check_rights("0")
-
-    def check_rights(after: str) -> None:
-        plain = {"Content-Type": "text/plain"}
-        request = urllib.request.Request(f"{endpoint}/moto-api/reset-auth", after.encode(), plain, method="POST")
-        urllib.request.urlopen(request).read()
-        forget_connections()
-
-    yield become
-    os.environ.clear()
-    os.environ.update(before)
-    check_rights("inf")
-
-
-def forget_connections() -> None:
-    """A filesystem keeps the credentials it was made with."""
-    filesystem_of.cache_clear()
+    with few_rights() as become:
+        yield become
 
 
 def text(path: str, version: str) -> bytes:

@@ -3,6 +3,7 @@ listings. Where anything is unsure, all is listed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import uuid
@@ -23,10 +24,11 @@ from object_servers import environment
 from plain_tables import text_storage
 from policies import Replication
 from s3_proxy import Proxy, counting
+from s3_users import few_rights
 from stores import s3_server, s3a_as_directories
 
 import replicator
-from cmroot.errors import StorageUnreachable
+from cmroot.errors import NotWritable, StorageUnreachable
 from cmroot.store.place import Place
 from replicator.captures.recording import Captured
 from replicator.checks.bucket_events import judge_queues
@@ -246,12 +248,14 @@ def test_queues_of_nothing_are_refused(at: Noticed, queues: dict[str, str]) -> N
 
 # ---- policies -----------------------------------------------------------------------------------------------------
 
+TARGET = f"{BUCKET}-target"
+RIGHTS = Path(__file__).parents[2] / "docs" / "s3-rights.md"
 AWAY = "http://127.0.0.1:1/1/queue"
 
 
 @pytest.fixture(scope="module")
-def target(metastore_factory: MetastoreFactory) -> Running:
-    return metastore_factory("target")
+def target(metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    return metastore_factory("target", settings=s3a_as_directories(tmp_path_factory.mktemp("mounts"), [TARGET]))
 
 
 class Replicated:
@@ -358,3 +362,32 @@ def test_a_replica_that_became_primary_has_no_queue_of_the_policy(replicated: Re
     forward = pair.sides().direction(pair.memory)
     backward = pair.sides().direction(pair.memory, reverse=True)
     assert forward.s3_events == {BUCKET: replicated.at.queue} and backward.s3_events == {}
+
+
+def test_a_user_with_the_rights_of_the_manual_replicates_between_buckets_with_versions(
+    at: Noticed, target: Running, tmp_path: Path
+) -> None:
+    (text,) = re.findall(r"```json\n(.*?)```", RIGHTS.read_text(), re.DOTALL)
+    here, there = BUCKET.partition("://")[2], TARGET.partition("://")[2]
+    policy = json.loads(text.replace("SOURCE", here).replace("TARGET", there))
+    buckets = [f"arn:aws:s3:::{bucket}" for bucket in (here, there)]  # moto asks removals of many objects for this
+    policy["Statement"].append({"Effect": "Allow", "Action": ["s3:DeleteObject"], "Resource": buckets})
+    s3 = boto3.client("s3")
+    s3.create_bucket(Bucket=there)
+    for bucket in (here, there):
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    roots = {"cmroot": f"{BUCKET}/.cmroot", "target_cmroot": f"{TARGET}/.cmroot"}
+    places = {"dumps": f"{TARGET}/dumps", "warehouse": f"{TARGET}/warehouse"}
+    pair = Replication(at.source, target, tmp_path, databases=at.db, **roots, **places)
+    for copied in (5, 1):
+        with few_rights() as become:
+            become(policy=policy)
+            with pytest.raises(NotWritable):
+                at.write(0, "not allowed")
+            run = pair.sync()
+            assert (run.files_copied, run.not_replicated, run.warnings) == (copied, [], [])
+            for root in roots.values() if copied == 1 else ():
+                assert replicator.cm_check(cmroot=root, engine=at.engine).counts == {}
+                expired = replicator.cm_expire(cmroot=root, engine=at.engine, older_than=timedelta(0))
+                assert (expired.status, expired.warnings) == ("expired", [])
+        at.write(3, "second")

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from cmroot.errors import NotWritable
 from cmroot.store.objects.own_objects import remove_own
+from cmroot.store.objects.rights import ABORT_UPLOADS, LIST_UPLOADS, UNFINISHED
 from cmroot.store.s3 import Info, code_of, copy_if, info, is_refused, named
 
 WHOLE_COPY = 5 * 1024 * 1024 * 1024
@@ -138,16 +140,22 @@ def _abort(filesystem: Any, upload: dict[str, str]) -> None:
 
 def remove_uploads(filesystem: Any, prefix: str, *, before: float) -> int:
     """Aborts the uploads from before a time (seconds since 1970, the store's clock) of all keys that begin so; how
-    many. Only for a prefix that nobody else writes to. A user who may not do that, or a store that cannot, is left
-    alone: rules of the bucket end them, too. May run twice."""
-    removed = 0
+    many. Only for a prefix that nobody else writes to. A store that cannot do that is left alone. May run twice. Raises
+    NotWritable, which names the right, for a user who may not."""
+    removed, right = 0, LIST_UPLOADS
     try:
         for key, upload, began in _uploads(filesystem, prefix):
             if began < before:
+                right = ABORT_UPLOADS
                 _abort(filesystem, named(key) | {"UploadId": upload})
-                removed += 1
+                removed, right = removed + 1, LIST_UPLOADS
+    except PermissionError as error:
+        raise NotWritable(
+            f"{prefix}: {UNFINISHED}: this user may not look for them and end them ({right})",
+            hint=f"allow {LIST_UPLOADS} and {ABORT_UPLOADS}, or let a rule of the bucket end them",
+        ) from error
     except OSError as error:
-        if not isinstance(error, PermissionError) and error.errno != errno.ENOSYS:
+        if error.errno != errno.ENOSYS:
             raise
     return removed
 

@@ -20,7 +20,7 @@ from typing import Generic
 
 import msgspec
 
-from cmroot.errors import UNREADABLE, FormatError, LeaseHeld
+from cmroot.errors import UNREADABLE, FormatError, LeaseHeld, NotWritable
 from cmroot.store.local import is_directory
 from cmroot.store.place import Place, parent
 from cmroot.store.resolve import located
@@ -145,8 +145,9 @@ def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[At
     note.remove_own()
 
 
-def sweep_staging(root: str) -> int:
-    """Removes the staging files of attempts that were killed or given up; how many. An attempt that was given up may
+def sweep_staging(root: str, tell: Callable[[str], None] = lambda said: None) -> int:
+    """Removes the staging files of attempts that were killed or given up; how many. `tell` hears what this user may not
+    remove. An attempt that was given up may
     live on, and open one more file before it asks for its note: its directories are looked at for a day. Under the
     lease, while no task runs that is waited for. Raises FormatError for a note that cannot be read. Safe to run
     twice."""
@@ -158,13 +159,14 @@ def sweep_staging(root: str) -> int:
             directories = _directories(note)
             if _given_up_at(note, name) < time.time() - _REMEMBERED:
                 note.remove_own()
-            removed += sum(_sweep_directory(located(directory)) for directory in directories)
-    return removed + give_up_attempts(root)
+            removed += sum(_sweep_directory(located(directory), tell) for directory in directories)
+    return removed + give_up_attempts(root, tell)
 
 
-def give_up_attempts(root: str) -> int:
+def give_up_attempts(root: str, tell: Callable[[str], None] = lambda said: None) -> int:
     """From here on the attempts that have notes publish nothing; removes their staging files; how many. As
-    `sweep_staging`, without the directories of attempts that were given up before."""
+    `sweep_staging`, without the directories of attempts that were given up before. What is not told here the next
+    load tells, which looks at the same directories."""
     removed, notes = 0, Place(root) / _NOTES
     for name in notes.list():
         if not name.startswith((_GIVEN_UP, UNFINISHED)):
@@ -173,7 +175,7 @@ def give_up_attempts(root: str) -> int:
             if directories:
                 (notes / f"{_GIVEN_UP}{int(time.time())}-{name}").write_bytes(note.read_bytes())
             note.remove_own()
-            removed += sum(_sweep_directory(located(directory)) for directory in directories)
+            removed += sum(_sweep_directory(located(directory), tell) for directory in directories)
     return removed
 
 
@@ -196,11 +198,15 @@ def _unreadable(note: Place, why: str) -> FormatError:
     return FormatError(f"{note}: {why}", hint=f"remove it, and any {STAGING}* files below the replicas' directories")
 
 
-def _sweep_directory(place: Place) -> int:
+def _sweep_directory(place: Place, tell: Callable[[str], None]) -> int:
     found = [name for name in place.list() if name.startswith(STAGING)]
     for name in found:
         (place / name).remove_own()
-    return len(found) + place.remove_uploads(STAGING)
+    try:
+        return len(found) + place.remove_uploads(STAGING)
+    except NotWritable as error:
+        tell(f"{error.message}; {error.hint}")
+        return len(found)
 
 
 def _sweep_unfinished(notes: Place) -> None:
