@@ -12,10 +12,12 @@ from typing import BinaryIO, ClassVar
 
 import msgspec
 
+from cmroot.errors import KeepError
 from cmroot.keep.content import ATTEMPTS, Kept, unsteady
 from cmroot.keep.objects import read_object
-from cmroot.store.hdfs.checksums import ask, hdfs_checksum
+from cmroot.store.hdfs.checksums import hdfs_checksum
 from cmroot.store.hdfs.hdfs_store import SCHEMES
+from cmroot.store.hdfs.zones import in_zone
 from cmroot.store.listing import file_state
 from cmroot.store.place import Place, join, name_of, scheme
 from cmroot.store.spelling import normal, split_authority
@@ -25,6 +27,9 @@ MARK = "hive-cm:"
 
 _LONGEST = 254
 """Bytes of a name in the metastore's root, which cuts longer ones."""
+
+
+_IN_ZONE = "lies in an encryption zone, out of which the metastore cannot move files"
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ def why_no_native(manager: ChangeManager | None, location: str) -> str:
         if not Place(root).exists():
             return f"{root} (hive.repl.cmrootdir) does not exist"
         Place(root).list()
-        if ask(location, "GETFILESTATUS")["FileStatus"].get("encBit"):
-            return "the files lie in an encryption zone, out of which the metastore cannot move them"
+        if in_zone(location):
+            return _IN_ZONE
     except FileNotFoundError:  # no location yet
         return ""
     except OSError as error:
@@ -93,6 +98,8 @@ class NativeKeeper:
     name: ClassVar[str] = "native"
 
     def keep(self, path: str) -> Kept:
+        if in_zone(path):  # one may begin below a location that was looked at
+            raise KeepError(f"{path}: {_IN_ZONE}", hint="choose another keeper")
         for _ in range(ATTEMPTS):
             kept = read_object(path)
             checksum = hdfs_checksum(path)

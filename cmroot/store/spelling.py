@@ -205,6 +205,8 @@ def _named(error: OSError, path: str) -> Error | None:
             return NotWritable(
                 what, hint="HDFS has no `:` in names: rename the file at the source, or exclude its table or partition"
             )
+        case errno.ENOKEY:
+            return NotWritable(what, hint=_KEY)
         case errno.EAGAIN:  # of a NameNode that takes no changes for now
             return StorageUnreachable(what, hint=AWAY)
         case errno.EBUSY if scheme(path) == "s3":  # 503, to every try
@@ -221,4 +223,8 @@ def is_forbidden(error: OSError) -> bool:
     return error.errno is None and str(error).startswith("Forbidden: ")
 
 
+_KEY = (
+    "name the key server in the core-site.xml of HADOOP_CONF_DIR, also on executors"
+    " (hadoop.security.key.provider.path = kms://...), and let this user use the zone's key"
+)
 _ALLOW = "give this user the right to read and write there, or choose another place"

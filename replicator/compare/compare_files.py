@@ -6,7 +6,7 @@ It knows no metastore and returns counts and differences only: no list of files 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -15,8 +15,9 @@ import xxhash
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG
 from cmroot.store.hdfs.composite import Crc, composite_crc
+from cmroot.store.hdfs.zones import in_zone
 from cmroot.store.listing import FileState, Listing, Listings, list_tree
-from cmroot.store.place import join, scheme
+from cmroot.store.place import join, parent, scheme
 from cmroot.store.resolve import located
 from replicator.compare.differences import Difference, Differences
 from replicator.core.delta_log import is_whole, named_files
@@ -180,7 +181,10 @@ def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report:
             _compare_contents(pair, path, report)
         return
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="crc") as pool:
-        for path, crcs in zip(paths, pool.map(lambda path: _crcs(pair, path), paths), strict=True):
+        directories = list({parent(place) for path in paths for place in _both(pair, path)})
+        readable = dict(zip(directories, pool.map(_has_crcs, directories), strict=True))
+        crcs_of = pool.map(lambda path: _crcs(pair, path, readable), paths)
+        for path, crcs in zip(paths, crcs_of, strict=True):
             if crcs is None:
                 report.files_read += 1
                 _compare_contents(pair, path, report)
@@ -188,12 +192,25 @@ def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report:
                 _add(report, pair, "file content", path, *map(str, crcs))
 
 
-def _crcs(pair: FilePair, path: str) -> tuple[Crc, Crc] | None:
-    """Of both sides; None where they have none that can be compared."""
+def _both(pair: FilePair, path: str) -> tuple[str, str]:
+    return join(pair.source, path), join(pair.target, path)
+
+
+def _has_crcs(directory: str) -> bool:
+    """Whether its files have CRCs of their contents: on HDFS, and not of encrypted bytes. A zone begins at a directory,
+    so its files are asked for all at once."""
+    try:
+        return scheme(directory) == "hdfs" and not in_zone(directory)
+    except OSError:  # reading says what is wrong
+        return False
+
+
+def _crcs(pair: FilePair, path: str, having: Mapping[str, bool]) -> tuple[Crc, Crc] | None:
+    """Of both sides; None where they have none that can be compared. having: whether files of a directory have some."""
     found = []
-    for place in (join(pair.source, path), join(pair.target, path)):
+    for place in _both(pair, path):
         try:
-            crc = composite_crc(place) if scheme(place) == "hdfs" else None
+            crc = composite_crc(place) if having[parent(place)] else None
         except OSError:  # reading says what is wrong
             return None
         if crc is None:

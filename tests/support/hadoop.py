@@ -26,6 +26,7 @@ VERSION = "3.4.2"
 PATIENCE = 90.0  # seconds, for a server to answer
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+KEY_PROVIDER = "hadoop.security.key.provider.path"
 AUDIT = """\
 log4j.rootLogger=WARN,CONSOLE
 log4j.appender.CONSOLE=org.apache.log4j.ConsoleAppender
@@ -178,7 +179,8 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         jars()
     except JavaError as error:
         pytest.skip(f"Hadoop cannot be run here: {error}")
-    with running_hdfs(tmp_path_factory.mktemp("hdfs")) as cluster:
+    keys = f"kms://http@127.0.0.1:{free_port()}/kms"  # nobody is there but for tests of encryption zones
+    with running_hdfs(tmp_path_factory.mktemp("hdfs"), **{KEY_PROVIDER: keys}) as cluster:
         yield cluster
 
 

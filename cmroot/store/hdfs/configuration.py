@@ -33,7 +33,14 @@ def client_settings(url: str, settings: Mapping[str, str]) -> dict[str, str]:
     said = _single_services(settings)
     if url.startswith("hdfs:") and not settings.get(f"dfs.ha.namenodes.{authority}") and _ATTEMPTS not in settings:
         said[_ATTEMPTS] = "4"
+    if not settings.get(_KEYS, "kms:").startswith("kms:"):
+        said[_KEYS] = ""
     return said
+
+
+_KEYS = "hadoop.security.key.provider.path"
+"""Who has the keys of encryption zones. The client takes no other than a key server, not even for files outside of all
+zones: without one it refuses those inside."""
 
 
 _ATTEMPTS = "dfs.client.failover.max.attempts"

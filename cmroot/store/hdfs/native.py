@@ -41,6 +41,11 @@ _GONE = "RPC listener disconnected"
 """The client asks the other NameNode what it may ask twice; the rest is for its caller to do again."""
 
 _BLOCKS = "DataTransferError("
+_NO_PROVIDER = "no KMS provider is configured"
+_KMS_REFUSED = re.compile(r"KMS request failed \((?:40[13])\b.*")
+_KMS = ("KMS HTTP error", "KMS request failed")
+"""The client asks the key server of an encryption zone for the key of each file, before it reads or makes it."""
+
 _NO_DATANODE = "none of the DataNodes that have this block, or are to have it, answers"
 
 _BLOCK = 1 << 20
@@ -69,6 +74,12 @@ def told() -> Iterator[None]:
             raise unknown from error
         if _BLOCKS in str(error):
             raise ConnectionAbortedError(errno.ECONNABORTED, _NO_DATANODE) from error
+        if _NO_PROVIDER in str(error):
+            raise OSError(errno.ENOKEY, "is in an encryption zone, and no key server is known here") from error
+        if refused := _KMS_REFUSED.search(str(error)):
+            raise OSError(errno.ENOKEY, f"is in an encryption zone: {refused[0]}") from error
+        if any(each in str(error) for each in _KMS):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"its key server does not answer: {error}") from error
         found = _REMOTE.search(str(error))
         if found is None:
             raise OSError(errno.EIO, _first_line(error)) from error

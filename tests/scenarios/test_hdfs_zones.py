@@ -1,0 +1,135 @@
+"""Encryption zones of HDFS: files in them are decrypted and encrypted with the keys of a key server, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hadoop import KEY_PROVIDER, Cluster, write_settings
+from hdfs_path import HdfsPath
+from key_server import KEY, KeyServer
+from metastores import MetastoreFactory
+from plain_tables import PlainDatabase
+from replication_fixture import ReplicationFixture, command
+
+from cmroot.errors import KeepError, NotWritable, StorageUnreachable
+from cmroot.keep.change_manager import NativeKeeper
+from cmroot.store.hdfs.zones import in_zone
+from cmroot.store.place import Place
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+
+pytestmark = pytest.mark.hdfs
+SAID = "1\tsaid by Java\n"
+
+
+@pytest.fixture(scope="module")
+def zone(hdfs: Cluster, key_server: KeyServer, tmp_path_factory: pytest.TempPathFactory) -> HdfsPath:
+    """With a file `java` that Hadoop's own client wrote."""
+    found = HdfsPath(hdfs, f"/{tmp_path_factory.mktemp('zone').name}")
+    found.mkdir()
+    hdfs.run("org.apache.hadoop.hdfs.tools.CryptoAdmin", "-createZone", "-keyName", KEY, "-path", found.path)
+    file = tmp_path_factory.mktemp("files") / "java"
+    file.write_text(SAID)
+    hdfs.run("org.apache.hadoop.fs.FsShell", "-put", str(file), found.path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(metastore_factory: MetastoreFactory, hdfs: Cluster) -> Running:
+    return metastore_factory("both", settings={"fs.defaultFS": hdfs.url})
+
+
+@pytest.fixture(autouse=True)
+def configured(hdfs: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf))
+
+
+def without_keys(hdfs: Cluster, directory: Path, **settings: str) -> str:
+    """A Hadoop configuration that names no key server, or another one."""
+    directory.mkdir()
+    write_settings(directory / "core-site.xml", settings)
+    write_settings(directory / "hdfs-site.xml", {"dfs.namenode.http-address": hdfs.web.removeprefix("http://")})
+    return str(directory)
+
+
+def on_disk(cluster: Cluster) -> bytes:
+    """All blocks as the DataNode has them."""
+    return b"".join(block.read_bytes() for block in sorted((cluster.directory / "data").rglob("blk_*")))
+
+
+def test_files_are_encrypted_as_hadoops_own_client_does(hdfs: Cluster, zone: HdfsPath) -> None:
+    assert in_zone(str(zone)) and in_zone(str(zone / "java")) and not in_zone(f"{hdfs.url}/")
+    assert Place(str(zone / "java")).read_bytes() == SAID.encode()
+    Place(str(zone / "ours")).write_bytes(b"said by this client\n")
+    assert hdfs.run("org.apache.hadoop.fs.FsShell", "-cat", (zone / "ours").path).endswith("said by this client\n")
+    assert b"said by" not in on_disk(hdfs)
+
+
+def test_who_has_no_key_is_refused_and_no_byte_is_written(
+    hdfs: Cluster, zone: HdfsPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether no server is named, a kind that the client lacks, one that is away, or one that says no."""
+    before = Place(str(zone)).list()
+    file = Place(str(zone / "java"))
+    confs = {
+        "none": without_keys(hdfs, tmp_path / "none"),
+        "a file": without_keys(hdfs, tmp_path / "file", **{KEY_PROVIDER: "jceks://file/nowhere.jceks"}),
+        "away": without_keys(hdfs, tmp_path / "away", **{KEY_PROVIDER: "kms://http@127.0.0.1:1/kms"}),
+    }
+    for name, conf in confs.items():
+        monkeypatch.setenv("HADOOP_CONF_DIR", conf)
+        kind = StorageUnreachable if name == "away" else NotWritable
+        with pytest.raises(kind, match="key server"):
+            file.read_bytes()
+        with pytest.raises(kind, match="key server"):
+            Place(str(zone / "new")).write_bytes(b"never in clear\n")
+        Place(f"{hdfs.url}/outside-{name.replace(' ', '-')}").write_bytes(b"no key is needed\n")
+    assert Place(str(zone)).list() == before
+    assert b"never in clear" not in on_disk(hdfs)
+
+
+def test_a_table_in_a_zone_is_replicated_and_compared(
+    both: Running, hdfs: Cluster, zone: HdfsPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two keys, so that the CRCs which DataNodes have are of other bytes on either side: contents are read."""
+    found = ReplicationFixture(both, both, HdfsPath(hdfs, f"/{tmp_path.name}"), warehouse=zone / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(both.uri), found.db, zone / "warehouse")
+    renamed = ("--rename-db", f"{found.db}={found.db}_copy")
+    sides = ("--source", both.uri, "--target", both.uri, "--db", found.db, *renamed)
+    found.source.create()
+    found.source.partitioned("t", {"x": {"f": "1\tx in clear\n"}})
+    assert found.dump().code == 0
+
+    keys, none = str(hdfs.conf), without_keys(hdfs, tmp_path / "none")
+    monkeypatch.setenv("HADOOP_CONF_DIR", none)
+    refused = found.load(None, *renamed)
+    assert refused.code == 1 and "encryption zone" in refused.message, refused
+    found.source.add("t", {"y": {"f": "2\ty\n"}})
+    captured = found.capture()
+    assert captured.code == 1 and "p=y/f" in captured.message and "encryption zone" in captured.message, captured
+
+    monkeypatch.setenv("HADOOP_CONF_DIR", keys)
+    assert found.load(None, *renamed).code == 0
+    found.source.drop_partitions("t", ["y"])
+    same = command("verify", *sides, "--level", "crc", "--engine", "local")
+    assert (same.code, same.output["files"], same.output["files_read"]) == (0, 1, 1), same
+
+    monkeypatch.setenv("HADOOP_CONF_DIR", none)
+    unread = command("verify", *sides, "--level", "crc", "--engine", "local")
+    assert unread.code == 1 and "encryption zone" in unread.message, unread
+
+
+def test_what_a_metastore_cannot_move_out_of_a_zone_is_not_kept_by_it(zone: HdfsPath) -> None:
+    with pytest.raises(KeepError, match="encryption zone"):
+        NativeKeeper(str(zone.parent / "cm")).keep(str(zone / "java"))
+
+
+def test_a_user_whom_the_key_server_refuses_is_told_so(
+    hdfs: Cluster, zone: HdfsPath, key_server: KeyServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HADOOP_USER_NAME", key_server.refused)
+    # Another directory, so that the client is another one: it asks as the user of its first call.
+    monkeypatch.setenv("HADOOP_CONF_DIR", without_keys(hdfs, tmp_path / "same", **{KEY_PROVIDER: key_server.uri}))
+    with pytest.raises(NotWritable, match=r"40[13]"):
+        Place(str(zone / "java")).read_bytes()
