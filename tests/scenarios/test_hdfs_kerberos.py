@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hadoop import Cluster
+from hadoop import Cluster, write_settings
 from hdfs_path import HdfsPath
 from kerberos import Kdc, with_java_options
 from plain_tables import PlainDatabase
@@ -161,6 +161,15 @@ def test_who_is_of_a_realm_that_nobody_trusts_is_refused(
     assert isinstance(first, Answer) and isinstance(second, StoreIdentityRefused)
     assert (first.code, first.error) == (2, "StoreIdentityRefused") and "ELSEWHERE.COM" in first.message, first
     assert "realm" in first.output["hint"]
+
+
+def test_a_configuration_without_kerberos_is_told_as_a_cause(
+    secure: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(tmp_path / "core-site.xml", {"dfs.client.failover.max.attempts": "1"})
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    answer = command("cm", "check", "--cmroot", f"{secure.url}{HOME}/none")
+    assert (answer.code, answer.error) == (75, "StorageUnreachable") and "Kerberos" in answer.message, answer
 
 
 def test_a_keytab_is_as_good_as_a_ticket(
