@@ -176,6 +176,6 @@ def s3a_as_directories(mounts: Path, buckets: Sequence[str]) -> dict[str, str]:
     for bucket in buckets:
         scheme, _, authority = bucket.partition("://")
         settings[f"fs.{scheme}.impl"] = "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
-        (mounts / authority).mkdir()
+        (mounts / authority).mkdir(exist_ok=True)
         settings[f"fs.viewfs.mounttable.{authority}.linkFallback"] = f"file://{mounts / authority}/"
     return settings

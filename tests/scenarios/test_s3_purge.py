@@ -1,0 +1,128 @@
+"""A purge of a table on S3 that answers 503 to 15 % of all requests, killed between its steps. Spark
+and the metastore see the server's own directories, everything else asks the server; boto3 looks, past the proxy.
+`scripts/purge_s3 --kills` does it with Hadoop's own client."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from metastores import MetastoreFactory
+from object_servers import environment
+from purge_kills import BUSY, ERASED, LEFT, ids_in
+from purges import DESCRIPTOR, Warehouse
+from s3_path import S3Path
+from s3_proxy import counting
+from stores import s3a_as_directories
+from versity import ON_VERSITYGW, Versity
+
+from cmroot.keep import recycle
+from cmroot.root import create_or_open
+from replicator.metastore.thrift import ThriftMetastore
+from replicator.purge.options import PurgeOptions, RetainOptions
+from replicator.purge.state import RunDirectory, Unit
+
+pytestmark = [*ON_VERSITYGW]
+
+
+class Killed(BaseException):
+    """Nothing of the product catches it."""
+
+
+@pytest.fixture
+def here(versitygw: Versity, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Path]:
+    """A bucket, past the proxy that the environment names."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+    chance, name = random.Random(1), f"purged-{uuid.uuid4().hex[:8]}"
+    with counting(versitygw.url) as proxy, environment(versitygw.environment | {"AWS_ENDPOINT_URL": proxy.url}):
+        client = boto3.client("s3", endpoint_url=versitygw.url)
+        client.create_bucket(Bucket=name)
+        proxy.strict = False  # this server heeds digests and conditions itself
+        proxy.fails = lambda kind, path: chance.random() < BUSY
+        yield S3Path(client, name)
+        assert proxy.taken().total() > 100
+
+
+def test_a_purge_that_dies_leaves_no_row_and_no_staging(
+    here: S3Path,
+    versitygw: Versity,
+    metastore_factory: MetastoreFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mounted = s3a_as_directories(versitygw.directory / "objects", [f"s3a://{here.bucket}"])
+    warehouse = Warehouse(metastore_factory("source", settings=mounted), tmp_path)
+    hadoop = warehouse.session.sparkContext._jsc.hadoopConfiguration()
+    for key, value in mounted.items():
+        hadoop.set(key, value)
+    db, home = here.bucket.replace("-", "_"), here / "lake"
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE TABLE {db}.t (id BIGINT, v STRING) PARTITIONED BY (k INT) ROW FORMAT DELIMITED FIELDS"
+        f" TERMINATED BY ',' STORED AS TEXTFILE LOCATION '{home}' TBLPROPERTIES ({DESCRIPTOR})",
+    )
+    for first, name in ((0, "a"), (100, "b")):
+        for k in (0, 1):
+            lines = (f"{id},member-{id}\n" for id in range(first + k, first + 100, 2))
+            (home / f"k={k}" / name).write_text("".join(lines))
+    warehouse.sql(*(f"ALTER TABLE {db}.t ADD PARTITION (k={k})" for k in (0, 1)))
+    root = create_or_open(str(here / "cm"))
+
+    def rows() -> Counter[int]:
+        found: Counter[int] = Counter()
+        for batch in warehouse.metastore.all_partitions(db, "t"):
+            for each in batch:
+                place = S3Path(here.client, here.bucket, str(each.location).removeprefix(f"s3a://{here.bucket}"))
+                for file in place.rglob("*"):
+                    found.update(ids_in(file.read_bytes()))
+        return found
+
+    def dies(target: Any, name: str, work: Callable[[], Any], when: Callable[..., bool] = lambda *_: True) -> None:
+        whole = getattr(target, name)
+
+        def until(*given: Any, **named: Any) -> Any:
+            given = tuple(list(each) if isinstance(each, Iterator) else each for each in given)
+            if when(*given):
+                raise Killed
+            return whole(*given, **named)
+
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(target, name, until)
+            work()
+
+    def purge() -> Any:
+        return warehouse.purge(root, warehouse.ids, db)
+
+    def retain() -> Any:
+        at_once = timedelta(0)
+        return warehouse.retain(root, RetainOptions(versions=0, days=at_once, readers=at_once))
+
+    def swapped(_: RunDirectory, units: Any) -> bool:
+        return any(isinstance(each, Unit) and each.state == "SWAPPED" for each in units)
+
+    try:
+        dies(ThriftMetastore, "alter_partitions", purge)
+        assert rows() == LEFT + Counter(ERASED)
+        dies(RunDirectory, "write_units", purge, swapped)
+        assert rows() == LEFT
+        done = purge()
+        assert (done.status, done.resumed, done.gaps) == ("done", True, []), done
+        dies(recycle, "remove_source", retain)
+        kept = retain()
+        assert (kept.status, kept.refused, kept.adopted) == ("done", [], []), kept
+        asked = PurgeOptions(warehouse.ids, db, "privacy.column")
+        certificate = warehouse.certify(root, asked, expedited=True)
+        assert certificate.status == "certified", certificate.holding
+        assert rows() == LEFT
+        left = {each.key: each.read_bytes() for each in here.rglob("*")}
+        assert not [key for key, body in left.items() if ERASED & set(ids_in(body))]
+        assert len({key.partition("/")[2].partition("/")[0] for key in left if "_purge-" in key}) == 1, list(left)
+    finally:
+        warehouse.close()
