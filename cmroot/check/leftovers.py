@@ -13,6 +13,7 @@ _LEFT = (
     ("incoming", "probe-", "a try whether links work", "the next capture removes it"),
     ("incoming", "recycle-", "files that were being taken into the root", "the next capture files them"),
     ("incoming", "damaged-", "a kept file that was being renamed", "the next capture files it under what it holds"),
+    ("recycling", "", "files that were being taken into the root", "the next capture files them"),
     ("taking", "", "a taking whose outcome is not known", "who began it settles it at the next start"),
     ("taken", "", "files that were taken before an event", "the capture that reads the event records them"),
     ("expiring", "", "a plan of an expiry", "the next expiry discards it"),

@@ -3,7 +3,8 @@
 Protect first: one rename takes the file, or the whole directory, into `incoming/recycle-<unique>`; beside it a
 symbolic link `recycle-<unique>.origin`, made before the rename, holds the original path (a link, because making one is
 a single step that a crash cannot tear, and it holds any path). Then hash, then file. A crash leaves the entry in
-`incoming/`, and `sweep_incoming` finishes it.
+`incoming/`, and `sweep_incoming` finishes it. On HDFS the same is done by renames in `recycling/` (see `renamed`);
+between devices and stores, and where renames are refused, files are copied.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -30,6 +33,7 @@ from cmroot.keep.content import (
     unsteady,
 )
 from cmroot.keep.objects import keep_and_check, remove_source
+from cmroot.keep.recycling.renamed import left_entries, renames_within, take
 from cmroot.store.checksum import checksum_file
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.place import Place, is_local, join, local_path
@@ -80,6 +84,10 @@ def recycle(root: str, path: str, known: Kept | None = None, *, record: Record =
     if is_local(path):
         refuse_link(local_path(path))
     if not (is_local(root) and is_local(path)):
+        if renames_within(root, path) and _is_file(path) and (taken := take(root, path)):
+            if found := _file_entry(taken, path, record):
+                return found[0].kept
+            raise unsteady(path)
         kept = keep_and_check(root, path)
         record([Recycled(shown(path), kept)])
         remove_source(path, kept)
@@ -96,7 +104,7 @@ def recycle(root: str, path: str, known: Kept | None = None, *, record: Record =
             if error.errno not in _RENAME_REFUSED:
                 raise
             return _recycle_by_copy(root, path, record)
-        return _file_entry(root, entry, path, record)[0].kept
+        return _file_entry(_LocalEntry(root, entry, path), path, record)[0].kept
 
 
 def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bool = False) -> list[Recycled]:
@@ -113,6 +121,12 @@ def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bo
     if is_local(directory):
         refuse_link(local_path(directory))
     if not (is_local(root) and is_local(directory)):
+        try:
+            taken = take(root, directory) if renames_within(root, directory) else None
+        except FileNotFoundError:
+            return []
+        if taken:
+            return _file_entry(taken, directory, record)
         return _recycle_each(root, directory, record, ours)
     root, directory = local_path(root), local_path(directory)
     with naming(directory):
@@ -124,7 +138,7 @@ def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bo
             if error.errno not in _RENAME_REFUSED:
                 raise
             return _recycle_each(root, directory, record, ours)
-        return _file_entry(root, entry, directory, record)
+        return _file_entry(_LocalEntry(root, entry, directory), directory, record)
 
 
 def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
@@ -140,6 +154,8 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
         for name in where.find():
             (where / name).remove_own()
             removed.append(name)
+        for left in left_entries(root):
+            finished += _file_entry(left, left.top, record)
         return Swept(finished, removed)
     root, incoming = Place(root).local, where.local
     with naming(incoming):
@@ -152,7 +168,8 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
                 _put_back_link(entry)
                 removed.append(name)
             elif name.startswith("recycle-"):
-                finished += _file_entry(root, entry, os.readlink(entry + _ORIGIN), record)
+                origin = os.readlink(entry + _ORIGIN)
+                finished += _file_entry(_LocalEntry(root, entry, origin), origin, record)
             elif name.startswith("damaged-"):  # a kept file; no path of the warehouse led to it
                 file_incoming(root, entry)
                 remove_name(entry)
@@ -200,26 +217,69 @@ def _put_back_link(entry: str) -> None:
     remove_name(entry + _ORIGIN)
 
 
-def _file_entry(root: str, entry: str, origin: str, record: Record) -> list[Recycled]:
-    """File what was protected, tell the recorder, and only then remove the traces from `incoming/`."""
-    recycled: list[Recycled] = []
-    for _ in range(ATTEMPTS):
-        is_tree = is_directory(entry, follow=False)
-        paths = files_below(entry) if is_tree else [entry]
-        found = [Recycled(shown(origin + path[len(entry) :]), file_incoming(root, path)) for path in paths]
-        record(found)
-        recycled += found
-        for path in paths:
-            remove_name(path)
+class _Entry(Protocol):
+    """What was moved out of everybody's reach, to be filed."""
+
+    def files(self) -> list[str]:
+        """Places of all files in it, in order."""
+
+    def origin(self, path: str) -> str:
+        """Where one was before."""
+
+    def file(self, path: str) -> Kept:
+        """Hashes it; where a file can have two names, it has that of its content afterwards, too."""
+
+    def let_go(self, path: str, kept: Kept) -> None:
+        """Leaves it no name but that of its content."""
+
+    def remove_emptied(self) -> bool:
+        """Removes what is left, and the record of the origin; False when files have come since."""
+
+
+@dataclass(frozen=True)
+class _LocalEntry:
+    """`entry`: its place in `incoming/`. `taken_from`: what its origin says."""
+
+    root: str
+    entry: str
+    taken_from: str
+
+    def files(self) -> list[str]:
+        return files_below(self.entry) if is_directory(self.entry, follow=False) else [self.entry]
+
+    def origin(self, path: str) -> str:
+        return self.taken_from + path[len(self.entry) :]
+
+    def file(self, path: str) -> Kept:
+        return file_incoming(self.root, path)
+
+    def let_go(self, path: str, kept: Kept) -> None:
+        remove_name(path)
+
+    def remove_emptied(self) -> bool:
         try:
-            if is_tree:
-                remove_emptied(entry)
+            if is_directory(self.entry, follow=False):
+                remove_emptied(self.entry)
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
-            continue  # a program that has the directory open has written a file into it
-        remove_name(entry + _ORIGIN)
-        return recycled
+            return False  # a program that has the directory open has written a file into it
+        remove_name(self.entry + _ORIGIN)
+        return True
+
+
+def _file_entry(entry: _Entry, origin: str, record: Record) -> list[Recycled]:
+    """File what was protected, tell the recorder, and only then remove the traces of where it was."""
+    recycled: list[Recycled] = []
+    for _ in range(ATTEMPTS):
+        paths = entry.files()
+        found = [Recycled(shown(entry.origin(path)), entry.file(path)) for path in paths]
+        record(found)
+        recycled += found
+        for path, one in zip(paths, found, strict=True):
+            entry.let_go(path, one.kept)
+        if entry.remove_emptied():
+            return recycled
     raise KeepError(f"{origin}: files keep appearing in it", hint="end their writer; the next sweep finishes this")
 
 
@@ -245,6 +305,11 @@ def remove_emptied(directory: str) -> None:
             elif not entry.is_file(follow_symlinks=False):
                 os.unlink(entry.path)
     os.rmdir(directory)
+
+
+def _is_file(path: str) -> bool:
+    there = Place(path).child()
+    return there is not None and not there.is_directory
 
 
 def _is_linked(root: str, path: str, known: Kept) -> bool:

@@ -14,6 +14,8 @@ from replication_fixture import ReplicationFixture, command
 
 from cmroot.errors import KeepError, NotWritable, StorageUnreachable
 from cmroot.keep.change_manager import NativeKeeper
+from cmroot.keep.recycle import recycle_tree
+from cmroot.root import create_or_open
 from cmroot.store.hdfs.zones import in_zone
 from cmroot.store.place import Place
 from replicator.metastore.embedded.running import Running
@@ -26,7 +28,7 @@ SAID = "1\tsaid by Java\n"
 @pytest.fixture(scope="module")
 def zone(hdfs: Cluster, key_server: KeyServer, tmp_path_factory: pytest.TempPathFactory) -> HdfsPath:
     """With a file `java` that Hadoop's own client wrote."""
-    found = HdfsPath(hdfs, f"/{tmp_path_factory.mktemp('zone').name}")
+    found = HdfsPath(hdfs, f"/{tmp_path_factory.mktemp('zone').name}/inner")
     found.mkdir()
     hdfs.run("org.apache.hadoop.hdfs.tools.CryptoAdmin", "-createZone", "-keyName", KEY, "-path", found.path)
     file = tmp_path_factory.mktemp("files") / "java"
@@ -133,3 +135,17 @@ def test_a_user_whom_the_key_server_refuses_is_told_so(
     monkeypatch.setenv("HADOOP_CONF_DIR", without_keys(hdfs, tmp_path / "same", **{KEY_PROVIDER: key_server.uri}))
     with pytest.raises(NotWritable, match=r"40[13]"):
         Place(str(zone / "java")).read_bytes()
+
+
+def test_what_may_not_leave_its_zone_by_rename_is_copied(zone: HdfsPath) -> None:
+    """Asked for at once, or when a zone turns out to lie below what was renamed. The zone goes with it."""
+    root = str(zone.parent.parent / f"{zone.parent.name}-root")
+    create_or_open(root)
+    for name in ("t/inside", "last"):
+        Place(str(zone / name)).write_bytes(name.encode())
+    Place(str(zone.parent / "outside")).write_bytes(b"outside")
+    taken = [one.path for directory in (zone / "t", zone.parent) for one in recycle_tree(root, str(directory))]
+    assert {str(zone / "t/inside"), str(zone / "last"), str(zone.parent / "outside")} <= set(taken)
+    files = Place(root) / "files"
+    assert {b"t/inside", b"last", b"outside", SAID.encode()} <= {(files / name).read_bytes() for name in files.find()}
+    assert not Place(str(zone.parent)).exists() and (Place(root) / "recycling").list() == []
