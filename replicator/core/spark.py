@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from replicator.core.batches import batched
 from replicator.core.cluster.failures import Careful, cause_of, hint_of
+from replicator.core.cluster.shared_places import SharedPlaces
 from replicator.core.cluster.shipping import ship
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.connections.spark_client import client_settings
@@ -80,6 +81,7 @@ class SparkEngine:
         self._context: Any = None
         self._lock = threading.Lock()
         self.start_seconds = 0.0
+        self._shared = SharedPlaces(elsewhere=False)
         self._shipped: Any = None  # a directory that executors read, for as long as the application runs
 
     @property
@@ -109,6 +111,7 @@ class SparkEngine:
             master,
             self._context.applicationId,
         )
+        self._shared = SharedPlaces(elsewhere=not is_local(master))
         if is_local(master):
             return
         self._shipped = tempfile.TemporaryDirectory(prefix="replicator-shipped-")
@@ -155,6 +158,7 @@ class SparkEngine:
         context = self.context
         careful = Careful(function)
         for wave in batched(tasks, WAVE * self.parallelism):
+            self._shared.check(context, wave)
             try:
                 results = context.parallelize(wave, len(wave)).map(careful).collect()
             except Exception as error:
@@ -180,6 +184,7 @@ class SparkEngine:
         waiting = list(sources)
         if not waiting:
             return
+        self._shared.check(context, waiting)
         width = WAVE * self.parallelism
         partitions = max(width, min(GROUP_TASKS, GROUP_TASKS // 16 * len(waiting)))
         grouped = (

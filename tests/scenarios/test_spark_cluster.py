@@ -21,6 +21,7 @@ from replication_fixture import ReplicationFixture
 from spark_cluster import HOME, SparkCluster
 
 import replicator
+from cmroot.root import create_or_open
 from replicator.cli import submit
 from replicator.cli.main import cli
 from replicator.core.engine import AutoEngine
@@ -231,6 +232,34 @@ def test_a_node_that_cannot_run_tasks_is_named_before_anything_is_changed(
             )
         assert "PYSPARK_PYTHON" in raised.value.hint
         assert not (tmp_path / "dump").exists()
+
+
+def test_a_host_that_does_not_see_a_local_place_is_named(
+    spark_cluster: SparkCluster, fixture: ReplicationFixture, tmp_path: Path
+) -> None:
+    """One of two hosts has empty filesystems there."""
+    apart = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
+    if subprocess.run([*apart, "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may make no mount namespace")
+    fixture.source.partitioned("p", {"1": {"a": "rows"}})
+    root, home = create_or_open(str(fixture.cmroot)).place, fixture.source.home
+    python = tmp_path / "python-of-nodes"
+    mounted = " && ".join(f"mount -t tmpfs none {place}" for place in (root, home))
+    python.write_text(
+        f"#!/bin/sh\ncase $PWD in */127.0.0.2/*)\n"
+        f'  exec {" ".join(apart)} sh -c \'{mounted} && exec {spark_cluster.python} "$@"\' sh "$@";;\n'
+        f'esac\nexec {spark_cluster.python} "$@"\n'
+    )
+    python.chmod(0o755)
+    asked = {"source": fixture.source_uri, "cmroot": root, "db": fixture.db}
+    with replicator.engines("spark", spark_cluster.url, {"spark.pyspark.python": str(python)}) as engines:
+        for place, what in ((root, "another"), (str(home / "p"), "no")):
+            with pytest.raises(Error, match=f" has {what} directory at {place}") as raised:
+                list(engines.for_work(1 << 62).run(len, [place]))
+            assert "--engine local" in raised.value.hint
+        with pytest.raises(Error, match=f" directory at ({root}|{home})"):
+            replicator.capture(**asked, engine=engines)
+    assert replicator.capture(**asked, engine="local").files == 1, "nothing was recorded"
 
 
 def test_these_are_all_commands_that_use_spark() -> None:
