@@ -64,8 +64,9 @@ def story(secure: Cluster, metastore: Running, tmp_path: Path) -> ReplicationFix
     return found
 
 
-def renamed(story: ReplicationFixture) -> tuple[str, str]:
-    return "--rename-db", f"{story.db}={story.db}_copy"
+def placed(story: ReplicationFixture) -> tuple[str, ...]:
+    """The replica beside its source; its root is local: the client waits half a second at the end of each file."""
+    return "--rename-db", f"{story.db}={story.db}_copy", "--target-cmroot", str(story.here / "there")
 
 
 def on_spark(*arguments: str) -> None:
@@ -78,10 +79,7 @@ def on_spark(*arguments: str) -> None:
 
 def verify(story: ReplicationFixture, *more: str) -> Answer:
     return command(
-        "verify",
-        *("--source", story.source_uri, "--target", story.target_uri, "--db", story.db),
-        *renamed(story),
-        *more,
+        "verify", *("--source", story.source_uri, "--target", story.target_uri, "--db", story.db), *placed(story), *more
     )
 
 
@@ -91,7 +89,7 @@ def test_a_user_with_a_ticket_replicates(story: ReplicationFixture) -> None:
     source.create()
     source.table("plain", {"f": "1\tone\n", "large": "3\t" + "x" * 3_000_000})
     source.partitioned("parts", {"x": {"f": "1\tx\n"}})
-    for answer in (story.dump("--keeper", "snapshot"), story.load(None, *renamed(story))):
+    for answer in (story.dump("--keeper", "snapshot"), story.load(None, *placed(story))):
         assert answer.code == 0 and not answer.output.get("warnings"), answer
     same = verify(story, "--level", "crc", "--engine", "local")
     assert (same.code, same.output["files"], same.output["files_read"]) == (0, 3, 0), same
@@ -101,9 +99,7 @@ def test_a_user_with_a_ticket_replicates(story: ReplicationFixture) -> None:
     dumped, wanted = story.dump("--keeper", "snapshot", since=story.last), source.shown()
     source.drop_partitions("parts", ["x", "z"])
     assert dumped.code == 0 and not dumped.output.get("warnings"), dumped
-    on_spark(
-        "load", *story.load_arguments(story.last)[1:], *renamed(story), "--engine", "spark", "--master", "local[2]"
-    )
+    on_spark(*story.load_arguments(story.last), *placed(story), "--engine", "spark", "--master", "local[1]")
     assert not list((story.cmroot / "files").rglob("*")), "a snapshot keeps them"
     assert story.target.shown() == wanted
 
