@@ -50,6 +50,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cm": ("cm", "Manage a $cmroot: kept files, slots, holds, expiry."),
         "gateway": ("gateway", "Serve a metastore, and keep the files of dropped tables."),
     },
+    "Service": {
+        "serve": ("serve", "Run policies by their schedules; serve an API, metrics, a page."),
+        "token": ("serve", "Create, list and revoke tokens of the service's API."),
+    },
     "Tools": {
         "init": ("init", "Write a first replicator.toml, and check it."),
         "completion": ("completion", "Print a shell's completion script."),

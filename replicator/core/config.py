@@ -30,6 +30,7 @@ from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
+from replicator.core.schedules.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
@@ -110,6 +111,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     purge: PurgeConfig = PurgeConfig()
     dumps: DumpsConfig = DumpsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    service: ServiceConfig = ServiceConfig()
     spark: dict[str, str] = {}
     stores: dict[str, Endpoint] = {}
     policies: dict[str, Policy] = {}
@@ -208,6 +210,8 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"purge ({', '.join(PurgeConfig.__struct_fields__)}), "
             f"dumps ({', '.join(DumpsConfig.__struct_fields__)}), "
             f"gateway ({', '.join(GatewayConfig.__struct_fields__)}), "
+            f"service ({', '.join(ServiceConfig.__struct_fields__)}), "
+            f"service.jobs.NAME ({', '.join(JobConfig.__struct_fields__)}), "
             f'stores."s3a://BUCKET" ({", ".join(Endpoint.__struct_fields__)})',
         ) from error
     try:

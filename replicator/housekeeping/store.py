@@ -6,17 +6,14 @@ What changes items is `writing`. One run at a time writes (the run's lease); any
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, Select, Text, create_engine, event, func, inspect, select, text, tuple_
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, Select, Text, func, select, text, tuple_
 
 from cmroot.store.place import is_local, join, local_path
-from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable, UsageError
+from replicator.database import Database
+from replicator.errors import UsageError
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state, to_item
 from replicator.housekeeping.settings import EXPIRED
@@ -44,39 +41,12 @@ def store_url(root: str, url: str | None) -> str:
     return f"sqlite:///{join(local_path(root), FILE)}"
 
 
-class ItemStore:
+class ItemStore(Database):
     """Items by what is asked. Raises StoreUnreachable (try again), NoSpace, or Error with the database's words."""
 
     def __init__(self, url: str) -> None:
         """Nothing is sent before the first question. Raises ConfigError for a URL that names no known database."""
-        try:
-            parsed = make_url(url)
-            if parsed.drivername in ("postgresql", "postgres"):
-                parsed = parsed.set(drivername="postgresql+psycopg")
-            if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-                raise ConfigError(f"{parsed.drivername}: items can be kept in sqlite or postgresql")
-            self._engine = _engine(parsed)
-        except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is no number
-            raise ConfigError(f"--store: {error}", hint="e.g. postgresql://user@host/housekeeping") from error
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"--store: {error}", hint="pip install 'replicator[postgres]'") from error
-        self.url = parsed.render_as_string(hide_password=True)
-        self._sqlite = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
-
-    def close(self) -> None:
-        self._engine.dispose()
-
-    def __enter__(self) -> ItemStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """All that is done in the block becomes durable together, or nothing."""
-        with self._named(), self._engine.begin() as connection:
-            yield connection
+        super().__init__(url, "housekeeping store", "--store")
 
     # ---- opening --------------------------------------------------------------------------------------------------
 
@@ -102,34 +72,17 @@ class ItemStore:
             raise UsageError(f"{self.url}: of an older release", hint="`replicator housekeeping run` migrates it")
 
     def _revision(self) -> str | None:
-        if self._sqlite is not None and not self._sqlite.exists():
-            return None
-        with self.transaction() as connection:
-            if not inspect(connection).has_table("alembic_version"):
-                return None
-            found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        if found is not None and str(found) > REVISION:
-            raise FormatError(
-                f"{self.url}: revision {found}, this release knows {REVISION}", hint="use a newer release"
-            )
-        return None if found is None else str(found)
+        return self.revision("alembic_version", REVISION)
 
     def _migrate(self) -> None:
-        from alembic import command
-        from alembic.config import Config
-
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-        with self.transaction() as connection:
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+        self.migrate(Path(__file__).parent / "migrations")
 
     def copied(self, path: Path) -> ItemStore:
         """A copy in an SQLite file, for trying out; this store is only read."""
         copy = ItemStore(f"sqlite:///{path}")
         if self._revision() is None:
             return copy
-        if self._sqlite is not None:
+        if self.file is not None:
             with self.transaction() as connection:
                 connection.exec_driver_sql("COMMIT")  # VACUUM wants no transaction
                 connection.exec_driver_sql("VACUUM INTO ?", (str(path),))
@@ -224,27 +177,6 @@ class ItemStore:
         with self.transaction() as connection:
             return [to_item(row) for row in connection.execute(query)]
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """What a database says of itself, in our words."""
-        try:
-            yield
-        except DBAPIError as error:
-            raise self._error(error) from error
-        except SQLAlchemyError as error:
-            raise Error(f"{self.url}: {error}") from error
-
-    def _error(self, error: DBAPIError) -> Error:
-        said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-        message = f"housekeeping store {self.url}: {said}"
-        code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", None) or ""
-        if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100"):
-            return NoSpace(message, hint="free space, then run the same command again")
-        away = error.connection_invalidated or code in ("SQLITE_BUSY", "SQLITE_LOCKED", "40001", "40P01", "57P01")
-        if away or (type(error.orig).__name__ == "OperationalError" and self._sqlite is None):
-            return StoreUnreachable(message, hint="nothing is lost; run the same command again when it answers")
-        return Error(message, hint="check the rights of the file, or the URL, user and database")
-
 
 _DUE_KEY = (item.c.cleanup_timestamp, item.c.id)
 
@@ -252,21 +184,3 @@ _DUE_KEY = (item.c.cleanup_timestamp, item.c.id)
 def _state(connection: Connection, key: str) -> str | None:
     value = connection.execute(select(state.c.value).where(state.c.key == key)).scalar()
     return None if value is None else str(value)
-
-
-def _engine(url: Any) -> Engine:
-    if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True, pool_size=2, connect_args={"connect_timeout": 10})
-    engine = create_engine(url, poolclass=NullPool)
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # SQLAlchemy says when a transaction begins
-        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def begun(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
-
-    return engine

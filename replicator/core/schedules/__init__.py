@@ -1,0 +1,1 @@
+"""Configuration of the service: its jobs, their times, its state."""

@@ -1,0 +1,32 @@
+"""`[service]` of the configuration: which jobs run when, and where the service keeps its state."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """command: a command line without `replicator`. One of every (a duration) and cron is given. zone: of cron, a name
+    of the time zone database. timeout: a run that takes longer is cancelled."""
+
+    command: tuple[str, ...]
+    every: str | None = None
+    cron: str | None = None
+    zone: str = "UTC"
+    jitter: str = "0s"
+    timeout: str | None = None
+
+
+class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """store: a database's URL. logs: a directory for the output of runs. at_once: runs at a time. policies: each runs
+    by its `schedule`, unless a job does it. keep: how long ended runs are remembered. grace: time for a run to end
+    after SIGTERM. Durations as everywhere."""
+
+    listen: str = "127.0.0.1:8484"
+    store: str = "sqlite:///service.sqlite"
+    logs: str = "service-logs"
+    at_once: int = 4
+    policies: bool = True
+    keep: str = "30d"
+    grace: str = "1m"
+    jobs: dict[str, JobConfig] = {}

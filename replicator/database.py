@@ -1,0 +1,118 @@
+"""A database of our own: SQLite in a file, or PostgreSQL by URL; opened, migrated, its errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable
+
+
+class Database:
+    """Connections to one database. Several threads may use it. All that it does raises StoreUnreachable (try again),
+    NoSpace, or Error with the database's words.
+
+    url: without its password. file: of SQLite; None for PostgreSQL."""
+
+    def __init__(self, url: str, name: str, given_by: str) -> None:
+        """Nothing is sent before the first question. name, given_by: in messages, the database and the option or key of
+        its URL. Raises ConfigError for a URL that names no known database."""
+        try:
+            parsed = make_url(url)
+            if parsed.drivername in ("postgresql", "postgres"):
+                parsed = parsed.set(drivername="postgresql+psycopg")
+            if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+                raise ConfigError(f"{given_by}: {parsed.drivername}: only sqlite and postgresql are known")
+            self._engine = _engine(parsed)
+        except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is no number
+            raise ConfigError(f"{given_by}: {error}", hint="e.g. postgresql://user@host/replicator") from error
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{given_by}: {error}", hint="pip install 'replicator[postgres]'") from error
+        self._name = name
+        self.url = parsed.render_as_string(hide_password=True)
+        self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All that is done in the block becomes durable together, or nothing."""
+        with self._named(), self._engine.begin() as connection:
+            yield connection
+
+    def revision(self, table: str, newest: str) -> str | None:
+        """Its migrations' state, which stands in `table`; None without tables. Raises FormatError for one above
+        `newest`."""
+        if self.file is not None and not self.file.exists():
+            return None
+        with self.transaction() as connection:
+            if not inspect(connection).has_table(table):
+                return None
+            found = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()
+        if found is not None and str(found) > newest:
+            raise FormatError(f"{self.url}: revision {found}, this release knows {newest}", hint="use a newer release")
+        return None if found is None else str(found)
+
+    def migrate(self, migrations: Path) -> None:
+        """Brings its tables to the newest revision of a directory of migrations, or leaves them as they are."""
+        from alembic import command  # half a second, which reading does not need
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(migrations).replace("%", "%%"))
+        with self.transaction() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What a database says of itself, in our words."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._error(error) from error
+        except SQLAlchemyError as error:
+            raise Error(f"{self.url}: {error}") from error
+
+    def _error(self, error: DBAPIError) -> Error:
+        said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+        message = f"{self._name} {self.url}: {said}"
+        code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", None) or ""
+        if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100"):
+            return NoSpace(message, hint="free space, then run the same command again")
+        away = error.connection_invalidated or code in ("SQLITE_BUSY", "SQLITE_LOCKED", "40001", "40P01", "57P01")
+        if away or (type(error.orig).__name__ == "OperationalError" and self.file is None):
+            return StoreUnreachable(message, hint="nothing is lost; run the same command again when it answers")
+        return Error(message, hint="check the rights of the file, or the URL, user and database")
+
+
+def _engine(url: Any) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True, pool_size=2, connect_args={"connect_timeout": 10})
+    engine = create_engine(url, poolclass=NullPool)
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # SQLAlchemy says when a transaction begins
+        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine

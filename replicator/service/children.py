@@ -1,0 +1,90 @@
+"""The processes of runs: begun in groups of their own, ended with them, their output in files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from replicator.service.store import Ended, RunState
+
+ANSWER, LOG = "answer.json", "log.txt"
+STATES: Mapping[int, RunState] = {0: "done", 3: "partial", 4: "differs"}
+"""By exit code; all others are failures."""
+
+MESSAGE = 2000
+"""Characters of a failure that the store keeps."""
+
+
+class Child:
+    """A run at work. `wanted`: why it was asked to end; empty: it was not."""
+
+    def __init__(self, job: str, arguments: Sequence[str], directory: Path, grace: float) -> None:
+        """directory: of its output; made. grace: seconds from SIGTERM to SIGKILL. Raises OSError."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._grace = directory, grace
+        self.job = job
+        self.begun = time.monotonic()
+        self.wanted = ""
+        self._asked = 0.0
+        leash, self._leash = os.pipe()
+        try:
+            with (directory / ANSWER).open("wb") as answer, (directory / LOG).open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "replicator.service.child", str(leash), str(grace), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=answer,
+                    stderr=log,
+                    pass_fds=(leash,),
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(self._leash)
+            raise
+        finally:
+            os.close(leash)
+
+    def stop(self, why: str, grace: float | None = None) -> None:
+        """Asks it to end; a second time, after its grace (None: as given at first), ends it with its group. Does not
+        wait."""
+        if not self.wanted:
+            self.wanted, self._asked = why, time.monotonic()
+            self._signal(signal.SIGTERM, group=False)
+        elif time.monotonic() - self._asked > (self._grace if grace is None else grace):
+            self._signal(signal.SIGKILL, group=True)
+
+    def ended(self) -> Ended | None:
+        """How it ended; None: it is at work. What is left of its group is ended."""
+        if self._process.returncode is None:
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            self._signal(signal.SIGKILL, group=True)  # before its number is free for another
+            os.close(self._leash)
+        code = self._process.wait()
+        said = answer_of(self._directory)
+        message, hint = str(said.get("message", ""))[:MESSAGE], str(said.get("hint", ""))[:MESSAGE]
+        if self.wanted and code not in STATES:
+            return Ended("cancelled", code, self.wanted, hint)
+        if code in STATES:
+            return Ended(STATES[code], code, message, hint)
+        return Ended("failed", code, message or f"ended with {code} and no answer; see its log", hint)
+
+    def _signal(self, number: int, *, group: bool) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if group else os.kill)(self._process.pid, number)
+
+
+def answer_of(directory: Path) -> Mapping[str, object]:
+    """A run's answer as its command gives it with `--json`; empty where it gave none."""
+    try:
+        found = msgspec.json.decode((directory / ANSWER).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}

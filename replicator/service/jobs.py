@@ -1,0 +1,98 @@
+"""Jobs: what the service runs, and when, as the configuration says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from replicator.core.policy import Policy
+from replicator.core.schedules.service_config import JobConfig, ServiceConfig
+from replicator.errors import ConfigError
+from replicator.service.schedule import Cron, Every, Schedule, shift_of
+from replicator.text.quantity import parse_duration
+
+SCHEDULED = frozenset(
+    {
+        "capture",
+        "check",
+        "cm",
+        "drill",
+        "dump",
+        "housekeeping",
+        "load",
+        "purge",
+        "repair",
+        "retention",
+        "sync",
+        "verify",
+    }
+)
+"""Commands that a job may be."""
+
+SPREAD = (0.1, 60.0)
+"""The jitter of policies: this share of their schedule, at most so many seconds."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs, when. policy: that it is a run of; else empty. timeout: seconds; None: no limit."""
+
+    name: str
+    arguments: tuple[str, ...]
+    schedule: Schedule
+    policy: str = ""
+    timeout: float | None = None
+
+
+def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str, Job]:
+    """All jobs by name: those of `[service.jobs]`, and a policy's own, by its name. Raises ConfigError naming the key
+    that is wrong."""
+    found = {name: _job(name, each) for name, each in service.jobs.items()}
+    if service.policies:
+        run = {each.policy for each in found.values() if each.policy}
+        for name, policy in policies.items():
+            if name not in run:
+                if name in found:
+                    raise ConfigError(f"service.jobs.{name}: is a policy's name", hint="give the job another name")
+                every = policy.schedule.total_seconds()
+                found[name] = Job(
+                    name, ("sync", name), Every(every, shift_of(name, min(every * SPREAD[0], SPREAD[1]))), name
+                )
+    return found
+
+
+def _job(name: str, given: JobConfig) -> Job:
+    key = f"service.jobs.{name}"
+    if not given.command or given.command[0] not in SCHEDULED:
+        raise ConfigError(f"{key}.command: begins with none of {', '.join(sorted(SCHEDULED))}")
+    if "--follow" in given.command:
+        raise ConfigError(f"{key}.command: --follow never ends", hint="leave it out: the schedule repeats the run")
+    shift = shift_of(name, _seconds(f"{key}.jitter", given.jitter))
+    if (given.every is None) == (given.cron is None):
+        raise ConfigError(f"{key}: every or cron is needed, and not both")
+    schedule: Schedule
+    if given.cron is not None:
+        schedule = Cron(given.cron, _zone(f"{key}.zone", given.zone), shift)
+    else:
+        every = _seconds(f"{key}.every", given.every or "")
+        if every <= 0:
+            raise ConfigError(f"{key}.every: is not longer than nothing")
+        schedule = Every(every, shift)
+    policy = given.command[1] if given.command[0] == "sync" and len(given.command) > 1 else ""
+    timeout = None if given.timeout is None else _seconds(f"{key}.timeout", given.timeout)
+    return Job(name, given.command, schedule, policy, timeout)
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        return parse_duration(text).total_seconds()
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}", hint="write a duration such as 15m, 2h or 1d") from error
+
+
+def _zone(key: str, name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise ConfigError(f"{key}: {name!r} is no time zone", hint="such as Europe/Berlin, or UTC") from error

@@ -1,0 +1,1 @@
+"""Migrations of the service's store, in order; alembic runs them."""

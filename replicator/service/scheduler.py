@@ -1,0 +1,191 @@
+"""The scheduler: begins the runs that are due, looks after their processes, and hands over when it cannot go on.
+
+One of all servers on a store schedules: it has the store's lease. Each step asks for it again; a server that cannot
+ends its runs before another may begin any.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from replicator.core.config import Config
+from replicator.errors import ConfigError, Error
+from replicator.service.children import Child
+from replicator.service.jobs import Job, jobs_of
+from replicator.service.store import ALL, Ended, ServiceStore
+from replicator.text.quantity import parse_duration
+
+LEASE = 30.0  # seconds
+STEP = 0.5  # seconds
+FORGET = 3600.0  # seconds from one removal of old runs to the next
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Health:
+    """What the scheduler says of itself. `step`: of the monotonic clock, its last one that succeeded. leads: it has the
+    lease. trouble: what keeps it from its work; configuration: why the file is not heeded as it is now."""
+
+    step: float = 0.0
+    leads: bool = False
+    epoch: int = 0
+    trouble: str = ""
+    configuration: str = ""
+
+
+@dataclass
+class Scheduler:
+    """read: the configuration, again; raises ConfigError. config_file: given to each run. stopping: ends it."""
+
+    store: ServiceStore
+    read: Callable[[], Config]
+    config_file: Path
+    stopping: threading.Event = field(default_factory=threading.Event)
+    health: Health = field(default_factory=Health)
+    lease: float = LEASE
+
+    def __post_init__(self) -> None:
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self._children: dict[str, Child] = {}
+        self._led_until = float("-inf")
+        self._forgot = float("-inf")
+        self._stamp: tuple[int, int] | None = None
+        self.config = self.read()
+        self.jobs: Mapping[str, Job] = jobs_of(self.config.service, self.config.policies)
+
+    def run(self) -> None:
+        """Until `stopping` is set; then ends its runs, each with its grace. Goes on when the store is away."""
+        while not self.stopping.is_set():
+            self.step()
+            self.stopping.wait(STEP)
+        self._end_all("the service was stopped")
+        if self.health.leads:
+            self._try(lambda: self.store.resign(self.name))
+
+    def step(self) -> None:
+        """Everything that is to be done now."""
+        self._try(self._step)
+        if self._children and time.monotonic() > self._led_until:
+            self._end_all("the server lost its lease", self.lease / 6)  # before another has it
+
+    def _try(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+            self.health.step, self.health.trouble = time.monotonic(), ""
+        except Error as error:
+            if self.health.trouble != error.message:
+                log.warning("%s", error.message)
+            self.health.trouble = error.message
+
+    def _step(self) -> None:
+        asked = time.monotonic()
+        epoch = self.store.lead(self.name, self.lease)
+        if epoch is None:
+            self.health.leads = False
+            return
+        self._led_until = asked + self.lease * 2 / 3  # ends what runs while the lease is still its own
+        if not self.health.leads or epoch != self.health.epoch:
+            log.info("%s schedules, epoch %s", self.name, epoch)
+            for id in self.store.lose(epoch):
+                log.warning("run %s was lost with its server", id)
+        self.health.leads, self.health.epoch = True, epoch
+        self._read()
+        self._reap()
+        self._plan(self.store.now())
+        self._begin(epoch)
+        self._forget()
+
+    def _read(self) -> None:
+        """The configuration, when its file has changed; a wrong one changes nothing."""
+        try:
+            found = self.config_file.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            config = self.read()
+            self.jobs, self.config = jobs_of(config.service, config.policies), config
+            self.health.configuration = ""
+        except (ConfigError, OSError) as error:
+            self.health.configuration = str(error)
+            log.warning("the configuration of before is in use: %s", error)
+
+    def _plan(self, now: float) -> None:
+        known = self.store.jobs()
+        all_paused = ALL in known and known[ALL].paused
+        for name, job in self.jobs.items():
+            state = known.get(name)
+            if state is None or state.schedule != job.schedule.text:
+                self.store.plan(name, job.schedule.text, job.schedule.first(now))
+            elif state.due <= now and not state.paused and not all_paused:
+                following, missed = job.schedule.next(state.due, now)
+                self.store.enqueue(job, state.due, by="schedule", missed=missed)
+                self.store.plan(name, job.schedule.text, following)
+
+    def _begin(self, epoch: int) -> None:
+        for each in self.store.open_runs():
+            if len(self._children) >= self.config.service.at_once:
+                return
+            if each.state != "queued":
+                continue
+            if each.job not in self.jobs:
+                self.store.end(each.id, Ended("cancelled", message=f"{each.job} is configured no more"))
+            elif self.store.begin(each.id, self.name, epoch):
+                arguments = ["--config", str(self.config_file), *each.arguments, "--json"]
+                try:
+                    self._children[each.id] = Child(each.job, arguments, self.directory(each.id), self.grace)
+                except OSError as error:
+                    self.store.end(
+                        each.id, Ended("failed", message=str(error), hint="look at service.logs and its disk")
+                    )
+
+    def _reap(self) -> None:
+        asked = {each.id: each.cancelled_by for each in self.store.open_runs() if each.cancelled_by}
+        for id, child in list(self._children.items()):
+            ended = child.ended()
+            if ended is not None:
+                self.store.end(id, ended)
+                del self._children[id]
+                continue
+            job = self.jobs.get(child.job)
+            timeout = job.timeout if job else None
+            if child.wanted:
+                child.stop(child.wanted)
+            elif id in asked:
+                child.stop(f"cancelled by {asked[id]}")
+            elif timeout is not None and time.monotonic() - child.begun > timeout:
+                child.stop(f"took longer than its timeout of {timeout:g} s")
+
+    def _end_all(self, why: str, grace: float | None = None) -> None:
+        while self._children:
+            for id, child in list(self._children.items()):
+                child.stop(why, grace)
+                ended = child.ended()
+                if ended is not None:
+                    self._try(lambda id=id, ended=ended: self.store.end(id, ended))  # type: ignore[misc]
+                    del self._children[id]
+            time.sleep(0.05)
+
+    def _forget(self) -> None:
+        if time.monotonic() - self._forgot > FORGET:
+            for id in self.store.forget(parse_duration(self.config.service.keep).total_seconds()):
+                shutil.rmtree(self.directory(id), ignore_errors=True)
+            self._forgot = time.monotonic()
+
+    @property
+    def grace(self) -> float:
+        return parse_duration(self.config.service.grace).total_seconds()
+
+    def directory(self, id: str) -> Path:
+        """Of a run's output."""
+        return Path(self.config.service.logs) / id

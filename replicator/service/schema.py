@@ -1,0 +1,78 @@
+"""The tables of the service's store, for SQLite and PostgreSQL, changed only together with a migration.
+
+Times are seconds since 1970 by the database's clock: servers whose clocks differ agree on it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
+
+REVISIONS = "service_revision"
+"""The table of its migrations' state: other stores may be in the same database."""
+
+metadata = MetaData()
+
+lease = Table(
+    "service_lease",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("expires", Float(53), nullable=False),
+)
+"""One row: the server that schedules. `epoch` grows with each change of the holder."""
+
+job = Table(
+    "service_job",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("schedule", Text, nullable=False),
+    Column("due", Float(53), nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("paused_by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+"""`schedule`: as it was when `due` was found. The job "*" stands for all, and is only paused."""
+
+run = Table(
+    "service_run",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("job", Text, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("arguments", Text, nullable=False),
+    Column("asked_by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("missed", Integer, nullable=False),
+    Column("due", Float(53), nullable=False),
+    Column("queued", Float(53), nullable=False),
+    Column("begun", Float(53)),
+    Column("ended", Float(53)),
+    Column("state", String(12), nullable=False),
+    Column("active", Text),
+    Column("cancelled_by", Text, nullable=False),
+    Column("exit_code", Integer),
+    Column("message", Text, nullable=False),
+    Column("hint", Text, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+)
+"""`active`: the job's name while the run is queued or running, else null: never two of one job."""
+
+Index("service_run_active", run.c.active, unique=True)
+Index("service_run_job", run.c.job, run.c.id)
+Index("service_run_ended", run.c.ended)
+
+token = Table(
+    "service_token",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("role", String(10), nullable=False),
+    Column("policies", Text, nullable=False),
+    Column("created", Float(53), nullable=False),
+    Column("expires", Float(53), nullable=False),
+)
+"""`digest`: SHA-256 of the token, in hex; the token itself is nowhere. `policies`: a JSON list, empty for all."""
+
+Index("service_token_digest", token.c.digest, unique=True)

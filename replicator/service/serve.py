@@ -1,0 +1,125 @@
+"""`serve`: the service in this process, until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from replicator.core.config import Config, read_config
+from replicator.core.following import Stop
+from replicator.errors import UsageError
+from replicator.service.lag_watch import LagWatch
+from replicator.service.scheduler import Scheduler
+from replicator.service.store import ServiceStore
+from replicator.service.web.app import make_app
+from replicator.service.web.serving import Serving
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SLOW = 30  # seconds for a client to send a request; and for current answers at the end
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """config_file: read again when it changes. listen: "host:port"; None: as [service] says; port 0 takes a free one.
+    open_to_all: who has no token may look; None: on loopback only. ready: called with the URL once it answers."""
+
+    config_file: Path
+    listen: str | None = None
+    open_to_all: bool | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    ready: Callable[[str], object] = log.info
+    stop: Stop
+
+
+def serve(settings: ServeSettings) -> None:
+    """Serves until `stop` is set; then ends its runs, each with its grace. May run again, and beside other servers on
+    the same store, of which one schedules. Raises ConfigError, UsageError for an address that is none or is taken."""
+    file = settings.config_file.absolute()
+    config = read_config(file)
+    host, port = _address(settings.listen or config.service.listen)
+    open_to_all = host in LOOPBACK if settings.open_to_all is None else settings.open_to_all
+    with ExitStack() as stack:
+        store = stack.enter_context(ServiceStore(config.service.store))
+        store.prepare()
+        scheduler = Scheduler(store, lambda: _read(file), file)
+        watch = LagWatch(lambda: scheduler.config, scheduler.stopping)
+        server = _Server(
+            uvicorn.Config(
+                make_app(Serving(store, scheduler, watch), open_to_all=open_to_all),
+                host=host,
+                port=port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=SLOW,
+                timeout_graceful_shutdown=SLOW,
+                ssl_certfile=os.fspath(settings.certificate) if settings.certificate else None,
+                ssl_keyfile=os.fspath(settings.key) if settings.key else None,
+            )
+        )
+        threads = [
+            threading.Thread(target=scheduler.run, name="scheduler"),
+            threading.Thread(target=watch.run, name="lag", daemon=True),
+            threading.Thread(target=server.run, name="http"),
+        ]
+        stack.callback(_end, scheduler, server, threads)
+        for thread in threads:
+            thread.start()
+        if not server.answers.wait(SLOW) or not server.started:
+            raise UsageError(f"{host}:{port}: nobody can listen there", hint="is it taken? --listen names another")
+        scheme = "https" if settings.certificate else "http"
+        settings.ready(f"{scheme}://{host}:{server.port}")
+        while not settings.stop.wait(1.0) and threads[2].is_alive():
+            pass
+
+
+class _Server(uvicorn.Server):
+    """answers: set once it listens, or has failed to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answers = threading.Event()
+
+    @property
+    def port(self) -> int:
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    def run(self, sockets: object = None) -> None:
+        try:
+            super().run()
+        except SystemExit:  # it has said why
+            pass
+        finally:
+            self.answers.set()
+
+    async def startup(self, sockets: object = None) -> None:
+        await super().startup()
+        self.answers.set()
+
+
+def _end(scheduler: Scheduler, server: _Server, threads: list[threading.Thread]) -> None:
+    scheduler.stopping.set()
+    threads[0].join()  # runs end first: who asks meanwhile sees it
+    server.should_exit = True
+    threads[2].join()
+
+
+def _read(file: Path) -> Config:
+    return read_config(file)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise UsageError(f"{text!r} is no address", hint="write HOST:PORT, such as 127.0.0.1:8484")
+    return host.strip("[]"), int(port)

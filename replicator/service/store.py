@@ -1,0 +1,293 @@
+"""The service's store: who schedules, which jobs are paused, what ran. Several servers use one at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
+
+from replicator.database import Database
+from replicator.errors import ObjectNotFound
+from replicator.service.jobs import Job
+from replicator.service.schema import REVISIONS, job, lease, run
+
+REVISION = "0001"
+"""The newest migration that this release knows."""
+
+ALL = "*"
+"""In the place of a job: all of them are paused."""
+
+RunState = Literal["queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost"]
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What is remembered of a job. due: the next time, in seconds since 1970."""
+
+    name: str
+    schedule: str
+    due: float
+    paused: bool = False
+    paused_by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceRun:
+    """A run of a job. Times are seconds since 1970. asked_by: "schedule", or who wanted it. missed: earlier times that
+    it makes up for. state: "partial" and "differs" stand for the exit codes 3 and 4, "lost" for a server that died.
+    exit_code, message, hint: its end's, as the command line gives
+    them. server, epoch: who ran it."""
+
+    id: str
+    job: str
+    policy: str
+    arguments: tuple[str, ...]
+    asked_by: str
+    reason: str
+    missed: int
+    due: float
+    queued: float
+    begun: float | None
+    ended: float | None
+    state: RunState
+    cancelled_by: str
+    exit_code: int | None
+    message: str
+    hint: str
+    server: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    state: RunState
+    exit_code: int | None = None
+    message: str = ""
+    hint: str = ""
+
+
+class ServiceStore(Database):
+    """Jobs and runs by what is asked; raises as Database."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is sent before the first question. Raises ConfigError for a URL that names no known database."""
+        super().__init__(url, "service store", "service.store")
+
+    def prepare(self) -> None:
+        """Makes or migrates the tables. May run twice, and by several servers: one of them waits or fails, and tries
+        again."""
+        if self.revision(REVISIONS, REVISION) != REVISION:
+            self.migrate(Path(__file__).parent / "migrations")
+
+    def now(self) -> float:
+        """The store's clock."""
+        with self.transaction() as connection:
+            return self._now(connection)
+
+    # ---- who schedules --------------------------------------------------------------------------------------------
+
+    def lead(self, holder: str, seconds: float) -> int | None:
+        """Takes the lease, or goes on with it, for so long; its epoch. None: another server has it."""
+        with self.transaction() as connection:
+            now = self._now(connection)
+            mine, free = lease.c.holder == holder, lease.c.expires <= now
+            taken = connection.execute(
+                update(lease)
+                .where(or_(mine, free))
+                .values(holder=holder, expires=now + seconds, epoch=lease.c.epoch + case((mine, 0), else_=1))
+            )
+            if not taken.rowcount:
+                return None
+            return int(connection.execute(select(lease.c.epoch)).scalar_one())
+
+    def resign(self, holder: str) -> None:
+        """Lets another server schedule at once. May run twice."""
+        with self.transaction() as connection:
+            connection.execute(update(lease).where(lease.c.holder == holder).values(expires=0.0))
+
+    def leader(self) -> tuple[str, int, bool]:
+        """The server that had the lease last, its epoch, and whether it has it now."""
+        with self.transaction() as connection:
+            row = connection.execute(select(lease)).one()
+            return str(row.holder), int(row.epoch), float(row.expires) > self._now(connection)
+
+    # ---- jobs -----------------------------------------------------------------------------------------------------
+
+    def jobs(self) -> dict[str, JobState]:
+        """By name, those that are configured no more too."""
+        with self.transaction() as connection:
+            return {str(row.name): JobState(*row) for row in connection.execute(select(job))}
+
+    def plan(self, name: str, schedule: str, due: float) -> None:
+        """Says when a job is due next."""
+        with self.transaction() as connection:
+            self._upsert(connection, name, schedule=schedule, due=due)
+
+    def pause(self, name: str, by: str, reason: str) -> None:
+        """Until `resume`, the job begins no run by its schedule. May run twice."""
+        with self.transaction() as connection:
+            self._upsert(connection, name, paused=True, paused_by=by, reason=reason)
+
+    def resume(self, name: str) -> None:
+        """May run twice."""
+        with self.transaction() as connection:
+            self._upsert(connection, name, paused=False, paused_by="", reason="")
+
+    # ---- runs -----------------------------------------------------------------------------------------------------
+
+    def enqueue(self, wanted: Job, due: float, *, by: str, reason: str = "", missed: int = 0) -> tuple[str, bool]:
+        """A new run of a job, or the one that is not ended; its id, and whether it is new."""
+        id = f"{int(due * 1000):013d}-{uuid.uuid4().hex[:12]}"
+        with self.transaction() as connection:
+            values = {
+                "id": id,
+                "job": wanted.name,
+                "policy": wanted.policy,
+                "arguments": json.dumps(wanted.arguments),
+                "asked_by": by,
+                "reason": reason,
+                "missed": missed,
+                "due": due,
+                "queued": self._now(connection),
+                "state": "queued",
+                "active": wanted.name,
+                "cancelled_by": "",
+                "message": "",
+                "hint": "",
+                "server": "",
+                "epoch": 0,
+            }
+            there = select(run.c.id).where(run.c.active == wanted.name)
+            columns = list(values)
+            picked = select(*(literal(value, run.c[name].type) for name, value in values.items())).where(
+                ~there.exists()
+            )
+            connection.execute(insert(run).from_select(columns, picked))
+            found = str(connection.execute(there).scalar_one())
+        return found, found == id
+
+    def begin(self, id: str, server: str, epoch: int) -> bool:
+        """Whether the run is this server's: it was queued, and the server still has the lease of that epoch."""
+        with self.transaction() as connection:
+            leads = select(lease.c.id).where(lease.c.holder == server, lease.c.epoch == epoch).exists()
+            begun = connection.execute(
+                update(run)
+                .where(run.c.id == id, run.c.state == "queued", leads)
+                .values(state="running", begun=self._now(connection), server=server, epoch=epoch)
+            )
+            return bool(begun.rowcount)
+
+    def end(self, id: str, how: Ended) -> None:
+        """May run twice; the first end stays."""
+        with self.transaction() as connection:
+            connection.execute(
+                update(run)
+                .where(run.c.id == id, run.c.active.is_not(None))
+                .values(
+                    state=how.state,
+                    ended=self._now(connection),
+                    active=None,
+                    exit_code=how.exit_code,
+                    message=how.message,
+                    hint=how.hint,
+                )
+            )
+
+    def lose(self, epoch: int) -> list[str]:
+        """Ends the runs of servers that had the lease before this epoch; their ids."""
+        with self.transaction() as connection:
+            former = and_(run.c.state == "running", run.c.epoch < epoch)
+            found = [str(id) for id in connection.execute(select(run.c.id).where(former)).scalars()]
+        for id in found:
+            hint = "its lease ends by itself; the next run goes on from what is there"
+            self.end(id, Ended("lost", message="its server went away", hint=hint))
+        return found
+
+    def cancel(self, id: str, by: str) -> ServiceRun:
+        """Asks for a run's end; one that is queued ends at once. May run twice. Raises ObjectNotFound."""
+        with self.transaction() as connection:
+            connection.execute(
+                update(run)
+                .where(run.c.id == id, run.c.active.is_not(None), run.c.cancelled_by == "")
+                .values(cancelled_by=by)
+            )
+            connection.execute(
+                update(run)
+                .where(run.c.id == id, run.c.state == "queued")
+                .values(state="cancelled", ended=self._now(connection), active=None, message=f"cancelled by {by}")
+            )
+        return self.run(id)
+
+    def run(self, id: str) -> ServiceRun:
+        """Raises ObjectNotFound."""
+        found = self._runs(run.c.id == id)
+        if not found:
+            raise ObjectNotFound(f"there is no run {id!r}", hint="runs that ended are forgotten after service.keep")
+        return found[0]
+
+    def open_runs(self) -> list[ServiceRun]:
+        """Those that are queued or running, oldest first."""
+        return self._runs(run.c.active.is_not(None), order=(run.c.queued, run.c.id))
+
+    def runs(
+        self, *, job_name: str = "", states: Sequence[str] = (), before: str = "", limit: int = 50
+    ) -> list[ServiceRun]:
+        """Newest first. before: an id: those that were due earlier."""
+        where = [run.c.job == job_name] if job_name else []
+        where += [run.c.state.in_(states)] if states else []
+        where += [run.c.id < before] if before else []
+        return self._runs(*where, order=(run.c.id.desc(),), limit=limit)
+
+    def newest(self) -> dict[str, ServiceRun]:
+        """The newest run of each job."""
+        last = select(func.max(run.c.id)).group_by(run.c.job)
+        return {each.job: each for each in self._runs(run.c.id.in_(last))}
+
+    def successes(self) -> dict[str, float]:
+        """When each job was done last."""
+        query = select(run.c.job, func.max(run.c.ended)).where(run.c.state == "done").group_by(run.c.job)
+        with self.transaction() as connection:
+            return {str(name): float(ended) for name, ended in connection.execute(query)}
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Runs that are remembered, by job and state."""
+        with self.transaction() as connection:
+            query = select(run.c.job, run.c.state, func.count()).group_by(run.c.job, run.c.state)
+            return {(str(name), str(state)): int(number) for name, state, number in connection.execute(query)}
+
+    def forget(self, seconds: float) -> list[str]:
+        """Removes runs that ended so long ago; their ids. The last 10,000 at a time."""
+        with self.transaction() as connection:
+            old = select(run.c.id).where(run.c.ended < self._now(connection) - seconds).limit(10_000)
+            found = [str(id) for id in connection.execute(old).scalars()]
+            connection.execute(delete(run).where(run.c.id.in_(found)))
+        return found
+
+    def _runs(self, *where: Any, order: Sequence[Any] = (), limit: int = 1000) -> list[ServiceRun]:
+        with self.transaction() as connection:
+            return [_to_run(row) for row in connection.execute(select(run).where(*where).order_by(*order).limit(limit))]
+
+    def _now(self, connection: Connection) -> float:
+        """SQLite's is this machine's, as its file is."""
+        if self.file is not None:
+            return time.time()
+        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
+    def _upsert(self, connection: Connection, name: str, **values: Any) -> None:
+        if not connection.execute(update(job).where(job.c.name == name).values(**values)).rowcount:
+            empty = {"schedule": "", "due": 0.0, "paused": False, "paused_by": "", "reason": ""}
+            connection.execute(insert(job).values(name=name, **{**empty, **values}))
+
+
+def _to_run(row: Row[Any]) -> ServiceRun:
+    fields = {name: value for name, value in row._mapping.items() if name != "active"}
+    return ServiceRun(**{**fields, "arguments": tuple(json.loads(fields["arguments"]))})

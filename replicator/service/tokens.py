@@ -1,0 +1,96 @@
+"""Tokens: who may do what over HTTP. The store has their digests only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import delete, insert, select
+
+from replicator.errors import ObjectNotFound, UsageError
+from replicator.service.schema import token
+from replicator.service.store import ServiceStore
+
+Role = Literal["viewer", "operator", "admin"]
+ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
+"""Each may do what those before it may: look; run, cancel, pause; pause everything, and what several policies share."""
+
+PREFIX = "rpl_"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who asks. policies: that it may do anything with; empty: all."""
+
+    name: str
+    role: Role
+    policies: tuple[str, ...] = ()
+
+    def may(self, role: Role, policy: str = "") -> bool:
+        """Whether it may do what needs a role, with a policy; "": with what belongs to none."""
+        return ROLES.index(self.role) >= ROLES.index(role) and (not self.policies or policy in self.policies)
+
+
+NOBODY = Identity("anonymous", "viewer")
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """A token without itself. Times are seconds since 1970 by the store's clock."""
+
+    name: str
+    role: Role
+    policies: tuple[str, ...]
+    created: float
+    expires: float
+
+
+def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[str], seconds: float) -> str:
+    """Makes a token that holds for so long; the only time that it can be read. Raises UsageError for a name that is
+    none, or that another token has."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of a token", hint="letters, digits and . _ @ -, up to 100")
+    made = PREFIX + secrets.token_urlsafe(32)
+    now = store.now()
+    with store.transaction() as connection:
+        if connection.execute(select(token.c.name).where(token.c.name == name)).first():
+            raise UsageError(f"there is a token {name!r}", hint=f"`replicator token revoke {name}` ends it")
+        values = {"digest": _digest(made), "role": role, "policies": json.dumps(list(policies))}
+        connection.execute(insert(token).values(name=name, created=now, expires=now + seconds, **values))
+    return made
+
+
+def revoke_token(store: ServiceStore, name: str) -> None:
+    """From the next request on it is refused. Raises ObjectNotFound."""
+    with store.transaction() as connection:
+        if not connection.execute(delete(token).where(token.c.name == name)).rowcount:
+            raise ObjectNotFound(f"there is no token {name!r}", hint="see `replicator token ls`")
+
+
+def tokens(store: ServiceStore) -> list[ShownToken]:
+    """All of them, by name; expired ones too."""
+    with store.transaction() as connection:
+        rows = connection.execute(select(token).order_by(token.c.name))
+        return [
+            ShownToken(row.name, row.role, tuple(json.loads(row.policies)), row.created, row.expires) for row in rows
+        ]
+
+
+def identify(store: ServiceStore, given: str) -> Identity | None:
+    """Whose token it is; None: nobody's, or one that has expired."""
+    now = store.now()
+    with store.transaction() as connection:
+        row = connection.execute(select(token).where(token.c.digest == _digest(given))).first()
+    if row is None or row.expires <= now:
+        return None
+    return Identity(row.name, row.role, tuple(json.loads(row.policies)))
+
+
+def _digest(given: str) -> str:
+    return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,38 @@
+"""Who asks, and whether it may: bearer tokens. Without one a request may look, where the service is on loopback."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+
+from replicator.service.store import ServiceStore
+from replicator.service.tokens import NOBODY, Identity, Role, identify
+
+NEEDED = "a token is needed: `replicator token create`"
+
+
+def of_request(request: Request) -> Identity:
+    """Raises HTTPException 401 for a token that is none, and without one where looking needs one."""
+    state = request.app.state
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if not scheme:
+        if state.open_to_all:
+            return NOBODY
+        raise HTTPException(401, NEEDED)
+    store: ServiceStore = state.store
+    found = identify(store, given.strip()) if scheme.lower() == "bearer" else None
+    if found is None:
+        raise HTTPException(401, "this token is wrong, revoked or expired")
+    return found
+
+
+Who = Annotated[Identity, Depends(of_request)]
+
+
+def require(who: Identity, role: Role, policy: str) -> None:
+    """Raises HTTPException 401 for nobody, 403 for somebody who may not. policy: "" for what belongs to none."""
+    if who is NOBODY and role != "viewer":
+        raise HTTPException(401, NEEDED)
+    if not who.may(role, policy):
+        raise HTTPException(403, f"{who.name} is not {role} of {policy or 'the service'}")

@@ -1,0 +1,182 @@
+"""`/api/v1`: jobs, runs, policies, the scheduler. Reads what the store and the commands say; actions are records in the
+store, which the scheduler heeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from replicator.commands.lag import history
+from replicator.commands.lag import lag as measured
+from replicator.core.report import Report
+from replicator.errors import ObjectNotFound
+from replicator.service.children import LOG, answer_of
+from replicator.service.jobs import Job
+from replicator.service.store import ALL, ServiceRun
+from replicator.service.web.access import Who, require
+from replicator.service.web.serving import Serving
+from replicator.service.web.views import Ask, Asked, JobList, PolicyList, PolicyView, RunList, RunView, ServiceStatus
+
+TAIL = 256 << 10
+"""Bytes of a log's end that are shown."""
+
+api = APIRouter(prefix="/api/v1")
+
+
+def _serving(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+@api.get("/status")
+def status(request: Request, who: Who) -> ServiceStatus:
+    """How the service is."""
+    return _serving(request).status()
+
+
+@api.get("/policies")
+def policies(request: Request, who: Who) -> PolicyList:
+    """All policies, with their lag as it was measured last."""
+    serving = _serving(request)
+    return PolicyList([each for each in serving.policies() if who.may("viewer", each.name)])
+
+
+@api.get("/policies/{policy}")
+def policy(request: Request, who: Who, policy: str) -> PolicyView:
+    """One policy."""
+    require(who, "viewer", policy)
+    return next((each for each in _serving(request).policies() if each.name == policy), None) or _missing(policy)
+
+
+@api.get("/policies/{policy}/lag")
+def lag(request: Request, who: Who, policy: str) -> JSONResponse:
+    """Its lag, measured now, as `replicator lag` gives it."""
+    require(who, "viewer", policy)
+    config = _serving(request).config
+    return _shown(measured(policy if policy in config.policies else _missing(policy), config=config))
+
+
+@api.get("/policies/{policy}/history")
+def runs_of_policy(
+    request: Request, who: Who, policy: str, limit: Annotated[int, Query(ge=1, le=1000)] = 20
+) -> JSONResponse:
+    """Its runs as the target remembers them, those by hand too, as `replicator history` gives them."""
+    require(who, "viewer", policy)
+    config = _serving(request).config
+    return _shown(history(policy if policy in config.policies else _missing(policy), limit=limit, config=config))
+
+
+@api.get("/jobs")
+def jobs(request: Request, who: Who) -> JobList:
+    """All jobs by name."""
+    return JobList([each for each in _serving(request).jobs() if who.may("viewer", each.policy)])
+
+
+@api.post("/jobs/{job}:run", status_code=202)
+def run_job(request: Request, who: Who, job: str, ask: Ask) -> Asked:
+    """Runs a job now, paused or not; its schedule stays. A job that is at work goes on, and that run is answered."""
+    serving, wanted = _wanted(request, who, job)
+    return Asked(*serving.store.enqueue(wanted, serving.store.now(), by=who.name, reason=ask.reason))
+
+
+@api.post("/jobs/{job}:pause", status_code=204)
+def pause_job(request: Request, who: Who, job: str, ask: Ask) -> None:
+    """The job begins no run by its schedule until `resume`, restarts or not; a run at work goes on."""
+    serving, wanted = _wanted(request, who, job)
+    serving.store.pause(wanted.name, who.name, ask.reason)
+
+
+@api.post("/jobs/{job}:resume", status_code=204)
+def resume_job(request: Request, who: Who, job: str) -> None:
+    """A time that was missed meanwhile is made up for once."""
+    serving, wanted = _wanted(request, who, job)
+    serving.store.resume(wanted.name)
+
+
+@api.post("/scheduler:pause", status_code=204)
+def pause_all(request: Request, who: Who, ask: Ask) -> None:
+    """No job begins a run by its schedule until `resume`."""
+    require(who, "admin", "")
+    _serving(request).store.pause(ALL, who.name, ask.reason)
+
+
+@api.post("/scheduler:resume", status_code=204)
+def resume_all(request: Request, who: Who) -> None:
+    """Jobs that were paused by themselves stay so."""
+    require(who, "admin", "")
+    _serving(request).store.resume(ALL)
+
+
+@api.get("/runs")
+def runs(
+    request: Request,
+    who: Who,
+    job: str = "",
+    state: Annotated[list[str] | None, Query()] = None,
+    cursor: Annotated[str, Query(max_length=40)] = "",
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> RunList:
+    """Runs, newest first. cursor: `next` of the page before."""
+    found = _serving(request).store.runs(job_name=job, states=state or (), before=cursor, limit=limit + 1)
+    shown = [RunView.of(each) for each in found[:limit] if who.may("viewer", each.policy)]
+    return RunList(shown, found[limit - 1].id if len(found) > limit else None)
+
+
+@api.get("/runs/{run}")
+def run(request: Request, who: Who, run: str) -> RunView:
+    """One run."""
+    return RunView.of(_run(request, who, run)[1])
+
+
+@api.get("/runs/{run}/answer")
+def answer(request: Request, who: Who, run: str) -> JSONResponse:
+    """What its command answered with `--json`; {} before its end."""
+    directory, _ = _run(request, who, run)
+    return JSONResponse(answer_of(directory))
+
+
+@api.get("/runs/{run}/log", response_class=PlainTextResponse)
+def log(request: Request, who: Who, run: str) -> str:
+    """The end of its log, at most 256 KiB; it stands on the server that ran it."""
+    directory, found = _run(request, who, run)
+    try:
+        with (directory / LOG).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        raise ObjectNotFound(
+            f"run {run} has no log here", hint=f"it ran on {found.server}" if found.server else "it has not begun"
+        ) from None
+
+
+@api.post("/runs/{run}:cancel", status_code=202)
+def cancel(request: Request, who: Who, run: str) -> RunView:
+    """Asks a run to end: SIGTERM, and SIGKILL after `service.grace`. What it has begun, the next run finishes."""
+    _, found = _run(request, who, run)
+    require(who, "operator", found.policy)
+    return RunView.of(_serving(request).store.cancel(run, who.name))
+
+
+def _wanted(request: Request, who: Who, job: str) -> tuple[Serving, Job]:
+    serving = _serving(request)
+    wanted = serving.scheduled.get(job)
+    require(who, "operator", wanted.policy if wanted else "")
+    return serving, wanted or _missing(job)
+
+
+def _run(request: Request, who: Who, run: str) -> tuple[Path, ServiceRun]:
+    serving = _serving(request)
+    found = serving.store.run(run)
+    require(who, "viewer", found.policy)
+    return serving.directory(found.id), found
+
+
+def _missing(name: str) -> Any:
+    raise HTTPException(404, f"nothing is called {name!r} here")
+
+
+def _shown(report: Report) -> JSONResponse:
+    return JSONResponse(report.to_dict())

@@ -1,0 +1,82 @@
+"""The application: API, metrics, health and the page behind the same limits and headers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+from replicator.service.web.access import Who
+from replicator.service.web.api import api
+from replicator.service.web.metrics import text_of
+from replicator.service.web.problems import add_problems, problem
+from replicator.service.web.serving import Serving
+from replicator.text.quantity import duration_text, size_text
+
+BODY = 64 << 10  # bytes of a request's
+STALE = 30.0  # seconds without a step of the scheduler
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+_PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "pages"), autoescape=select_autoescape(), undefined=StrictUndefined
+)
+
+
+def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
+    """open_to_all: without a token a request may look."""
+    app = FastAPI(title="replicator", version=version("replicator"), docs_url=None, redoc_url=None)
+    app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
+    add_problems(app)
+    app.include_router(api)
+
+    @app.middleware("http")
+    async def limited(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        length = request.headers.get("Content-Length", "0" if request.method in ("GET", "HEAD") else "")
+        if request.method not in ("GET", "HEAD") and not length.isdecimal():
+            found: Response = problem(411, "UsageError", "a body needs a Content-Length")
+        elif int(length) > BODY:
+            found = problem(413, "UsageError", f"a body has at most {BODY} bytes")
+        else:
+            found = await answer(request)
+        found.headers.update(HEADERS)
+        return found
+
+    @app.get("/healthz", include_in_schema=False)
+    def alive() -> JSONResponse:
+        """Whether the scheduler's thread goes on, also when the store is away."""
+        health = serving.scheduler.health
+        still = bool(health.trouble) or time.monotonic() - health.step < STALE
+        return JSONResponse({"alive": still}, 200 if still else 503)
+
+    @app.get("/readyz", include_in_schema=False)
+    def ready() -> JSONResponse:
+        """Whether the store answers. Raises StoreUnreachable."""
+        _, _, led = serving.store.leader()
+        return JSONResponse({"ready": True, "led": led})
+
+    @app.get("/metrics", include_in_schema=False)
+    def metrics(who: Who) -> Response:
+        return Response(text_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", include_in_schema=False)
+    def overview(who: Who) -> HTMLResponse:
+        shown = {
+            "status": serving.status(),
+            "policies": [each for each in serving.policies() if who.may("viewer", each.name)],
+            "jobs": [each for each in serving.jobs() if who.may("viewer", each.policy)],
+            "duration": duration_text,
+            "size": size_text,
+        }
+        return HTMLResponse(_PAGES.get_template("overview.html").render(shown))
+
+    return app

@@ -1,0 +1,57 @@
+"""Errors over HTTP: problem details (RFC 9457) with our hint and exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from replicator.errors import ConfigError, Error, LeaseHeld, ObjectNotFound, Refused, UsageError
+
+STATUSES: tuple[tuple[type[Error], int], ...] = (
+    (ObjectNotFound, 404),
+    (UsageError, 400),
+    (ConfigError, 500),
+    (LeaseHeld, 409),
+    (Refused, 409),
+)
+
+
+def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
+    """An answer with a problem. more: further members."""
+    return JSONResponse(
+        {"type": "about:blank", "title": title, "status": status, "detail": detail, **more},
+        status,
+        media_type="application/problem+json",
+        headers={"WWW-Authenticate": "Bearer"} if status == 401 else None,
+    )
+
+
+def status_of(error: Error) -> int:
+    """The HTTP status of one of our errors: 503 where a later try may succeed."""
+    for kind, status in STATUSES:
+        if isinstance(error, kind):
+            return status
+    return 503 if error.transient else 500
+
+
+def add_problems(app: FastAPI) -> None:
+    """Every error of the application becomes a problem; none shows a traceback."""
+
+    @app.exception_handler(Error)
+    def ours(_: Request, error: Error) -> JSONResponse:
+        status = status_of(error)
+        fields = {"hint": error.hint, "exit_code": error.exit_code, "transient": error.transient}
+        return problem(status, type(error).__name__, error.message, **fields)
+
+    @app.exception_handler(HTTPException)
+    def of_http(_: Request, error: HTTPException) -> JSONResponse:
+        return problem(error.status_code, "HTTP error", str(error.detail))
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        wrong = [{"in": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()]
+        return problem(422, "UsageError", "the request is not valid", errors=wrong, exit_code=2)

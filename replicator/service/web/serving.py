@@ -1,0 +1,89 @@
+"""What a server serves: the store, the scheduler's view of the configuration, the measured lag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from replicator.core.config import Config
+from replicator.core.policy import Policy
+from replicator.policies.lag import Lag
+from replicator.service.jobs import Job
+from replicator.service.lag_watch import LagWatch, MeasuredLag
+from replicator.service.scheduler import Scheduler
+from replicator.service.store import ALL, ServiceStore
+from replicator.service.web.views import JobView, PolicyView, ServiceStatus, iso
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One server. Several threads may use it."""
+
+    store: ServiceStore
+    scheduler: Scheduler
+    watch: LagWatch
+
+    @property
+    def config(self) -> Config:
+        return self.scheduler.config
+
+    @property
+    def scheduled(self) -> Mapping[str, Job]:
+        """Jobs by name."""
+        return self.scheduler.jobs
+
+    def directory(self, run: str) -> Path:
+        """Of a run's output."""
+        return self.scheduler.directory(run)
+
+    def jobs(self) -> list[JobView]:
+        """By name."""
+        states, last = self.store.jobs(), self.store.newest()
+        return [JobView.of(job, states.get(name), last.get(name)) for name, job in sorted(self.scheduled.items())]
+
+    def policies(self) -> list[PolicyView]:
+        """By name."""
+        return [_view(each, self.watch.found.get(name)) for name, each in sorted(self.config.policies.items())]
+
+    def status(self) -> ServiceStatus:
+        """Raises StoreUnreachable."""
+        leader, epoch, led = self.store.leader()
+        states = [each.state for each in self.store.open_runs()]
+        health, known = self.scheduler.health, self.store.jobs()
+        return ServiceStatus(
+            here=self.scheduler.name,
+            leader=leader,
+            epoch=epoch,
+            led=led,
+            paused=ALL in known and known[ALL].paused,
+            trouble=tuple(each for each in (health.trouble, health.configuration) if each),
+            running=states.count("running"),
+            queued=states.count("queued"),
+            version=version("replicator"),
+        )
+
+
+def _trouble(lag: Lag) -> tuple[str, ...]:
+    return (*(f"{side}: {why}" for side, why in lag.unreachable.items()), *lag.blocks)
+
+
+def _view(policy: Policy, measured: MeasuredLag | None) -> PolicyView:
+    lag = measured.lag if measured else None
+    trouble = (measured.error,) if measured and measured.error else ()
+    return PolicyView(
+        name=policy.name,
+        source=policy.source,
+        target=policy.target,
+        databases=policy.databases,
+        schedule_seconds=policy.schedule.total_seconds(),
+        status=lag.status if lag else "unknown",
+        lag_events=lag.events if lag else None,
+        lag_seconds=lag.seconds if lag else None,
+        lag_bytes=lag.bytes if lag else None,
+        objective_seconds=policy.max_lag.total_seconds() if policy.max_lag else None,
+        headroom_seconds=lag.headroom_seconds if lag else None,
+        measured=iso(measured.at) if measured else None,
+        trouble=trouble + (_trouble(lag) if lag else ()),
+    )

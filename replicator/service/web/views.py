@@ -1,0 +1,159 @@
+"""Values of the API's answers. Times are ISO 8601 with a zone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from replicator.service.jobs import Job
+from replicator.service.store import JobState, RunState, ServiceRun
+
+
+def iso(moment: float | None) -> str | None:
+    """A time in seconds since 1970."""
+    return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run. seconds: from its begin to its end."""
+
+    id: str
+    job: str
+    policy: str
+    command: tuple[str, ...]
+    asked_by: str
+    reason: str
+    missed: int
+    due: str | None
+    queued: str | None
+    begun: str | None
+    ended: str | None
+    seconds: float | None
+    state: RunState
+    cancelled_by: str
+    exit_code: int | None
+    message: str
+    hint: str
+    server: str
+
+    @classmethod
+    def of(cls, run: ServiceRun) -> RunView:
+        both = run.begun is not None and run.ended is not None
+        return cls(
+            id=run.id,
+            job=run.job,
+            policy=run.policy,
+            command=("replicator", *run.arguments),
+            asked_by=run.asked_by,
+            reason=run.reason,
+            missed=run.missed,
+            due=iso(run.due),
+            queued=iso(run.queued),
+            begun=iso(run.begun),
+            ended=iso(run.ended),
+            seconds=round((run.ended or 0) - (run.begun or 0), 3) if both else None,
+            state=run.state,
+            cancelled_by=run.cancelled_by,
+            exit_code=run.exit_code,
+            message=run.message,
+            hint=run.hint,
+            server=run.server,
+        )
+
+
+@dataclass(frozen=True)
+class RunList:
+    """next: the cursor of the following page; None: this is the last one."""
+
+    items: list[RunView]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job. next: when it is due. last: the newest run, also one that is not ended."""
+
+    name: str
+    policy: str
+    command: tuple[str, ...]
+    schedule: str
+    next: str | None
+    paused: bool
+    paused_by: str
+    reason: str
+    last: RunView | None
+
+    @classmethod
+    def of(cls, job: Job, state: JobState | None, last: ServiceRun | None) -> JobView:
+        return cls(
+            name=job.name,
+            policy=job.policy,
+            command=("replicator", *job.arguments),
+            schedule=job.schedule.text,
+            next=iso(state.due) if state else None,
+            paused=bool(state and state.paused),
+            paused_by=state.paused_by if state else "",
+            reason=state.reason if state else "",
+            last=RunView.of(last) if last else None,
+        )
+
+
+@dataclass(frozen=True)
+class JobList:
+    items: list[JobView]
+
+
+@dataclass(frozen=True)
+class PolicyView:
+    """A policy, with its lag as it was measured last; figures are None before, and where a side does not answer."""
+
+    name: str
+    source: str
+    target: str
+    databases: tuple[str, ...]
+    schedule_seconds: float
+    status: str
+    lag_events: int | None
+    lag_seconds: float | None
+    lag_bytes: int | None
+    objective_seconds: float | None
+    headroom_seconds: float | None
+    measured: str | None
+    trouble: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PolicyList:
+    items: list[PolicyView]
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """leader: the server that schedules; leads: it is there, and this server is `here`. trouble: what keeps this server
+    from its work. paused: all schedules are."""
+
+    here: str
+    leader: str
+    epoch: int
+    led: bool
+    paused: bool
+    trouble: tuple[str, ...]
+    running: int
+    queued: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The body of an action. reason: goes into the record."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """run: its id. new: False: the job's run that had not ended is meant."""
+
+    run: str
+    new: bool
