@@ -1,4 +1,4 @@
-"""`replicator serve`: the service in the foreground; `replicator token`: who may use it."""
+"""`replicator serve`: the service in the foreground."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import Duration, Session, json_option, pass_session
-from replicator.cli.output import emit, log_to_stderr, note
+from replicator.cli.options import Session, pass_session
+from replicator.cli.output import log_to_stderr, note
 from replicator.cli.signals import Stopping
 from replicator.core.config import NAME
 from replicator.errors import UsageError
+from replicator.service.serve import ServeSettings
+from replicator.service.serve import serve as run
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -38,9 +40,6 @@ def serve(session: Session, /, **given: Any) -> int:
       replicator token create me --role operator
       replicator serve --listen 127.0.0.1:8484
     """
-    from replicator.service.serve import ServeSettings
-    from replicator.service.serve import serve as run
-
     if not logging.getLogger().handlers:
         log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("replicator.service").setLevel(logging.INFO)
@@ -71,72 +70,3 @@ def _file(session: Session) -> Path:
     if not file.is_file():
         raise UsageError(f"the service needs a configuration: {session.config.looked_for}", hint=f"write {NAME}")
     return file
-
-
-@click.group()
-def token() -> None:
-    """Create, list and revoke tokens of the service's API."""
-
-
-@token.command()
-@click.argument("name")
-@click.option("--role", type=click.Choice(["viewer", "operator", "admin"]), default="viewer", show_default=True)
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only these policies; repeatable.")
-@click.option("--expires", type=Duration(), default="90d", show_default=True, help="How long the token holds.")
-@json_option
-@pass_session
-def create(
-    session: Session, /, name: str, role: Any, policies: tuple[str, ...], expires: timedelta, as_json: bool
-) -> int:
-    """Create a token, and print it: it cannot be shown again.
-
-    \b
-    Example:
-      replicator token create airflow --role operator --policy west --expires 365d
-    """
-    from replicator.service.store import ServiceStore
-    from replicator.service.tokens import create_token
-
-    for each in policies:
-        session.config.policy(each)
-    with ServiceStore(session.config.service.store) as store:
-        store.prepare()
-        made = create_token(store, name, role, policies, expires.total_seconds())
-    emit({"name": name, "role": role, "token": made}, as_json, [made])
-    return 0
-
-
-@token.command()
-@json_option
-@pass_session
-def ls(session: Session, /, as_json: bool) -> int:
-    """List tokens: names, roles and ends, not the tokens themselves."""
-    from replicator.service.store import ServiceStore
-    from replicator.service.tokens import tokens
-    from replicator.service.web.views import iso
-
-    with ServiceStore(session.config.service.store) as store:
-        store.prepare()
-        found = tokens(store)
-    rows = [
-        {"name": each.name, "role": each.role, "policies": list(each.policies), "expires": iso(each.expires)}
-        for each in found
-    ]
-    emit({"tokens": rows}, as_json, [f"{row['name']}  {row['role']}  until {row['expires']}" for row in rows])
-    return 0
-
-
-@token.command()
-@click.argument("name")
-@json_option
-@pass_session
-def revoke(session: Session, /, name: str, as_json: bool) -> int:
-    """End a token: requests with it are refused from now on."""
-    from replicator.service.store import ServiceStore
-    from replicator.service.tokens import revoke_token
-
-    with ServiceStore(session.config.service.store) as store:
-        store.prepare()
-        revoke_token(store, name)
-    emit({"name": name, "revoked": True}, as_json, [f"revoked {name}"])
-    return 0

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from replicator.cli.completion import VARIABLE, names_completed
+from replicator.errors import UsageError
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Replicate": {
@@ -52,7 +53,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Service": {
         "serve": ("serve", "Run policies by their schedules; serve an API, metrics, a page."),
-        "token": ("serve", "Create, list and revoke tokens of the service's API."),
+        "token": ("token", "Create, list and revoke tokens of the service's API."),
     },
     "Tools": {
         "init": ("init", "Write a first replicator.toml, and check it."),
@@ -62,6 +63,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """By section and name: the module in `replicator.cli`, and the line of `replicator --help`."""
+
+OF_SERVER = frozenset({"cronsim", "fastapi", "jinja2", "prometheus_client", "uvicorn"})
+"""Modules of the extra `server`."""
 
 COMMANDS = {name: row for rows in SECTIONS.values() for name, row in rows.items()}
 
@@ -86,7 +90,13 @@ class CommandTable(click.Group):
 
 def command(name: str) -> click.Command:
     """A command of the table, imported."""
-    module = import_module(f"replicator.cli.{COMMANDS[name][0]}")
+    try:
+        module = import_module(f"replicator.cli.{COMMANDS[name][0]}")
+    except ModuleNotFoundError as error:
+        if error.name not in OF_SERVER:
+            raise
+        hint = "pip install 'replicator[server]'"
+        raise UsageError(f"`replicator {name}` needs {error.name}, which is not installed", hint=hint) from error
     found = getattr(module, name.replace("-", "_"))
     assert isinstance(found, click.Command)
     return found

@@ -121,13 +121,13 @@ class Scheduler:
             log.warning("the configuration of before is in use: %s", error)
 
     def _plan(self, now: float) -> None:
-        known = self.store.jobs()
+        known, at_work = self.store.jobs(), {each.job for each in self.store.open_runs()}
         all_paused = ALL in known and known[ALL].paused
         for name, job in self.jobs.items():
             state = known.get(name)
             if state is None or state.schedule != job.schedule.text:
                 self.store.plan(name, job.schedule.text, job.schedule.first(now))
-            elif state.due <= now and not state.paused and not all_paused:
+            elif state.due <= now and name not in at_work and not state.paused and not all_paused:
                 following, missed = job.schedule.next(state.due, now)
                 self.store.enqueue(job, state.due, by="schedule", missed=missed)
                 self.store.plan(name, job.schedule.text, following)

@@ -21,6 +21,8 @@ TABLES = {
     "purge": config.PurgeConfig,
     "dumps": config.DumpsConfig,
     'stores."s3a://BUCKET"': config.Endpoint,
+    "service": config.ServiceConfig,
+    "service.jobs.NAME": config.JobConfig,
 }
 FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn
 

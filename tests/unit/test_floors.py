@@ -23,12 +23,22 @@ LIBRARIES = {
     "hmsclient": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
     "click": {"replicator.cli", "replicator.cli.cm"},
     "sqlite3": {"replicator.captures", "replicator.removal"},
-    "sqlalchemy": {"replicator.housekeeping", "replicator.housekeeping.migrations.versions"},
-    "alembic": {
+    "sqlalchemy": {
+        "replicator.database",
         "replicator.housekeeping",
+        "replicator.housekeeping.migrations.versions",
+        "replicator.service",
+        "replicator.service.migrations.versions",
+    },
+    "alembic": {
+        "replicator.database",
         "replicator.housekeeping.migrations",
         "replicator.housekeeping.migrations.versions",
+        "replicator.service.migrations",
+        "replicator.service.migrations.versions",
     },
+    "fastapi": {"replicator.service.web"},
+    "uvicorn": {"replicator.service"},
 }
 """Rooms that may import them."""
 
@@ -125,6 +135,7 @@ DOORS = ("replicator.cli", "replicator.commands")
 OF_SEVERAL = {
     *("check", "finding", "plan", "reader", "restore", "run"),  # what each of these rooms has one of
     *("errors", "kept", "pins", "removal"),  # of the root, which stands alone, and of those who work on it
+    *("schema", "store"),  # of each database of our own
     *("entries", "objects", "roles"),  # the same things, on two floors
 }
 """Names that several rooms have."""

@@ -16,7 +16,7 @@ from replicator.errors import ObjectNotFound
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
 from replicator.service.store import ALL, ServiceRun
-from replicator.service.web.access import Who, require
+from replicator.service.web.permission import Who, require
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import Ask, Asked, JobList, PolicyList, PolicyView, RunList, RunView, ServiceStatus
 

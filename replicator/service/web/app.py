@@ -11,9 +11,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from replicator.service.web.access import Who
 from replicator.service.web.api import api
 from replicator.service.web.metrics import text_of
+from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.serving import Serving
 from replicator.text.quantity import duration_text, size_text

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
 
+from replicator.service.api_tokens import NOBODY, Identity, Role, identify
 from replicator.service.store import ServiceStore
-from replicator.service.tokens import NOBODY, Identity, Role, identify
 
 NEEDED = "a token is needed: `replicator token create`"
 

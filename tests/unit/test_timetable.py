@@ -1,0 +1,94 @@
+"""When jobs of the service are due, and what is wrong with a configuration of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.core.config import parse_config
+from replicator.errors import ConfigError
+from replicator.service.jobs import jobs_of
+from replicator.service.timetable import Cron, Every, shift_of
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+@given(st.floats(1, 1e6), st.floats(0, 1e9), st.floats(0, 1e6))
+def test_an_interval_keeps_its_grid(every: float, due: float, late: float) -> None:
+    following, missed = Every(every).next(due, due + late)
+    assert following > due + late - 1e-3
+    assert following - every <= due + late + 1e-3
+    assert following == pytest.approx(due + (missed + 1) * every)
+
+
+def test_times_that_were_missed_are_counted() -> None:
+    assert Every(60).next(1000, 1000 + 5 * 60 + 1) == (1000 + 6 * 60, 5)
+    hourly = Cron("0 * * * *")
+    assert hourly.next(at("2026-05-01T00:00Z"), at("2026-05-01T04:30Z")) == (at("2026-05-01T05:00Z"), 4)
+    assert hourly.next(at("2026-05-01T00:00Z"), at("2026-05-01T00:00Z")) == (at("2026-05-01T01:00Z"), 0)
+
+
+def test_after_years_away_a_job_is_due_once() -> None:
+    following, missed = Cron("* * * * *").next(at("2020-01-01T00:00Z"), at("2026-05-01T00:00:30Z"))
+    assert (following, missed) == (at("2026-05-01T00:01Z"), 1000)
+
+
+@pytest.mark.parametrize(
+    ("before", "due"),
+    [
+        ("2026-03-29T01:59+01:00", "2026-03-29T03:00+02:00"),  # 02:30 is left out: at once
+        ("2026-10-25T02:29+02:00", "2026-10-25T02:30+02:00"),  # the first of two
+        ("2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"),
+    ],
+)
+def test_a_change_of_clocks(before: str, due: str) -> None:
+    assert datetime.fromtimestamp(Cron("30 2 * * *", BERLIN).first(at(before)), UTC) == datetime.fromisoformat(due)
+
+
+def test_a_jitter_is_a_jobs_own_and_stays() -> None:
+    shifts = {name: shift_of(name, 60) for name in ("west", "east", "north")}
+    assert len(set(shifts.values())) == 3 and all(0 <= each < 60 for each in shifts.values())
+    assert shift_of("west", 60) == shifts["west"]
+    shifted = Cron("0 0 * * *", shift=shifts["west"])
+    first = shifted.first(at("2026-05-01T12:00Z"))
+    assert first == pytest.approx(at("2026-05-02T00:00Z") + shifts["west"])
+    assert shifted.next(first, first) == (pytest.approx(first + 86400), 0)
+
+
+def jobs(**tables: Any) -> Any:
+    config = parse_config({"service": {"jobs": {"j": {"command": ["cm", "ls"], **tables}}}}, "test")
+    return jobs_of(config.service, config.policies)
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({}, "every or cron"),
+        ({"every": "1m", "cron": "* * * * *"}, "every or cron"),
+        ({"every": "0s"}, "service.jobs.j.every"),
+        ({"every": "soon"}, "service.jobs.j.every"),
+        ({"cron": "61 * * * *"}, "61"),
+        ({"cron": "0 0 30 2 *"}, "30 2"),
+        ({"cron": "* * * * *", "zone": "Mars/Olympus"}, "service.jobs.j.zone"),
+        ({"cron": "* * * * *", "zone": "../../etc/passwd"}, "service.jobs.j.zone"),
+        ({"every": "1m", "timeout": "x"}, "service.jobs.j.timeout"),
+        ({"every": "1m", "jitter": "-1s"}, "service.jobs.j.jitter"),
+        ({"every": "1m", "command": []}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["serve"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["/bin/sh", "-c", "true"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["sync", "west", "--follow"]}, "service.jobs.j.command"),
+    ],
+)
+def test_a_job_that_is_none_is_named(tables: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        jobs(**tables)
+    assert key in caught.value.message
