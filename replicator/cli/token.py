@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import click
 
@@ -10,6 +10,7 @@ from replicator.cli.options import Duration, Session, json_option, pass_session
 from replicator.cli.output import emit
 from replicator.service.api_tokens import ROLES, Role, create_token, revoke_token, tokens
 from replicator.service.store import ServiceStore
+from replicator.service.times import iso
 
 
 @click.group()
@@ -51,7 +52,7 @@ def ls(session: Session, /, as_json: bool) -> int:
         store.prepare()
         found = tokens(store)
     rows = [
-        {"name": each.name, "role": each.role, "policies": list(each.policies), "expires": _iso(each.expires)}
+        {"name": each.name, "role": each.role, "policies": list(each.policies), "expires": iso(each.expires)}
         for each in found
     ]
     emit({"tokens": rows}, as_json, [f"{row['name']}  {row['role']}  until {row['expires']}" for row in rows])
@@ -69,7 +70,3 @@ def revoke(session: Session, /, name: str, as_json: bool) -> int:
         revoke_token(store, name)
     emit({"name": name, "revoked": True}, as_json, [f"revoked {name}"])
     return 0
-
-
-def _iso(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")

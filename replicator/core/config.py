@@ -30,6 +30,7 @@ from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
+from replicator.core.schedules.alert_config import AlertConfig, check_alerts
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError, UsageError
 
@@ -112,6 +113,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dumps: DumpsConfig = DumpsConfig()
     gateway: GatewayConfig = GatewayConfig()
     service: ServiceConfig = ServiceConfig()
+    alerts: AlertConfig = AlertConfig()
     spark: dict[str, str] = {}
     stores: dict[str, Endpoint] = {}
     policies: dict[str, Policy] = {}
@@ -211,6 +213,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"dumps ({', '.join(DumpsConfig.__struct_fields__)}), "
             f"gateway ({', '.join(GatewayConfig.__struct_fields__)}), "
             f"service ({', '.join(ServiceConfig.__struct_fields__)}), "
+            f"alerts ({', '.join(AlertConfig.__struct_fields__)}), "
             f"service.jobs.NAME ({', '.join(JobConfig.__struct_fields__)}), "
             f'stores."s3a://BUCKET" ({", ".join(Endpoint.__struct_fields__)})',
         ) from error
@@ -218,6 +221,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         for key, metastore in config.metastores.items():
             checked(metastore, f"metastores.{key}")
         check_gateway(config.gateway)
+        check_alerts(config.alerts)
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
         refuse_shared_queues(read.values())
     except ConfigError as error:

@@ -75,4 +75,19 @@ token = Table(
 )
 """`digest`: SHA-256 of the token, in hex; the token itself is nowhere. `policies`: a JSON list, empty for all."""
 
+alert = Table(
+    "service_alert",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("id", String(32), nullable=False),
+    Column("kind", String(30), nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("hint", Text, nullable=False),
+    Column("since", Float(53), nullable=False),
+    Column("over", Float(53)),
+    Column("told", Text, nullable=False),
+)
+"""`told`: channel -> [what it was told last, when], as JSON."""
+
 Index("service_token_digest", token.c.digest, unique=True)

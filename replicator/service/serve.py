@@ -15,6 +15,7 @@ import uvicorn
 from replicator.core.config import Config, read_config
 from replicator.core.following import Stop
 from replicator.errors import UsageError
+from replicator.service.alerts.alerting import Alerter
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
@@ -69,8 +70,9 @@ def serve(settings: ServeSettings) -> None:
         )
         threads = [
             threading.Thread(target=scheduler.run, name="scheduler"),
-            threading.Thread(target=watch.run, name="lag", daemon=True),
             threading.Thread(target=server.run, name="http"),
+            threading.Thread(target=watch.run, name="lag", daemon=True),
+            threading.Thread(target=Alerter(store, scheduler, watch).run, name="alerts", daemon=True),
         ]
         stack.callback(_end, scheduler, server, threads)
         for thread in threads:
@@ -79,7 +81,7 @@ def serve(settings: ServeSettings) -> None:
             raise UsageError(f"{host}:{port}: nobody can listen there", hint="is it taken? --listen names another")
         scheme = "https" if settings.certificate else "http"
         settings.ready(f"{scheme}://{host}:{server.port}")
-        while not settings.stop.wait(1.0) and threads[2].is_alive():
+        while not settings.stop.wait(1.0) and threads[1].is_alive():
             pass
 
 
@@ -111,7 +113,7 @@ def _end(scheduler: Scheduler, server: _Server, threads: list[threading.Thread])
     scheduler.stopping.set()
     threads[0].join()  # runs end first: who asks meanwhile sees it
     server.should_exit = True
-    threads[2].join()
+    threads[1].join()
 
 
 def _read(file: Path) -> Config:

@@ -258,6 +258,12 @@ class ServiceStore(Database):
         with self.transaction() as connection:
             return {str(name): float(ended) for name, ended in connection.execute(query)}
 
+    def first_runs(self) -> dict[str, float]:
+        """When each job's oldest run that is remembered was queued."""
+        query = select(run.c.job, func.min(run.c.queued)).group_by(run.c.job)
+        with self.transaction() as connection:
+            return {str(name): float(queued) for name, queued in connection.execute(query)}
+
     def counts(self) -> dict[tuple[str, str], int]:
         """Runs that are remembered, by job and state."""
         with self.transaction() as connection:

@@ -36,11 +36,12 @@ class Service:
         self.servers: list[subprocess.Popen[bytes]] = []
         self.urls: list[str] = []
 
-    def configure(self, jobs: Tables, policies: Tables | None = None, **service: Any) -> None:
+    def configure(self, jobs: Tables, policies: Tables | None = None, more: Tables | None = None) -> None:
         """Writes the configuration in one step."""
-        tables = {"service": {"store": self.store, "logs": str(self.here / "logs"), "grace": "5s", **service}}
+        tables = {"service": {"store": self.store, "logs": str(self.here / "logs"), "grace": "5s"}}
         tables |= {f"service.jobs.{name}": keys for name, keys in jobs.items()}
         tables |= {f"policies.{name}": keys for name, keys in (policies or {}).items()}
+        tables |= more or {}
         text = ""
         for table, keys in tables.items():
             text += f"[{table}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in keys.items())

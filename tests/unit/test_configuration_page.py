@@ -23,6 +23,7 @@ TABLES = {
     'stores."s3a://BUCKET"': config.Endpoint,
     "service": config.ServiceConfig,
     "service.jobs.NAME": config.JobConfig,
+    "alerts": config.AlertConfig,
 }
 FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn
 

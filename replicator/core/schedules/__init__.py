@@ -1,1 +1,1 @@
-"""Configuration of the service: its jobs, their times, its state."""
+"""Configuration of the service: its jobs, their times, its state, its alerts."""

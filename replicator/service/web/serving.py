@@ -14,7 +14,8 @@ from replicator.service.jobs import Job
 from replicator.service.lag_watch import LagWatch, MeasuredLag
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ALL, ServiceStore
-from replicator.service.web.views import JobView, PolicyView, ServiceStatus, iso
+from replicator.service.times import iso
+from replicator.service.web.views import JobView, PolicyView, ServiceStatus
 
 
 @dataclass(frozen=True)

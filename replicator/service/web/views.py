@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from replicator.service.jobs import Job
 from replicator.service.store import JobState, RunState, ServiceRun
-
-
-def iso(moment: float | None) -> str | None:
-    """A time in seconds since 1970."""
-    return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+from replicator.service.times import iso
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The first tables: the lease, jobs, runs, tokens."""
+"""The first tables: the lease, jobs, runs, tokens, alerts."""
 
 from __future__ import annotations
 
@@ -58,6 +58,18 @@ def upgrade() -> None:
         sa.Column("policies", sa.Text, nullable=False),
         sa.Column("created", sa.Float(53), nullable=False),
         sa.Column("expires", sa.Float(53), nullable=False),
+    )
+    op.create_table(
+        "service_alert",
+        sa.Column("key", sa.Text, primary_key=True),
+        sa.Column("id", sa.String(32), nullable=False),
+        sa.Column("kind", sa.String(30), nullable=False),
+        sa.Column("subject", sa.Text, nullable=False),
+        sa.Column("text", sa.Text, nullable=False),
+        sa.Column("hint", sa.Text, nullable=False),
+        sa.Column("since", sa.Float(53), nullable=False),
+        sa.Column("over", sa.Float(53)),
+        sa.Column("told", sa.Text, nullable=False),
     )
     op.create_index("service_run_active", "service_run", ["active"], unique=True)
     op.create_index("service_run_job", "service_run", ["job", "id"])
