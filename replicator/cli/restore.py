@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,9 +21,10 @@ from replicator.cli.options import (
     target_catalog_option,
     target_option,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
 from replicator.commands.restore import restore as run
 from replicator.core.not_replicated import PARTIAL
+from replicator.dumps.points import absolute_moment
 from replicator.pitr.plan import RestorePlan
 from replicator.pitr.restore import Restored
 
@@ -34,7 +36,12 @@ from replicator.pitr.restore import Restored
 @click.option(
     "--table", multiple=True, metavar="NAME", help="Only this table, by its name at the recovery point; repeatable."
 )
-@click.option("--to", required=True, metavar="X", help="The recovery point: an event id, or a time (UTC).")
+@click.option(
+    "--to",
+    required=True,
+    metavar="X",
+    help="The recovery point: an event id, a time (UTC), or back from now: -90m, -1d, yesterday.",
+)
 @target_option
 @target_catalog_option
 @click.option("--into", metavar="NAME", help="The database to create; default: DB_restored_EVENT.")
@@ -75,8 +82,12 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator restore --cmroot /cm --db sales --to 2026-03-01T12:00:00Z --target thrift://a:9083 --dry-run
       replicator restore --cmroot /cm --db sales --table orders --to 4711 --target thrift://a:9083 --into rescue
       replicator restore west --db sales --table orders --to 4711
+      replicator restore west --db sales --table orders --to -90m --dry-run
     """
-    report = session.call(run, **given)
+    moment = absolute_moment(given["to"], time.time())
+    if moment != given["to"]:
+        note(f"--to {moment}  # {given['to']}; a restore that is killed goes on with this time")
+    report = session.call(run, **{**given, "to": moment})
     if isinstance(report, RestorePlan):
         emit(report, as_json, _plan_lines(report))
         return PARTIAL if report.not_replicated else 0

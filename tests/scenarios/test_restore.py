@@ -144,6 +144,7 @@ def test_the_state_at_a_time_is_that_of_the_last_record_then(calm: RestoreFixtur
     captured = max(path.stat().st_mtime for path in (calm.fixture.cmroot / "log").iterdir())
     time = datetime.fromtimestamp(int(captured) - 3600, UTC)
     fails(restore(calm.fixture, time.isoformat()), 2, "UsageError", "captured since event")
+    fails(restore(calm.fixture, "-1d"), 2, "UsageError", "captured since event")
     later = datetime.now(UTC).replace(year=2100)
     fails(restore(calm.fixture, later.isoformat()), 2, "UsageError", f"nothing is captured after event {calm.latest}")
     last = restore(calm.fixture, calm.latest, "--dry-run").output["time"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from cmroot.log.captured import SegmentWriter, segments
 from cmroot.log.compact import compact
 from cmroot.root import create_or_open
 from replicator.core.model import Database, Table
+from replicator.dumps.points import absolute_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.events.lines import encode
 from replicator.events.record import Change, ChangeRecord, CreateDatabase, CreateTable, DropTable, EventsLost
@@ -64,6 +66,26 @@ def test_a_time_means_the_last_record_that_is_not_after_it(log: Log) -> None:
     log.capture(step(12, 1010), step(15, 1020), event=15, time=1030)
     times = ("1970-01-01T00:16:40Z", "1970-01-01T00:16:49", "1970-01-01T00:16:50Z", "1970-01-01T02:17:05+02:00")
     assert [log.at(time) for time in times] == [first, first, first + 1, first + 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("-1d", "2026-02-28T12:00:00Z"),
+        ("yesterday", "2026-02-28T12:00:00Z"),
+        ("-90m", "2026-03-01T10:30:00Z"),
+        ("4711", "4711"),
+        ("2026-03-01T12:00:00+01:00", "2026-03-01T12:00:00+01:00"),
+    ],
+)
+def test_a_moment_may_count_back_from_now(text: str, moment: str) -> None:
+    assert absolute_moment(text, datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) == moment
+
+
+@pytest.mark.parametrize("text", ["-", "-x", "--1d", "-1y", "-99999999999d", "-9999999d"])
+def test_what_counts_back_to_nowhere_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        absolute_moment(text, datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())
 
 
 def test_a_moment_outside_of_what_is_captured_is_told_with_what_is(log: Log) -> None:
