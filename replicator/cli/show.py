@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 from replicator.cli.options import Session, json_option, key_file_option, pass_session
 from replicator.cli.output import aligned, size_text, time_text, write
 from replicator.commands.show import show as run
+from replicator.dumps.points import absolute_moment
 from replicator.dumps.shown import Shown
 from replicator.events.record import Change
 
@@ -21,6 +23,9 @@ SPOOL = 16 << 20  # bytes of JSON held in memory; more waits in a file
 @click.command()
 @click.argument("place", metavar="DUMP_OR_LOG")
 @click.option("--files", is_flag=True, help="List the file entries, too.")
+@click.option("--table", metavar="DB.TABLE", help="Only this table, by any name that it had, and its whole database.")
+@click.option("--since", metavar="X", help="Only from an event id or a time (UTC) on, or -90m, -1d, yesterday.")
+@click.option("--until", metavar="X", help="Only up to an event id or a time.")
 @key_file_option
 @json_option
 @pass_session
@@ -31,7 +36,11 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
     Example:
       replicator show /dumps/2
       replicator show /warehouse/.cmroot --files
+      replicator show /warehouse/.cmroot --table sales.orders --since -1d
     """
+    for name in ("since", "until"):
+        if given[name] is not None:
+            given[name] = absolute_moment(given[name], time.time())
     shown = session.call(run, **given)
     if as_json:
         _write_json(shown)

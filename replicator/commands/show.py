@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from replicator.commands.base import Options, verb
-from replicator.dumps.shown import Shown, open_shown
+from replicator.dumps.points import parse_moment
+from replicator.dumps.shown import Narrowing, Shown, narrowed, open_shown
+from replicator.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,11 +17,16 @@ class ShowOptions(Options):
     place: a dump's directory, a $cmroot, or a segment of its log.
     files: list the file entries, too.
     key_file: keys, one a line, one of which must have signed a dump; None: that of [dumps], if any.
+    table: only records of this table, "db.table", by any name that it had, and those of its whole database.
+    since, until: only records from this moment on, and up to it: an event id, or a time (UTC).
     """
 
     place: str = field(kw_only=False)
     files: bool = False
     key_file: str | None = None
+    table: str | None = None
+    since: str | int | None = None
+    until: str | int | None = None
 
 
 @verb(ShowOptions)
@@ -29,5 +36,22 @@ def show(options: ShowOptions) -> Shown:
 
         for record in replicator.show("/dumps/2").records(): print(record.position, record.change)
 
-    Raises FormatError for anything else, and for what is damaged; Refused for a dump that is not signed with a key."""
-    return open_shown(options.place, lambda: options.keys(options.key_file), files=options.files)
+    Raises UsageError for a table or moment that is none; FormatError for anything else than a dump or log, and for what
+    is damaged; Refused for a dump that is not signed with a key."""
+    shown = open_shown(options.place, lambda: options.keys(options.key_file), files=options.files)
+    if options.table is options.since is options.until is None:
+        return shown
+    table = None if options.table is None else _table(options.table)
+    since, until = _moment(options.since, "--since"), _moment(options.until, "--until")
+    return narrowed(shown, Narrowing(table, since, until))
+
+
+def _table(text: str) -> tuple[str, str]:
+    db, dot, table = text.lower().partition(".")
+    if not (db and dot and table):
+        raise UsageError(f"--table {text!r} is no table", hint="write DB.TABLE")
+    return db, table
+
+
+def _moment(text: str | int | None, option: str) -> tuple[int | None, int | None]:
+    return (None, None) if text is None else parse_moment(str(text), option)

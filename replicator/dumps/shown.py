@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from replicator.dumps.layout import FINISHED, METADATA
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.signing import Keys
 from replicator.errors import FormatError
-from replicator.events.record import ChangeRecord
+from replicator.events.record import AlterDatabase, ChangeRecord, CreateDatabase, DropDatabase
 from replicator.events.scope import captured_databases
 
 
@@ -60,6 +60,38 @@ class Shown(Report):
             for name, value in self.head().items()
         )
         return f"<table>{''.join(rows)}</table>"
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """Which records are shown. table: (database, table), also by a name of before or after; what happens to its whole
+    database counts. since, until: (event id, None) or (None, seconds since the epoch), themselves included."""
+
+    table: tuple[str, str] | None = None
+    since: tuple[int | None, int | None] = (None, None)
+    until: tuple[int | None, int | None] = (None, None)
+
+    def has(self, record: ChangeRecord) -> bool:
+        change, at = record.change, (record.event, record.time)
+        if self.table is not None and self.table not in change.tables:
+            whole = change.touched is None and change.touched_db == self.table[0]
+            if not (whole and isinstance(change, CreateDatabase | AlterDatabase | DropDatabase)):
+                return False
+        late = all(limit is None or mine >= limit for mine, limit in zip(at, self.since, strict=True))
+        return late and all(limit is None or mine <= limit for mine, limit in zip(at, self.until, strict=True))
+
+
+def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
+    """Only the records of a narrowing, and the files of these. The header counts all of them."""
+
+    def records() -> Iterator[ChangeRecord]:
+        return filter(narrowing.has, shown.records())
+
+    def entries() -> Iterator[Mapping[str, Any]]:
+        positions = {record.position for record in records()}
+        return (each for each in shown.entries() if each["position"] in positions)
+
+    return replace(shown, records=records, entries=entries)
 
 
 COLUMNS = ("position", "event", "time", "observed", "kind", "object", "change")

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cmroot.log.captured import SegmentWriter, segments
 from cmroot.log.compact import compact
 from cmroot.root import create_or_open
+from replicator.commands.show import show
 from replicator.core.model import Database, Table
 from replicator.dumps.points import absolute_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.events.lines import encode
-from replicator.events.record import Change, ChangeRecord, CreateDatabase, CreateTable, DropTable, EventsLost
+from replicator.events.record import (
+    AlterTable,
+    Change,
+    ChangeRecord,
+    CreateDatabase,
+    CreateTable,
+    DropTable,
+    EventsLost,
+)
 from replicator.pitr.recovery_points import moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
@@ -86,6 +96,29 @@ def test_a_moment_may_count_back_from_now(text: str, moment: str) -> None:
 def test_what_counts_back_to_nowhere_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=text):
         absolute_moment(text, datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())
+
+
+def test_a_log_shows_what_happened_to_one_table(log: Log) -> None:
+    log.capture(*begin(10, 1000), event=10, time=1000)
+    log.capture(
+        step(11, 1010, CreateTable(table=Table(db="d", name="t"))),
+        step(12, 1020, CreateTable(table=Table(db="d", name="other"))),
+        step(13, 1030, AlterTable(db="d", name="t", table=Table(db="d", name="u"))),
+        step(14, 1040, DropTable(db="d", name="u")),
+        event=14,
+        time=1050,
+    )
+
+    def shown(**options: Any) -> list[int]:
+        return [record.event for record in show(log.root, **options).records() if record.event > 10]
+
+    assert shown() == [11, 12, 13, 14]
+    assert shown(table="D.t") == [11, 13] and shown(table="d.u") == [13, 14]
+    assert shown(table="d.t", since=12) == [13] and shown(since="1970-01-01T00:17:10Z") == [13, 14]
+    assert shown(until=12) == shown(until="1970-01-01T00:17:00Z") == [11, 12]
+    for wrong in ({"table": "t"}, {"table": "d."}, {"since": "soon"}):
+        with pytest.raises(UsageError):
+            show(log.root, **wrong)
 
 
 def test_a_moment_outside_of_what_is_captured_is_told_with_what_is(log: Log) -> None:
