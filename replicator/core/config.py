@@ -31,7 +31,7 @@ from replicator.core.connections.gateway_config import GatewayConfig, check_gate
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
-from replicator.core.schedules.service_config import JobConfig, ServiceConfig
+from replicator.core.schedules.service_config import JobConfig, ServiceConfig, check_service
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
@@ -221,6 +221,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         for key, metastore in config.metastores.items():
             checked(metastore, f"metastores.{key}")
         check_gateway(config.gateway)
+        check_service(config.service)
         check_alerts(config.alerts)
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
         refuse_shared_queues(read.values())

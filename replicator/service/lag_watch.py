@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from replicator.commands.lag import lag
 from replicator.core.config import Config
 from replicator.errors import Error
 from replicator.policies.lag import Lag
+
+log = logging.getLogger(__name__)
 
 PERIOD = 30.0  # seconds from one measurement of all policies to the next
 
@@ -48,5 +51,8 @@ class LagWatch:
                 self.found[name] = MeasuredLag(time.time(), lag(name, config=config))
             except Error as error:
                 self.found[name] = MeasuredLag(time.time(), None, error.message)
+            except Exception as error:  # the other policies are measured
+                log.exception("the lag of %s", name)
+                self.found[name] = MeasuredLag(time.time(), None, f"internal error: {type(error).__name__}: {error}")
         for name in set(self.found) - set(config.policies):
             del self.found[name]

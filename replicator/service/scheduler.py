@@ -86,6 +86,9 @@ class Scheduler:
             if self.health.trouble != error.message:
                 log.warning("%s", error.message)
             self.health.trouble = error.message
+        except Exception as error:  # a defect in one step must not end all schedules
+            log.exception("internal error")
+            self.health.trouble = f"internal error: {type(error).__name__}: {error}; see the log of the service"
 
     def _step(self) -> None:
         asked = time.monotonic()

@@ -19,10 +19,9 @@ from replicator.service.alerts.alerting import Alerter
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
-from replicator.service.web.app import make_app
+from replicator.service.web.app import LOOPBACK, make_app
 from replicator.service.web.serving import Serving
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SLOW = 30  # seconds for a client to send a request; and for current answers at the end
 
 log = logging.getLogger(__name__)

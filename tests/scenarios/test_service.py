@@ -276,6 +276,14 @@ def test_bad_requests_are_answered(
     assert answer.json()["status"] == status and "Traceback" not in answer.text
 
 
+def test_another_name_for_this_host_is_refused(shared: tuple[Service, dict[str, str]]) -> None:
+    """As a browser asks that a foreign page has sent here."""
+    service, who = shared
+    for headers in ({"Host": "evil.example"}, {"Host": "evil.example", **who}):
+        assert httpx.get(f"{service.urls[0]}/api/v1/status", headers=headers).status_code == 421
+    assert httpx.get(f"{service.urls[0]}/api/v1/status").status_code == 200
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, dict[str, str]]]:
     here = tmp_path_factory.mktemp("shared")

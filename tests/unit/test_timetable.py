@@ -69,6 +69,12 @@ def jobs(**tables: Any) -> Any:
     return jobs_of(config.service, config.policies)
 
 
+@pytest.mark.parametrize(("key", "value"), [("keep", "long"), ("grace", ""), ("at_once", 0)])
+def test_a_key_of_the_service_that_is_wrong_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"service.{key}"):
+        parse_config({"service": {key: value}}, "test")
+
+
 @pytest.mark.parametrize(
     ("tables", "key"),
     [

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from replicator.errors import ConfigError
+from replicator.text.quantity import parse_duration
+
 
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """command: a command line without `replicator`. One of every (a duration) and cron is given. zone: of cron, a name
@@ -30,3 +33,14 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep: str = "30d"
     grace: str = "1m"
     jobs: dict[str, JobConfig] = {}
+
+
+def check_service(service: ServiceConfig) -> None:
+    """Raises ConfigError naming the key that is wrong; those of jobs are checked where they are read."""
+    for key in ("keep", "grace"):
+        try:
+            parse_duration(getattr(service, key))
+        except ValueError as error:
+            raise ConfigError(f"service.{key}: {error}", hint="write a duration such as 30d or 1m") from error
+    if service.at_once < 1:
+        raise ConfigError("service.at_once: is less than 1")

@@ -44,6 +44,8 @@ class Alerter:
                     self.step()
             except Error as error:
                 log.warning("alerts: %s", error.message)
+            except Exception:  # goes on, as the scheduler does
+                log.exception("alerts: internal error")
 
     def step(self) -> None:
         """Raises StoreUnreachable."""
