@@ -134,6 +134,14 @@ if TYPE_CHECKING:
     from replicator.commands.verify import verify as verify
     from replicator.commands.wait import WaitOptions as WaitOptions
     from replicator.commands.wait import wait as wait
+    from replicator.service.verbs import ServeOptions as ServeOptions
+    from replicator.service.verbs import TokenCreateOptions as TokenCreateOptions
+    from replicator.service.verbs import TokenLsOptions as TokenLsOptions
+    from replicator.service.verbs import TokenRevokeOptions as TokenRevokeOptions
+    from replicator.service.verbs import serve as serve
+    from replicator.service.verbs import token_create as token_create
+    from replicator.service.verbs import token_ls as token_ls
+    from replicator.service.verbs import token_revoke as token_revoke
 
 __version__ = "0.1.0"
 
@@ -221,7 +229,14 @@ _COMMANDS = {
 }
 """Public names by their module in `replicator.commands`."""
 
+_OF_SERVICE = (
+    *("serve", "ServeOptions", "token_create", "TokenCreateOptions"),
+    *("token_ls", "TokenLsOptions", "token_revoke", "TokenRevokeOptions"),
+)
+"""Public names of `replicator.service.verbs`."""
+
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
+_MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.verbs")
 
 
 _RENAMED = {

@@ -12,10 +12,7 @@ import click
 from replicator.cli.options import Session, pass_session
 from replicator.cli.output import log_to_stderr, note
 from replicator.cli.signals import Stopping
-from replicator.core.config import NAME
-from replicator.errors import UsageError
-from replicator.service.serve import ServeSettings
-from replicator.service.serve import serve as run
+from replicator.service.verbs import serve as run
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -43,30 +40,6 @@ def serve(session: Session, /, **given: Any) -> int:
     if not logging.getLogger().handlers:
         log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("replicator.service").setLevel(logging.INFO)
-    ready_file = given.pop("ready_file")
-
-    def ready(url: str) -> None:
-        note(f"listening on {url}")
-        if ready_file:
-            ready_file.write_text(url + "\n")
-
     with Stopping(timedelta(days=1)) as stop:
-        run(
-            ServeSettings(
-                config_file=_file(session),
-                listen=given["listen"],
-                open_to_all=False if given["require_token"] else None,
-                certificate=given["certificate"],
-                key=given["key"],
-                ready=ready,
-                stop=stop,
-            )
-        )
+        session.call(run, ready=lambda url: note(f"listening on {url}"), stop=stop, **given)
     return 0
-
-
-def _file(session: Session) -> Path:
-    file = Path(session.config.looked_for)
-    if not file.is_file():
-        raise UsageError(f"the service needs a configuration: {session.config.looked_for}", hint=f"write {NAME}")
-    return file

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing import Any
 
 import click
 
 from replicator.cli.options import Duration, Session, json_option, pass_session
 from replicator.cli.output import emit
-from replicator.service.api_tokens import ROLES, Role, create_token, revoke_token, tokens
-from replicator.service.store import ServiceStore
-from replicator.service.times import iso
+from replicator.service.api_tokens import ROLES
+from replicator.service.verbs import token_create, token_ls, token_revoke
 
 
 @click.group()
 def token() -> None:
-    """Create, list and revoke tokens of the service's API."""
+    """Create, list and revoke tokens of the service's API.
+
+    \b
+    Example:
+      replicator token create me --role operator
+    """
 
 
 @token.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True)
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only these policies; repeatable.")
+@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What it may do.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; repeatable.")
 @click.option("--expires", type=Duration(), default="90d", show_default=True, help="How long the token holds.")
 @json_option
 @pass_session
-def create(
-    session: Session, /, name: str, role: Role, policies: tuple[str, ...], expires: timedelta, as_json: bool
-) -> int:
+def create(session: Session, /, as_json: bool, **given: Any) -> int:
     """Create a token, and print it: it cannot be shown again.
 
     \b
     Example:
       replicator token create airflow --role operator --policy west --expires 365d
     """
-    for each in policies:
-        session.config.policy(each)
-    with ServiceStore(session.config.service.store) as store:
-        store.prepare()
-        made = create_token(store, name, role, policies, expires.total_seconds())
-    emit({"name": name, "role": role, "token": made}, as_json, [made])
+    made = session.call(token_create, **given)
+    emit(made, as_json, [made.token])
     return 0
 
 
@@ -47,15 +45,14 @@ def create(
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool) -> int:
-    """List tokens: names, roles and ends, not the tokens themselves."""
-    with ServiceStore(session.config.service.store) as store:
-        store.prepare()
-        found = tokens(store)
-    rows = [
-        {"name": each.name, "role": each.role, "policies": list(each.policies), "expires": iso(each.expires)}
-        for each in found
-    ]
-    emit({"tokens": rows}, as_json, [f"{row['name']}  {row['role']}  until {row['expires']}" for row in rows])
+    """List tokens: names, roles and ends, not the tokens themselves.
+
+    \b
+    Example:
+      replicator token ls
+    """
+    found = session.call(token_ls)
+    emit(found, as_json, [f"{each.name}  {each.role}  until {each.expires}" for each in found.tokens])
     return 0
 
 
@@ -63,10 +60,13 @@ def ls(session: Session, /, as_json: bool) -> int:
 @click.argument("name")
 @json_option
 @pass_session
-def revoke(session: Session, /, name: str, as_json: bool) -> int:
-    """End a token: requests with it are refused from now on."""
-    with ServiceStore(session.config.service.store) as store:
-        store.prepare()
-        revoke_token(store, name)
-    emit({"name": name, "revoked": True}, as_json, [f"revoked {name}"])
+def revoke(session: Session, /, as_json: bool, **given: Any) -> int:
+    """End a token: requests with it are refused from now on.
+
+    \b
+    Example:
+      replicator token revoke airflow
+    """
+    ended = session.call(token_revoke, **given)
+    emit(ended, as_json, [f"revoked {ended.name}"])
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from policies import Replication
 from postgres import Postgres
 
@@ -159,7 +161,7 @@ def test_a_policy_is_kept_in_step(
     assert service.get(f"runs/{newest['id']}/answer")["policy"] == "west"
     metrics = httpx.get(f"{service.urls[0]}/metrics").text
     assert re.search(r'^replicator_lag_objective_seconds\{policy="west"\} 600\.0$', metrics, re.M), metrics
-    assert re.search(r'^replicator_last_success_timestamp_seconds\{job="west"\} \d', metrics, re.M), metrics
+    assert re.search(r'^replicator_last_success_timestamp_seconds\{job_name="west"\} \d', metrics, re.M), metrics
     page = httpx.get(service.urls[0]).text
     assert "All is well: 1 policies, 1 jobs" in page and "west" in page
     assert service.stop() == 0
@@ -274,6 +276,16 @@ def test_bad_requests_are_answered(
     answer = httpx.request(method, f"{service.urls[0]}/api/v1/{path}", content=body, headers=headers)
     assert answer.status_code == status, answer.text
     assert answer.json()["status"] == status and "Traceback" not in answer.text
+
+
+def test_rules_and_the_dashboard_ask_for_metrics_that_there_are(shared: tuple[Service, dict[str, str]]) -> None:
+    there = set(re.findall(r"^# TYPE (\S+)", httpx.get(f"{shared[0].urls[0]}/metrics").text, re.M))
+    contrib = Path(__file__).parents[2] / "contrib"
+    rules = yaml.safe_load((contrib / "prometheus/alerts.yml").read_text())["groups"][0]["rules"]
+    panels = json.loads((contrib / "grafana/replicator.json").read_text())["panels"]
+    asked = [rule["expr"] for rule in rules] + [each["expr"] for panel in panels for each in panel["targets"]]
+    named = {name for text in asked for name in re.findall(r"\breplicator_[a-z_]+\b", text)}
+    assert named and named <= there, named - there
 
 
 def test_another_name_for_this_host_is_refused(shared: tuple[Service, dict[str, str]]) -> None:

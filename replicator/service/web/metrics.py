@@ -1,5 +1,5 @@
 """`/metrics`: Prometheus' text of the service, its jobs and the lag of policies. Labels are jobs and policies only, so
-that their number is that of the configuration."""
+that their number is that of the configuration. No label is called `job`: Prometheus gives each target one."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class _Collected(Collector):
 
     def _jobs(self) -> Iterator[Metric]:
         kept = GaugeMetricFamily(
-            "replicator_runs_remembered", "Runs in the store, by how they ended.", labels=["job", "state"]
+            "replicator_runs_remembered", "Runs in the store, by how they ended.", labels=["job_name", "state"]
         )
         for (job, state), number in sorted(self._serving.store.counts().items()):
             kept.add_metric([job, state], number)
         yield kept
         ended = GaugeMetricFamily(
-            "replicator_last_success_timestamp_seconds", "End of the newest run that was done.", labels=["job"]
+            "replicator_last_success_timestamp_seconds", "End of the newest run that was done.", labels=["job_name"]
         )
         for job, moment in sorted(self._serving.store.successes().items()):
             ended.add_metric([job], moment)
         yield ended
-        paused = GaugeMetricFamily("replicator_job_paused", "1 while the job is paused.", labels=["job"])
+        paused = GaugeMetricFamily("replicator_job_paused", "1 while the job is paused.", labels=["job_name"])
         for each in self._serving.jobs():
             paused.add_metric([each.name], each.paused)
         yield paused

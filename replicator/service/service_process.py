@@ -1,4 +1,4 @@
-"""`serve`: the service in this process, until it is stopped."""
+"""One server: its scheduler, its alerts, its answers over HTTP, in threads of this process."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSettings:
+class ServiceSettings:
     """config_file: read again when it changes. listen: "host:port"; None: as [service] says; port 0 takes a free one.
-    open_to_all: who has no token may look; None: on loopback only. ready: called with the URL once it answers."""
+    require_token: to look, too, on loopback. certificate, key: of TLS, PEM. ready: called with the URL once it answers.
+    """
 
     config_file: Path
-    listen: str | None = None
-    open_to_all: bool | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    ready: Callable[[str], object] = log.info
+    listen: str | None
+    require_token: bool
+    certificate: Path | None
+    key: Path | None
+    ready: Callable[[str], object]
     stop: Stop
 
 
-def serve(settings: ServeSettings) -> None:
-    """Serves until `stop` is set; then ends its runs, each with its grace. May run again, and beside other servers on
-    the same store, of which one schedules. Raises ConfigError, UsageError for an address that is none or is taken."""
+def run_service(settings: ServiceSettings) -> None:
+    """Serves until `stop` is set; then ends its runs, each with its grace. Raises ConfigError, and UsageError for an
+    address that is none or is taken."""
     file = settings.config_file.absolute()
     config = read_config(file)
     host, port = _address(settings.listen or config.service.listen)
-    open_to_all = host in LOOPBACK if settings.open_to_all is None else settings.open_to_all
+    open_to_all = host in LOOPBACK and not settings.require_token
     with ExitStack() as stack:
         store = stack.enter_context(ServiceStore(config.service.store))
         store.prepare()
