@@ -51,6 +51,7 @@ store_option = click.option(
     "--size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Number of items per page."
 )
 @click.option("--page", type=click.IntRange(0), default=0, show_default=True, help="Page number, from 0.")
+@click.option("--sort", multiple=True, metavar="NAME[,desc]", help="Sort by this field of the JSON; repeatable.")
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -42,6 +42,7 @@ class HousekeepingLsOptions(ItemsOptions):
     deleted_before, deleted_after: planned to go before or after an ISO 8601 time.
     registered_before, registered_after: whose time began before or after one.
     size: items of a page. page: which page, from 0.
+    sort: "cleanupTimestamp" or "cleanupTimestamp,desc", or several of these; items that are equal, by id.
     """
 
     db: str | None = None
@@ -56,6 +57,7 @@ class HousekeepingLsOptions(ItemsOptions):
     registered_after: str | None = None
     size: Annotated[int, Between(1, 100_000)] = 1000
     page: Natural = 0
+    sort: str | Sequence[str] = ()
 
     @property
     def wanted(self) -> Filter:
@@ -81,11 +83,11 @@ def housekeeping_ls(options: HousekeepingLsOptions) -> ItemPage:
 
         replicator.housekeeping_ls(cmroot="/cm", db="sales", status="scheduled").to_arrow()
 
-    Raises UsageError for a state or time that is none, and before the first run."""
-    wanted = options.wanted
+    Raises UsageError for a state, time or column that is none, and before the first run."""
+    wanted, sort = options.wanted, (options.sort,) if isinstance(options.sort, str) else options.sort
     with opened(open_existing(options.cmroot).place, options.url) as store:
         store.check()
-        found, total = list_items(store, wanted, size=options.size, page=options.page)
+        found, total = list_items(store, wanted, size=options.size, page=options.page, sort=sort)
         return ItemPage(store.url, found, total, options.page, options.size, store.counts())
 
 

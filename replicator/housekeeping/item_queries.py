@@ -3,7 +3,7 @@ latter only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,12 +123,42 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def list_items(store: ItemStore, wanted: Filter, *, size: int = PAGE, page: int = 0) -> tuple[list[Item], int]:
-    """A page of items by id, and how many there are in all. With a path, places are looked at one by one."""
-    conditions = wanted.conditions()
+_SORTED = {
+    "id": item.c.id,
+    "path": item.c.path,
+    "databaseName": item.c.database_name,
+    "tableName": item.c.table_name,
+    "partitionName": item.c.partition_name,
+    "housekeepingStatus": item.c.housekeeping_status,
+    "creationTimestamp": item.c.creation_timestamp,
+    "modifiedTimestamp": item.c.modified_timestamp,
+    "cleanupTimestamp": item.c.cleanup_timestamp,
+    "cleanupAttempts": item.c.cleanup_attempts,
+    "lifecycleType": item.c.lifecycle_type,
+}
+"""Columns by the names of Beekeeper's REST API."""
+
+
+def order_of(sort: Sequence[str]) -> list[ColumnElement[Any]]:
+    """Columns of "cleanupTimestamp" or "cleanupTimestamp,desc" texts. Raises UsageError."""
+    found: list[ColumnElement[Any]] = []
+    for text in sort:
+        name, _, way = text.partition(",")
+        if name not in _SORTED or way.lower() not in ("", "asc", "desc"):
+            raise UsageError(f"items are not sorted by {text!r}", hint=f"NAME or NAME,desc: {', '.join(_SORTED)}")
+        found.append(_SORTED[name].desc() if way.lower() == "desc" else _SORTED[name].asc())
+    return found
+
+
+def list_items(
+    store: ItemStore, wanted: Filter, *, size: int = PAGE, page: int = 0, sort: Sequence[str] = ()
+) -> tuple[list[Item], int]:
+    """A page of items, by `sort` (as `order_of`) and id, and how many there are in all. With a path, places are looked
+    at one by one."""
+    conditions, order = wanted.conditions(), order_of(sort)
     if wanted.path is not None:
         conditions.append(item.c.place.in_(_spellings(store, wanted.path, conditions)))
-    return store.find(*conditions, offset=page * size, limit=size), store.count(*conditions)
+    return store.find(*conditions, offset=page * size, limit=size, order=order), store.count(*conditions)
 
 
 def _spellings(store: ItemStore, path: str, conditions: list[ColumnElement[bool]]) -> list[str]:

@@ -127,9 +127,9 @@ class ItemStore(Database):
             yield rows
             after = (rows[-1].cleanup, rows[-1].id)
 
-    def find(self, *conditions: Any, offset: int = 0, limit: int = PAGE) -> list[Item]:
-        """Items that meet all conditions (over `schema.item`), by id."""
-        return self._items(select(item).where(*conditions).order_by(item.c.id).offset(offset).limit(limit))
+    def find(self, *conditions: Any, offset: int = 0, limit: int = PAGE, order: Sequence[Any] = ()) -> list[Item]:
+        """Items that meet all conditions (over `schema.item`), in an order, then by id."""
+        return self._items(select(item).where(*conditions).order_by(*order, item.c.id).offset(offset).limit(limit))
 
     def count(self, *conditions: Any) -> int:
         with self.transaction() as connection:

@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from replicator.service.web.api import api
+from replicator.service.web.beekeeper import beekeeper
 from replicator.service.web.metrics import text_of
 from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
@@ -41,6 +42,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
     add_problems(app)
     app.include_router(api)
+    app.include_router(beekeeper)
 
     @app.middleware("http")
     async def limited(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:

@@ -1,0 +1,150 @@
+"""Beekeeper's REST API over the items of housekeeping, with its parameters, fields, pages and errors, so that its
+clients work on.
+
+Times have no zone, and are UTC. Items are those of `[housekeeping] store`, or of the root of `[defaults]`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse
+
+from replicator.commands.housekeeping_items import TIMES, housekeeping_ls
+from replicator.errors import Error, UsageError
+from replicator.housekeeping.item_queries import ItemPage
+from replicator.service.web.permission import Who, require
+from replicator.service.web.problems import status_of
+from replicator.service.web.serving import Serving
+
+LARGEST = 2000
+"""Items of a page, as Spring has it: more are not given."""
+
+_METADATA = (
+    *("path", "databaseName", "tableName", "partitionName", "housekeepingStatus", "creationTimestamp"),
+    *("modifiedTimestamp", "cleanupTimestamp", "cleanupDelay", "cleanupAttempts", "lifecycleType"),
+)
+_PATHS = tuple(name for name in _METADATA if name != "partitionName")
+
+beekeeper = APIRouter(prefix="/api/v1/database/{database}/table/{table}")
+
+Text = Annotated[str | None, Query(max_length=4000)]
+
+
+class _Filters:
+    """The parameters of both questions."""
+
+    def __init__(
+        self,
+        path: Text = None,
+        partition_name: Text = None,
+        housekeeping_status: Text = None,
+        lifecycle_type: Text = None,
+        deleted_before: Text = None,
+        deleted_after: Text = None,
+        registered_before: Text = None,
+        registered_after: Text = None,
+    ) -> None:
+        self.equal = {"path": path, "partition": partition_name, "status": housekeeping_status}
+        self.lifecycle = lifecycle_type
+        self.times = dict(zip(TIMES, (deleted_before, deleted_after, registered_before, registered_after), strict=True))
+
+
+class _Paging:
+    def __init__(
+        self,
+        page: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        size: Annotated[int, Query(ge=1)] = 20,
+        sort: Annotated[list[str] | None, Query()] = None,
+    ) -> None:
+        self.page, self.size, self.sort = page, min(size, LARGEST), sort or []
+
+
+@beekeeper.get("/metadata")
+def metadata(
+    request: Request,
+    who: Who,
+    database: str,
+    table: str,
+    filters: Annotated[_Filters, Depends()],
+    paging: Annotated[_Paging, Depends()],
+) -> JSONResponse:
+    """Tables and partitions that expire."""
+    return _answer(request, who, (database, table), "expired", filters, paging)
+
+
+@beekeeper.get("/unreferenced-paths")
+def unreferenced_paths(
+    request: Request,
+    who: Who,
+    database: str,
+    table: str,
+    filters: Annotated[_Filters, Depends()],
+    paging: Annotated[_Paging, Depends()],
+) -> JSONResponse:
+    """Paths that nothing refers to any more. `partition_name` is accepted, and filters nothing."""
+    filters.equal["partition"] = None
+    return _answer(request, who, (database, table), "unreferenced", filters, paging)
+
+
+def _answer(
+    request: Request, who: Who, table: tuple[str, str], lifecycle: str, filters: _Filters, paging: _Paging
+) -> JSONResponse:
+    require(who, "viewer", "")
+    serving: Serving = request.app.state.serving
+    try:
+        found = _items(serving, table, lifecycle, filters, paging)
+    except Error as error:
+        status = status_of(error)
+        body = {
+            "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "status": status,
+            "error": HTTPStatus(status).phrase,
+            "message": error.message,
+            "path": request.url.path,
+        }
+        return JSONResponse(body, status)
+    return JSONResponse(_page(found, _METADATA if lifecycle == "expired" else _PATHS, bool(paging.sort)))
+
+
+def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _Filters, paging: _Paging) -> ItemPage:
+    config = serving.config
+    if not config.defaults.cmroot:
+        raise UsageError("no root: items are asked of that of [defaults]", hint="set defaults.cmroot")
+    wanted: dict[str, Any] = {**filters.equal, **filters.times, "lifecycle": lifecycle}
+    if filters.lifecycle is not None and filters.lifecycle.lower() != lifecycle:
+        wanted["partition"] = "\0"  # as of another kind: none is called so
+    return housekeeping_ls(
+        cmroot=config.defaults.cmroot,
+        config=config,
+        db=table[0],
+        table=table[1],
+        size=paging.size,
+        page=paging.page,
+        sort=paging.sort,
+        **wanted,
+    )
+
+
+def _page(found: ItemPage, names: tuple[str, ...], sorted_: bool) -> dict[str, Any]:
+    """As Spring has it."""
+    said = found.to_dict()
+    sort = {"sorted": sorted_, "unsorted": not sorted_, "empty": not sorted_}
+    content = [{name: _local(name, item[name]) for name in names} for item in said["content"]]
+    pageable = {
+        "sort": sort,
+        "pageNumber": found.page,
+        "pageSize": found.size,
+        "offset": found.page * found.size,
+        "paged": True,
+        "unpaged": False,
+    }
+    counts = ("totalElements", "totalPages", "last", "first", "number", "size", "numberOfElements", "empty")
+    return {"content": content, "pageable": pageable, "sort": sort, **{name: said[name] for name in counts}}
+
+
+def _local(name: str, value: Any) -> Any:
+    return value.removesuffix("Z") if name.endswith("Timestamp") and value is not None else value
