@@ -20,7 +20,7 @@ from replicator.dumps.layout import FINISHED, METADATA
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.signing import Keys
 from replicator.errors import FormatError
-from replicator.events.record import AlterDatabase, ChangeRecord, CreateDatabase, DropDatabase
+from replicator.events.record import ChangeRecord
 from replicator.events.scope import captured_databases
 
 
@@ -73,10 +73,9 @@ class Narrowing:
 
     def has(self, record: ChangeRecord) -> bool:
         change, at = record.change, (record.event, record.time)
-        if self.table is not None and self.table not in change.tables:
-            whole = change.touched is None and change.touched_db == self.table[0]
-            if not (whole and isinstance(change, CreateDatabase | AlterDatabase | DropDatabase)):
-                return False
+        whole = self.table is not None and change.object == self.table[0]
+        if self.table is not None and self.table not in change.tables and not whole:
+            return False
         late = all(limit is None or mine >= limit for mine, limit in zip(at, self.since, strict=True))
         return late and all(limit is None or mine <= limit for mine, limit in zip(at, self.until, strict=True))
 

@@ -11,6 +11,7 @@ REVISIONS = "service_revision"
 """The table of its migrations' state: other stores may be in the same database."""
 
 metadata = MetaData()
+_number = BigInteger().with_variant(Integer, "sqlite")  # what SQLite counts up by itself
 
 lease = Table(
     "service_lease",
@@ -90,4 +91,20 @@ alert = Table(
 )
 """`told`: channel -> [what it was told last, when], as JSON."""
 
+action = Table(
+    "service_action",
+    metadata,
+    Column("id", _number, primary_key=True, autoincrement=True),
+    Column("at", Float(53), nullable=False),
+    Column("who", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("action", String(30), nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("request_key", String(200)),
+    Column("answer", Text, nullable=False),
+)
+"""What people and programs did over HTTP. `request_key`: of a request that may be sent again; null: none was given."""
+
+Index("service_action_request", action.c.who, action.c.request_key, unique=True)
 Index("service_token_digest", token.c.digest, unique=True)

@@ -255,6 +255,26 @@ def test_who_may_do_what(service: Service, tmp_path: Path) -> None:
         assert who["Authorization"].partition(" ")[2].encode() not in stored
 
 
+def test_an_action_is_recorded_and_done_once_for_its_key(shared: tuple[Service, dict[str, str]]) -> None:
+    service, who = shared
+    keyed = {**who, "Idempotency-Key": "k1"}
+    eventually(lambda: (found := service.runs("often")) and found[0]["ended"])  # its first, by its schedule
+    url = f"{service.urls[0]}/api/v1"
+    first = httpx.post(f"{url}/jobs/often:run", json={"reason": "month's end"}, headers=keyed).json()
+    eventually(lambda: service.get(f"runs/{first['run']}")["ended"])
+    again = httpx.post(f"{url}/jobs/often:run", json={"reason": "month's end"}, headers=keyed)
+    assert (again.status_code, again.json()) == (202, first)
+    other = httpx.post(f"{url}/jobs/often:run", json={}, headers={**who, "Idempotency-Key": "k2"}).json()
+    assert other["new"] and other["run"] != first["run"]
+    assert httpx.post(f"{url}/jobs/often:pause", json={}, headers=keyed).status_code == 409
+    done = service.get("actions", headers=who)["items"]
+    assert [(each["action"], each["subject"]) for each in done[:2]] == [("run", "often")] * 2
+    assert (done[1]["who"], done[1]["address"], done[1]["reason"]) == ("me", "127.0.0.1", "month's end")
+    page = service.get("actions?limit=1", headers=who)
+    assert page["next"] and service.get(f"actions?limit=1&cursor={page['next']}", headers=who)["items"] == [done[1]]
+    assert httpx.get(f"{url}/actions").status_code == 401
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [

@@ -3,6 +3,7 @@ store, which the scheduler heeds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,24 @@ from replicator.commands.lag import history
 from replicator.commands.lag import lag as measured
 from replicator.core.report import Report
 from replicator.errors import ObjectNotFound
+from replicator.service.actions import Action, action_of, actions, record_action
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
 from replicator.service.store import ALL, ServiceRun
 from replicator.service.web.permission import Who, require
 from replicator.service.web.serving import Serving
-from replicator.service.web.views import Ask, Asked, JobList, PolicyList, PolicyView, RunList, RunView, ServiceStatus
+from replicator.service.web.views import (
+    ActionList,
+    ActionView,
+    Ask,
+    Asked,
+    JobList,
+    PolicyList,
+    PolicyView,
+    RunList,
+    RunView,
+    ServiceStatus,
+)
 
 TAIL = 256 << 10
 """Bytes of a log's end that are shown."""
@@ -79,35 +92,56 @@ def jobs(request: Request, who: Who) -> JobList:
 def run_job(request: Request, who: Who, job: str, ask: Ask) -> Asked:
     """Runs a job now, paused or not; its schedule stays. A job that is at work goes on, and that run is answered."""
     serving, wanted = _wanted(request, who, job)
-    return Asked(*serving.store.enqueue(wanted, serving.store.now(), by=who.name, reason=ask.reason))
+
+    def do() -> dict[str, Any]:
+        run, new = serving.store.enqueue(wanted, serving.store.now(), by=who.name, reason=ask.reason)
+        return {"run": run, "new": new}
+
+    return Asked(**_done(request, who, ("run", job, ask.reason), do))
 
 
 @api.post("/jobs/{job}:pause", status_code=204)
 def pause_job(request: Request, who: Who, job: str, ask: Ask) -> None:
     """The job begins no run by its schedule until `resume`, restarts or not; a run at work goes on."""
     serving, wanted = _wanted(request, who, job)
-    serving.store.pause(wanted.name, who.name, ask.reason)
+    _done(request, who, ("pause", job, ask.reason), lambda: serving.store.pause(wanted.name, who.name, ask.reason))
 
 
 @api.post("/jobs/{job}:resume", status_code=204)
-def resume_job(request: Request, who: Who, job: str) -> None:
+def resume_job(request: Request, who: Who, job: str, ask: Ask | None = None) -> None:
     """A time that was missed meanwhile is made up for once."""
     serving, wanted = _wanted(request, who, job)
-    serving.store.resume(wanted.name)
+    _done(request, who, ("resume", job, ask.reason if ask else ""), lambda: serving.store.resume(wanted.name))
 
 
 @api.post("/scheduler:pause", status_code=204)
 def pause_all(request: Request, who: Who, ask: Ask) -> None:
     """No job begins a run by its schedule until `resume`."""
     require(who, "admin", "")
-    _serving(request).store.pause(ALL, who.name, ask.reason)
+    store = _serving(request).store
+    _done(request, who, ("pause", ALL, ask.reason), lambda: store.pause(ALL, who.name, ask.reason))
 
 
 @api.post("/scheduler:resume", status_code=204)
-def resume_all(request: Request, who: Who) -> None:
+def resume_all(request: Request, who: Who, ask: Ask | None = None) -> None:
     """Jobs that were paused by themselves stay so."""
     require(who, "admin", "")
-    _serving(request).store.resume(ALL)
+    store = _serving(request).store
+    _done(request, who, ("resume", ALL, ask.reason if ask else ""), lambda: store.resume(ALL))
+
+
+@api.get("/actions")
+def list_actions(
+    request: Request,
+    who: Who,
+    cursor: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> ActionList:
+    """What was done over HTTP, newest first: who, from where, what, why. Asked by admins."""
+    require(who, "admin", "")
+    found = actions(_serving(request).store, before=cursor, limit=limit + 1)
+    following = found[limit - 1].id if len(found) > limit else None
+    return ActionList([ActionView.of(each) for each in found[:limit]], following)
 
 
 @api.get("/runs")
@@ -153,11 +187,30 @@ def log(request: Request, who: Who, run: str) -> str:
 
 
 @api.post("/runs/{run}:cancel", status_code=202)
-def cancel(request: Request, who: Who, run: str) -> RunView:
+def cancel(request: Request, who: Who, run: str, ask: Ask | None = None) -> RunView:
     """Asks a run to end: SIGTERM, and SIGKILL after `service.grace`. What it has begun, the next run finishes."""
     _, found = _run(request, who, run)
     require(who, "operator", found.policy)
-    return RunView.of(_serving(request).store.cancel(run, who.name))
+    store = _serving(request).store
+    _done(request, who, ("cancel", run, ask.reason if ask else ""), lambda: store.cancel(run, who.name) and None)
+    return RunView.of(store.run(run))
+
+
+def _done(request: Request, who: Who, what: tuple[str, str, str], do: Callable[[], Any]) -> Any:
+    """Does an action (its name, its subject, the reason) and records it. What was answered to a request with the same
+    Idempotency-Key is answered again, and nothing is done. Raises HTTPException 409 where that was another action."""
+    store, key = _serving(request).store, request.headers.get("Idempotency-Key") or None
+    if key is not None and len(key) > 200:
+        raise HTTPException(400, "an Idempotency-Key has at most 200 characters")
+    before = action_of(store, who.name, key) if key else None
+    if before is not None:
+        if (before.action, before.subject) != what[:2]:
+            raise HTTPException(409, f"this Idempotency-Key was that of `{before.action} {before.subject}`")
+        return before.answer
+    answer = do()
+    address = request.client.host if request.client else ""
+    record_action(store, Action(0, 0.0, who.name, address, *what, key, answer))
+    return answer
 
 
 def _wanted(request: Request, who: Who, job: str) -> tuple[Serving, Job]:

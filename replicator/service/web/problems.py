@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,6 +11,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from replicator.errors import ConfigError, Error, LeaseHeld, ObjectNotFound, Refused, UsageError
+
+log = logging.getLogger(__name__)
 
 STATUSES: tuple[tuple[type[Error], int], ...] = (
     (ObjectNotFound, 404),
@@ -50,6 +53,11 @@ def add_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def of_http(_: Request, error: HTTPException) -> JSONResponse:
         return problem(error.status_code, "HTTP error", str(error.detail))
+
+    @app.exception_handler(Exception)
+    def unexpected(_: Request, error: Exception) -> JSONResponse:
+        log.error("internal error", exc_info=error)
+        return problem(500, "InternalError", f"internal error: {type(error).__name__}; see the log of the service")
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

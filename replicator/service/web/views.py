@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replicator.service.actions import Action
 from replicator.service.jobs import Job
 from replicator.service.store import JobState, RunState, ServiceRun
 from replicator.service.times import iso
@@ -152,3 +153,28 @@ class Asked:
 
     run: str
     new: bool
+
+
+@dataclass(frozen=True)
+class ActionView:
+    """What somebody did. at: ISO 8601."""
+
+    id: int
+    at: str | None
+    who: str
+    address: str
+    action: str
+    subject: str
+    reason: str
+
+    @classmethod
+    def of(cls, done: Action) -> ActionView:
+        return cls(done.id, iso(done.at), done.who, done.address, done.action, done.subject, done.reason)
+
+
+@dataclass(frozen=True)
+class ActionList:
+    """next: the cursor of the following page; None: this is the last one."""
+
+    items: list[ActionView]
+    next: int | None

@@ -1,4 +1,4 @@
-"""The first tables: the lease, jobs, runs, tokens, alerts."""
+"""The first tables: the lease, jobs, runs, tokens, alerts, actions."""
 
 from __future__ import annotations
 
@@ -71,6 +71,19 @@ def upgrade() -> None:
         sa.Column("over", sa.Float(53)),
         sa.Column("told", sa.Text, nullable=False),
     )
+    op.create_table(
+        "service_action",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+        sa.Column("at", sa.Float(53), nullable=False),
+        sa.Column("who", sa.Text, nullable=False),
+        sa.Column("address", sa.Text, nullable=False),
+        sa.Column("action", sa.String(30), nullable=False),
+        sa.Column("subject", sa.Text, nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("request_key", sa.String(200)),
+        sa.Column("answer", sa.Text, nullable=False),
+    )
+    op.create_index("service_action_request", "service_action", ["who", "request_key"], unique=True)
     op.create_index("service_run_active", "service_run", ["active"], unique=True)
     op.create_index("service_run_job", "service_run", ["job", "id"])
     op.create_index("service_run_ended", "service_run", ["ended"])
