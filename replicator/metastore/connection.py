@@ -88,6 +88,7 @@ class Connections:
         self._retries = retries
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
+        self._closed = 0  # times
         self._lock = threading.Lock()
         self.traffic = traffic_with(config.addresses)
 
@@ -114,10 +115,11 @@ class Connections:
 
     def plain(self, make: Make, what: str, call: Callable[[Any], T]) -> T:
         """One read over a connection of its own that decodes with the protocol `make(transport)` gives."""
+        closed = self._closed
         self.traffic.wait_turn()
         while not self.traffic.may_open(self):
             self.close_idle()
-        connection = self._connect(make)
+        connection = self._connect(make, closed)
         try:
             return call(bound(connection.client, self.config.catalog))
         except (TTransportException, TException) as error:
@@ -128,6 +130,7 @@ class Connections:
     def close(self) -> None:
         """Close every connection. A call that is under way fails, one that comes later opens a new one."""
         with self._lock:
+            self._closed += 1
             open_ = list(self._open)
             self._idle.clear()
         for connection in open_:
@@ -155,8 +158,9 @@ class Connections:
         )
 
     def _once(self, what: str, call: Callable[[Any], T]) -> T:
+        closed = self._closed
         self.traffic.wait_turn()
-        connection = self._borrow()
+        connection = self._borrow(closed)
         keep = False
         try:
             answer = call(bound(connection.client, self.config.catalog))
@@ -182,20 +186,21 @@ class Connections:
             else:
                 self._drop(connection)
 
-    def _borrow(self) -> Connection:
+    def _borrow(self, closed: int) -> Connection:
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 if self.traffic.may_open(self):
-                    return self._connect(None)
+                    return self._connect(None, closed)
                 continue
             if connection.transport.lasts:  # a server that restarted meanwhile closed it
                 return connection
             self._drop(connection)
 
-    def _connect(self, make: Make | None) -> Connection:
-        """A new connection, which the traffic allows."""
+    def _connect(self, make: Make | None, closed: int) -> Connection:
+        """A new connection, which the traffic allows; for a call that began when this had been closed so often, and
+        fails if it was closed since."""
         try:
             connection = self._opener.open(self.traffic.wait_turn, make)
         except BaseException:
@@ -203,6 +208,8 @@ class Connections:
             raise
         with self._lock:
             self._open.add(connection)
+            if self._closed != closed:
+                connection.end()
         return connection
 
     def _drop(self, connection: Connection) -> None:

@@ -218,6 +218,22 @@ def test_a_server_that_hangs_holds_no_interrupted_walk(many: PlainDatabase) -> N
         proxy.stalled = False
 
 
+def test_a_call_that_is_still_connecting_ends_when_its_client_is_closed(many: PlainDatabase) -> None:
+    with counting(many.metastore.uri) as proxy:
+        client, closed = ThriftMetastore(proxy.uri, retries=0), threading.Event()
+
+        def close(_: str) -> None:
+            if not closed.is_set():
+                closed.set()
+                client.close()
+
+        proxy.before = close  # at the greeting, before there is a connection
+        with pytest.raises(MetastoreUnreachable):
+            client.database(many.name)
+        assert client.database(many.name).name == many.name  # a later call opens a new one
+        client.close()
+
+
 def _wait_for_readers() -> None:
     for each in threading.enumerate():
         if each.name.startswith("read_"):
