@@ -111,6 +111,7 @@ def undo(session: Session, /, as_json: bool, **given: Any) -> int:
         (done.status, f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
         ("there", count_text(len(done.there), "file") if done.there else None),
         ("lost", shortened(f"{path}: {why}" for path, why in done.lost.items())),
+        ("found", f"files that a killed run had taken; undo run {done.found_run}, too" if done.found_run else None),
     ]
     emit(done, as_json, aligned(lines))
     return 3 if done.lost else 0

@@ -11,13 +11,15 @@ from cmroot.errors import Error, Exists
 from cmroot.keep.restore import restore_file
 from replicator.core.report import Report
 from replicator.errors import ObjectNotFound
-from replicator.removal.audit import REMOVED, read_audit
+from replicator.removal.audit import REMOVED, begin_audit, read_audit
+from replicator.removal.remove import finish_begun
 
 
 @dataclass
 class BroughtBack(Report):
     """files, bytes: written. there: paths that have a file already, which stays. lost: path -> why its bytes cannot be
-    had."""
+    had. found_run: what killed runs had taken and not filed is recorded as this run's now, which can be undone, too;
+    "": nothing."""
 
     status: str = "restored"
     run: str = ""
@@ -25,12 +27,16 @@ class BroughtBack(Report):
     bytes: int = 0
     there: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
+    found_run: str = ""
 
 
 def bring_back(root: str, run: str, *, path: str | None = None, dry_run: bool = False) -> BroughtBack:
     """Every file that a run of any job removed, or those at and below a path. Hashed on the way. Replaces nothing, so
-    it may run twice. Raises ObjectNotFound when the record knows no such file."""
+    it may run twice. A killed run's files are filed first. Raises ObjectNotFound when the record knows no such file,
+    LeaseHeld while another run is at work on the root."""
     done = BroughtBack("planned" if dry_run else "restored", run)
+    if not dry_run and finish_begun(audit := begin_audit(root, "undo")):
+        done.found_run = audit.run
     for row in read_audit(root, run=run, path=path, outcome=REMOVED):
         if row.what != "file" or row.checksum is None or row.bytes is None:
             continue

@@ -46,6 +46,19 @@ MEASURED = 50
 _SWEPT = Removal(path="", what="file", reason="begun by a run that was killed")
 
 
+def finish_begun(audit: AuditLog) -> int:
+    """Files what killed runs had taken, and not filed: so many files. Waits for the root's lease, LeaseHeld after
+    PATIENCE. Safe to run twice."""
+    with patiently(partial(acquire, audit.root, audit.job), PATIENCE):
+        return _sweep(audit)
+
+
+def _sweep(audit: AuditLog) -> int:
+    """In the record like the files that a run takes itself; under the lease."""
+    with audit.recorder() as recorder:
+        return len(sweep_incoming(audit.root, record=recorder.of(_SWEPT)).finished)
+
+
 @dataclass
 class Removed:
     """What a run removed. files, bytes: recycled. refused: forbidden at the last look. failed: (removal, why)."""
@@ -87,8 +100,7 @@ class Remover:
 
     def _batch(self, batch: Sequence[Removal], done: Removed) -> None:
         with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
-            with self.audit.recorder() as recorder:  # what a killed run had begun, reported like its other files
-                sweep_incoming(self.root, record=recorder.of(_SWEPT))
+            _sweep(self.audit)
             give_up_attempts(self.root)  # and what is left of a killed run's tasks removes nothing from here on
             judged = self.look(batch)
             self.audit.refused(judged.refused)
