@@ -6,6 +6,7 @@ Times have no zone, and are UTC. Items are those of `[housekeeping] store`, or o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -34,33 +35,35 @@ beekeeper = APIRouter(prefix="/api/v1/database/{database}/table/{table}")
 Text = Annotated[str | None, Query(max_length=4000)]
 
 
+@dataclass
 class _Filters:
     """The parameters of both questions."""
 
-    def __init__(
-        self,
-        path: Text = None,
-        partition_name: Text = None,
-        housekeeping_status: Text = None,
-        lifecycle_type: Text = None,
-        deleted_before: Text = None,
-        deleted_after: Text = None,
-        registered_before: Text = None,
-        registered_after: Text = None,
-    ) -> None:
-        self.equal = {"path": path, "partition": partition_name, "status": housekeeping_status}
-        self.lifecycle = lifecycle_type
-        self.times = dict(zip(TIMES, (deleted_before, deleted_after, registered_before, registered_after), strict=True))
+    path: Text = None
+    partition_name: Text = None
+    housekeeping_status: Text = None
+    lifecycle_type: Text = None
+    deleted_before: Text = None
+    deleted_after: Text = None
+    registered_before: Text = None
+    registered_after: Text = None
+
+    def asked(self) -> dict[str, str | None]:
+        """As arguments of `housekeeping_ls`."""
+        times = (self.deleted_before, self.deleted_after, self.registered_before, self.registered_after)
+        return {
+            "path": self.path,
+            "partition": self.partition_name,
+            "status": self.housekeeping_status,
+            **dict(zip(TIMES, times, strict=True)),
+        }
 
 
+@dataclass
 class _Paging:
-    def __init__(
-        self,
-        page: Annotated[int, Query(ge=0, le=2**31)] = 0,
-        size: Annotated[int, Query(ge=1)] = 20,
-        sort: Annotated[list[str] | None, Query()] = None,
-    ) -> None:
-        self.page, self.size, self.sort = page, min(size, LARGEST), sort or []
+    page: Annotated[int, Query(ge=0, le=2**31)] = 0
+    size: Annotated[int, Query(ge=1)] = 20
+    sort: Annotated[list[str] | None, Query()] = None
 
 
 @beekeeper.get("/metadata")
@@ -86,7 +89,7 @@ def unreferenced_paths(
     paging: Annotated[_Paging, Depends()],
 ) -> JSONResponse:
     """Paths that nothing refers to any more. `partition_name` is accepted, and filters nothing."""
-    filters.equal["partition"] = None
+    filters.partition_name = None
     return _answer(request, who, (database, table), "unreferenced", filters, paging)
 
 
@@ -114,17 +117,17 @@ def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _F
     config = serving.config
     if not config.defaults.cmroot:
         raise UsageError("no root: items are asked of that of [defaults]", hint="set defaults.cmroot")
-    wanted: dict[str, Any] = {**filters.equal, **filters.times, "lifecycle": lifecycle}
-    if filters.lifecycle is not None and filters.lifecycle.lower() != lifecycle:
+    wanted: dict[str, Any] = {**filters.asked(), "lifecycle": lifecycle}
+    if filters.lifecycle_type is not None and filters.lifecycle_type.lower() != lifecycle:
         wanted["partition"] = "\0"  # as of another kind: none is called so
     return housekeeping_ls(
         cmroot=config.defaults.cmroot,
         config=config,
         db=table[0],
         table=table[1],
-        size=paging.size,
+        size=min(paging.size, LARGEST),
         page=paging.page,
-        sort=paging.sort,
+        sort=paging.sort or [],
         **wanted,
     )
 
