@@ -44,7 +44,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_of(**more: Any) -> Any:
-    return boto3.client("s3", region_name="us-east-1", **more)
+    return boto3.Session().client("s3", region_name="us-east-1", **more)
 
 
 @ON_VERSITYGW[0]

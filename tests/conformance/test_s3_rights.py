@@ -47,7 +47,7 @@ def user() -> Iterator[Callable[..., None]]:
 def root() -> str:
     """With an upload that nobody ends, in a bucket with versions."""
     name = f"rights-{uuid.uuid4().hex[:8]}"
-    s3 = boto3.client("s3")
+    s3 = boto3.Session().client("s3")
     s3.create_bucket(Bucket=name)
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     made = create_or_open(f"s3a://{name}/cmroot").place
@@ -103,7 +103,7 @@ def expired(root: str) -> list[str]:
 @pytest.mark.parametrize("lacks", sorted(UPLOADS))
 def test_a_load_says_that_uploads_of_a_killed_one_stay(root: str, user: Callable[..., None], lacks: str) -> None:
     bucket, table = root.partition("://")[2].partition("/")[0], root.replace("cmroot", "t")
-    boto3.client("s3").create_multipart_upload(Bucket=bucket, Key="t/.replicating-x")
+    boto3.Session().client("s3").create_multipart_upload(Bucket=bucket, Key="t/.replicating-x")
     (Place(root) / "copying" / uuid.uuid4().hex).write_bytes(f'["{table}"]'.encode())
     user(*ALL - {lacks})
     for _ in range(2):  # the next load looks again

@@ -50,7 +50,7 @@ EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:LifecycleExpiration:*"
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[Proxy]:
     with s3_server(), counting(os.environ["AWS_ENDPOINT_URL"]) as made:
-        boto3.client("s3").create_bucket(Bucket=NAME)
+        boto3.Session().client("s3").create_bucket(Bucket=NAME)
         with environment({"AWS_ENDPOINT_URL": made.url}):
             yield made
 
@@ -74,7 +74,7 @@ class Noticed:
         self.proxy, self.source, self.engine, self.root = proxy, source, engine, str(root / "cmroot")
         self.db = f"db{uuid.uuid4().hex[:8]}"
         self.home = f"{BUCKET}/{self.db}/t"
-        self.sqs = boto3.client("sqs")
+        self.sqs = boto3.Session().client("sqs")
         self.queue = self.sqs.create_queue(QueueName=self.db)["QueueUrl"]
         self.send(EVENTS)
         keys = (Column("p", "string"),)
@@ -89,7 +89,7 @@ class Noticed:
     def send(self, events: list[str], **more: Any) -> None:
         arn = self.sqs.get_queue_attributes(QueueUrl=self.queue, AttributeNames=["All"])["Attributes"]["QueueArn"]
         queues = [{"QueueArn": arn, "Events": events, **more}] if events else []
-        boto3.client("s3").put_bucket_notification_configuration(
+        boto3.Session().client("s3").put_bucket_notification_configuration(
             Bucket=NAME, NotificationConfiguration={"QueueConfigurations": queues}
         )
 
@@ -372,7 +372,7 @@ def test_a_user_with_the_rights_of_the_manual_replicates_between_buckets_with_ve
     policy = json.loads(text.replace("SOURCE", here).replace("TARGET", there))
     buckets = [f"arn:aws:s3:::{bucket}" for bucket in (here, there)]  # moto asks removals of many objects for this
     policy["Statement"].append({"Effect": "Allow", "Action": ["s3:DeleteObject"], "Resource": buckets})
-    s3 = boto3.client("s3")
+    s3 = boto3.Session().client("s3")
     s3.create_bucket(Bucket=there)
     for bucket in (here, there):
         s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})

@@ -43,7 +43,7 @@ def direct() -> Iterator[Any]:
     """A client that asks no proxy."""
     with s3_server() as filesystem:
         filesystem.mkdir(BUCKET)
-        yield boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+        yield boto3.Session().client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
 
 
 class Tags(dict[str, str]):

@@ -42,7 +42,7 @@ def here(versitygw: Versity, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Path
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
     chance, name = random.Random(1), f"purged-{uuid.uuid4().hex[:8]}"
     with counting(versitygw.url) as proxy, environment(versitygw.environment | {"AWS_ENDPOINT_URL": proxy.url}):
-        client = boto3.client("s3", endpoint_url=versitygw.url)
+        client = boto3.Session().client("s3", endpoint_url=versitygw.url)
         client.create_bucket(Bucket=name)
         proxy.strict = False  # this server heeds digests and conditions itself
         proxy.fails = lambda kind, path: chance.random() < BUSY

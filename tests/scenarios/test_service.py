@@ -181,7 +181,7 @@ def test_a_run_is_cancelled_and_times_out(service: Service, silent: str, tmp_pat
     late = eventually(lambda: [each for each in service.runs("late") if each["state"] == "cancelled"])[0]
     assert late["message"] == "took longer than its timeout of 1 s"
     run = eventually(lambda: [each for each in service.runs("hangs") if each["state"] == "running"])[0]
-    assert processes(silent)
+    assert eventually(lambda: processes(silent))
     asked = httpx.post(f"{service.urls[0]}/api/v1/runs/{run['id']}:cancel", headers=who)
     assert asked.status_code == 202
     ended = eventually(lambda: [each for each in service.runs("hangs") if each["ended"]])[0]

@@ -23,7 +23,7 @@ def few_rights() -> Iterator[Callable[..., None]]:
 
     def become(*actions: str, policy: dict[str, Any] | None = None) -> None:
         administrator()
-        iam = boto3.client("iam")
+        iam = boto3.Session().client("iam")
         name = f"user-{uuid.uuid4().hex[:8]}"
         iam.create_user(UserName=name)
         allowed = {"Effect": "Allow", "Action": list(actions), "Resource": "*"}
