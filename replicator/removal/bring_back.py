@@ -30,14 +30,16 @@ class BroughtBack(Report):
     found_run: str = ""
 
 
-def bring_back(root: str, run: str, *, path: str | None = None, dry_run: bool = False) -> BroughtBack:
-    """Every file that a run of any job removed, or those at and below a path. Hashed on the way. Replaces nothing, so
-    it may run twice. A killed run's files are filed first. Raises ObjectNotFound when the record knows no such file,
-    LeaseHeld while another run is at work on the root."""
-    done = BroughtBack("planned" if dry_run else "restored", run)
+def bring_back(
+    root: str, run: str | None, *, job: str | None = None, path: str | None = None, dry_run: bool = False
+) -> BroughtBack:
+    """Every file that a run removed, or those at and below a path; run: None for all runs, job: of one job only. Hashed
+    on the way. Replaces nothing, so it may run twice. A killed run's files are filed first. Raises ObjectNotFound when
+    the record knows no such file, LeaseHeld while another run is at work on the root."""
+    done = BroughtBack("planned" if dry_run else "restored", run or "")
     if not dry_run and finish_begun(audit := begin_audit(root, "undo")):
         done.found_run = audit.run
-    for row in read_audit(root, run=run, path=path, outcome=REMOVED):
+    for row in read_audit(root, job=job, run=run, path=path, outcome=REMOVED):
         if row.what != "file" or row.checksum is None or row.bytes is None:
             continue
         try:
@@ -52,7 +54,6 @@ def bring_back(root: str, run: str, *, path: str | None = None, dry_run: bool = 
         done.files += 1
         done.bytes += row.bytes
     if not (done.files or done.there or done.lost):
-        raise ObjectNotFound(
-            f"{root}: run {run!r} has removed no such file", hint="`replicator audit ls` shows the runs"
-        )
+        what = f"{root}: run {run!r} has removed no such file" if run else f"{root}: no removal of {path} is recorded"
+        raise ObjectNotFound(what, hint="`replicator audit ls` shows the runs")
     return done

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from versity import ON_VERSITYGW, Versity
 from cmroot.keep import recycle
 from cmroot.root import create_or_open
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.purge.options import PurgeOptions, RetainOptions
+from replicator.purge.backups.restore import restore_backup
+from replicator.purge.options import BackupRestoreSettings, PurgeOptions, RetainOptions
 from replicator.purge.state import RunDirectory, Unit
 
 pytestmark = [*ON_VERSITYGW]
@@ -115,6 +117,15 @@ def test_a_purge_that_dies_leaves_no_row_and_no_staging(
         done = purge()
         assert (done.status, done.resumed, done.gaps) == ("done", True, []), done
         dies(recycle, "remove_source", retain)
+        removed = count(1)
+        dies(recycle, "remove_source", retain, lambda *_: next(removed) > 1)  # a backup with one of its two files
+        back = restore_backup(warehouse.metastore, root, BackupRestoreSettings(f"{db}.t", "k=0"))
+        assert (back.status, back.from_cmroot) == ("restored", 1), back
+        assert rows() == LEFT + Counter(ERASED)
+        restore_backup(warehouse.metastore, root, BackupRestoreSettings(f"{db}.t", "k=0", undo=True))
+        assert rows() == LEFT
+        removed = count(1)
+        dies(recycle, "remove_source", retain, lambda *_: next(removed) > 1)
         kept = retain()
         assert (kept.status, kept.refused, kept.adopted) == ("done", [], []), kept
         asked = PurgeOptions(warehouse.ids, db, "privacy.column")

@@ -15,10 +15,12 @@ import msgspec
 import pyarrow.compute as pc
 
 from cmroot.store.listing import FileState
+from cmroot.store.place import join, normal
 from replicator.core.report import Rows
 from replicator.purge.options import RetainOptions
 from replicator.purge.partitions import Look, is_data
-from replicator.purge.state import RunDirectory, Unit, runs
+from replicator.purge.state import PURGE, RunDirectory, Unit, runs
+from replicator.removal.audit import REMOVED, read_audit
 from replicator.text.quantity import time_text
 
 
@@ -90,6 +92,17 @@ def recorded(backup: Backup) -> dict[str, FileState]:
         if rows:  # of a later try, which takes the place of one before
             found = {row["name"]: FileState(row["name"], row["size"], row["mtime_ns"], row["identity"]) for row in rows}
     return found
+
+
+def recycled_of(root: str, backup: Backup, look: Look) -> set[str]:
+    """Names of its files that `$cmroot` has, and the backup has no more: of a retain that was killed where a directory
+    goes file by file."""
+    missing = recorded(backup).keys() - {state.path_relative for state in look.files}
+    if not missing:
+        return set()
+    rows = read_audit(root, job=PURGE, path=normal(backup.place), outcome=REMOVED)
+    gone = {normal(row.path) for row in rows if row.what == "file"}
+    return {name for name in missing if join(normal(backup.place), name) in gone}
 
 
 @dataclass(frozen=True)

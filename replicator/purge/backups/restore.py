@@ -22,7 +22,7 @@ from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
 from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
-from replicator.purge.backups.backups import Backup, backups, late, recorded
+from replicator.purge.backups.backups import Backup, backups, late, recorded, recycled_of
 from replicator.purge.counting import settle_counts
 from replicator.purge.options import BackupRestoreSettings
 from replicator.purge.partitions import Part, is_data, look_at, parts_of
@@ -172,19 +172,23 @@ def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
 
 
 def _brought_back(root: str, backup: Backup) -> int:
-    """Files written out of `$cmroot`; 0 where the directory is still there."""
-    if backup.unit.backup == "kept":
+    """Files in place, of a backup that was recycled, wholly or by a retain that was killed; 0 where none was. Raises
+    FilesMissing for one that cannot be had as it was."""
+    if backup.unit.backup == "kept" and not recycled_of(root, backup, look_at(backup.place)):
         return 0
-    if not backup.unit.recycled_by:
-        raise FilesMissing(f"{backup.place}: no removal of it is recorded", hint="look into `replicator cm find`")
-    back = bring_back(root, backup.unit.recycled_by, path=normal(backup.place))
-    if back.lost:
-        path, why = next(iter(back.lost.items()))
+    try:
+        back = bring_back(root, None, job=PURGE, path=normal(backup.place))
+    except ObjectNotFound as error:
+        raise FilesMissing(error.message, hint="look into `replicator cm find`") from error
+    there = {state.path_relative: state.size for state in look_at(backup.place).files}
+    lost = {name: "it is not as it was" for name, state in recorded(backup).items() if there.get(name) != state.size}
+    if lost := {**lost, **back.lost}:
+        path, why = next(iter(lost.items()))
         raise FilesMissing(
-            f"{len(back.lost)} files of {backup.place} are nowhere any more, such as {path}: {why}",
+            f"{len(lost)} files of {backup.place} are nowhere any more, such as {path}: {why}",
             hint="$cmroot has let them expire; an older backup may be there",
         )
-    return back.files + len(back.there)
+    return back.files or len(set(back.there))
 
 
 def _matched(known: Iterable[Backup], part: Part) -> int:

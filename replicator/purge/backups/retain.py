@@ -15,7 +15,7 @@ from cmroot.errors import Error
 from cmroot.store.place import Place, join, normal
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import Metastore
-from replicator.purge.backups.backups import Backup, Due, Late, backups, due, late, recorded
+from replicator.purge.backups.backups import Backup, Due, Late, backups, due, late, recorded, recycled_of
 from replicator.purge.backups.old_versions import OldVersion, drop_version, old_versions
 from replicator.purge.options import RetainOptions
 from replicator.purge.partitions import Look, look_at
@@ -129,7 +129,8 @@ class Retain(Job[Judged, Retained]):
                 if not self.rehearses:
                     each.backup.set(backup="recycled")
                 continue
-            what = late(look, recorded(each.backup))
+            before, taken = recorded(each.backup), recycled_of(self.root.place, each.backup, look)
+            what = late(look, {name: state for name, state in before.items() if name not in taken})
             if not (what.came or what.gone) or self._adopted(each.backup, what):
                 yield _removal(each, look), each
 
