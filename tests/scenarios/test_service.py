@@ -175,7 +175,9 @@ def _all(url: str) -> list[dict[str, float]]:
 
 
 def test_a_run_is_cancelled_and_times_out(service: Service, silent: str, tmp_path: Path) -> None:
-    service.configure({"hangs": hanging(silent, tmp_path), "late": {**hanging(silent, tmp_path), "timeout": "1s"}})
+    other = tmp_path / "other"  # a root of its own: on one, the second is refused the lease
+    other.mkdir()
+    service.configure({"hangs": hanging(silent, tmp_path), "late": {**hanging(silent, other), "timeout": "1s"}})
     who = service.token("me", "--role", "operator")
     service.start()
     late = eventually(lambda: [each for each in service.runs("late") if each["state"] == "cancelled"])[0]
