@@ -182,6 +182,11 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
     return Swept(finished, removed)
 
 
+def is_left(root: str) -> bool:
+    """Whether `sweep_incoming` may find anything: of a killed run, or of one at work."""
+    return bool((Place(root) / "incoming").list() or left_entries(root))
+
+
 def _protect(root: str, path: str) -> str:
     """One rename out of everybody's reach; the origin first, so that nothing in `incoming/` is ever nameless."""
     entry = fresh_incoming(root, "recycle")

@@ -31,15 +31,22 @@ class BroughtBack(Report):
 
 
 def bring_back(
-    root: str, run: str | None, *, job: str | None = None, path: str | None = None, dry_run: bool = False
+    root: str,
+    run: str | None,
+    *,
+    job: str | None = None,
+    path: str | None = None,
+    since: str | None = None,
+    dry_run: bool = False,
 ) -> BroughtBack:
-    """Every file that a run removed, or those at and below a path; run: None for all runs, job: of one job only. Hashed
-    on the way. Replaces nothing, so it may run twice. A killed run's files are filed first. Raises ObjectNotFound when
-    the record knows no such file, LeaseHeld while another run is at work on the root."""
+    """Every file that a run removed, or those at and below a path; run: None for all runs; job, since (ISO 8601): only
+    what this job removed, and from then on. Hashed on the way. Replaces nothing, so it may run twice. A killed run's
+    files are filed first. Raises ObjectNotFound when the record knows no such file, LeaseHeld while another run is at
+    work on the root and there are files to be filed."""
     done = BroughtBack("planned" if dry_run else "restored", run or "")
     if not dry_run and finish_begun(audit := begin_audit(root, "undo")):
         done.found_run = audit.run
-    for row in read_audit(root, job=job, run=run, path=path, outcome=REMOVED):
+    for row in read_audit(root, job=job, run=run, path=path, outcome=REMOVED, since=since):
         if row.what != "file" or row.checksum is None or row.bytes is None:
             continue
         try:

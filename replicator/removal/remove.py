@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from cmroot.errors import Error, Protected
-from cmroot.keep.recycle import files_below, recycle_tree, sweep_incoming
+from cmroot.keep.recycle import files_below, is_left, recycle_tree, sweep_incoming
 from cmroot.keep.safely import files_at
 from cmroot.lease import acquire
 from cmroot.store.local import status_of
@@ -47,8 +47,10 @@ _SWEPT = Removal(path="", what="file", reason="begun by a run that was killed")
 
 
 def finish_begun(audit: AuditLog) -> int:
-    """Files what killed runs had taken, and not filed: so many files. Waits for the root's lease, LeaseHeld after
-    PATIENCE. Safe to run twice."""
+    """Files what killed runs had taken, and not filed: so many files. Where there is any, waits for the root's lease,
+    LeaseHeld after PATIENCE. Safe to run twice."""
+    if not is_left(audit.root):
+        return 0
     with patiently(partial(acquire, audit.root, audit.job), PATIENCE):
         return _sweep(audit)
 

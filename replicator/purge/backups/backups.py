@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
+from cmroot.pins import iso
 from cmroot.store.listing import FileState
 from cmroot.store.place import join, normal
 from replicator.core.report import Rows
@@ -35,6 +36,11 @@ class Backup:
     @property
     def place(self) -> str:
         return self.unit.old
+
+    @property
+    def swapped(self) -> str:
+        """When, in ISO 8601; by the second, so not after what has happened since."""
+        return iso(int(self.unit.time))
 
     def set(self, **changes: object) -> Backup:
         """Records what became of it."""
@@ -94,13 +100,13 @@ def recorded(backup: Backup) -> dict[str, FileState]:
     return found
 
 
-def recycled_of(root: str, backup: Backup, look: Look) -> set[str]:
-    """Names of its files that `$cmroot` has, and the backup has no more: of a retain that was killed where a directory
-    goes file by file."""
-    missing = recorded(backup).keys() - {state.path_relative for state in look.files}
+def recycled_of(root: str, backup: Backup, before: Mapping[str, FileState], look: Look) -> set[str]:
+    """Names of its files (before: as recorded) that `$cmroot` has, and the backup has no more: of a retain that was
+    killed where a directory goes file by file. Only since its swap: its place may have been a backup before."""
+    missing = before.keys() - {state.path_relative for state in look.files}
     if not missing:
         return set()
-    rows = read_audit(root, job=PURGE, path=normal(backup.place), outcome=REMOVED)
+    rows = read_audit(root, job=PURGE, path=normal(backup.place), outcome=REMOVED, since=backup.swapped)
     gone = {normal(row.path) for row in rows if row.what == "file"}
     return {name for name in missing if join(normal(backup.place), name) in gone}
 

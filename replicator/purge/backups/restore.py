@@ -174,14 +174,15 @@ def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
 def _brought_back(root: str, backup: Backup) -> int:
     """Files in place, of a backup that was recycled, wholly or by a retain that was killed; 0 where none was. Raises
     FilesMissing for one that cannot be had as it was."""
-    if backup.unit.backup == "kept" and not recycled_of(root, backup, look_at(backup.place)):
+    before = recorded(backup)
+    if backup.unit.backup == "kept" and not recycled_of(root, backup, before, look_at(backup.place)):
         return 0
     try:
-        back = bring_back(root, None, job=PURGE, path=normal(backup.place))
+        back = bring_back(root, None, job=PURGE, path=normal(backup.place), since=backup.swapped)
     except ObjectNotFound as error:
         raise FilesMissing(error.message, hint="look into `replicator cm find`") from error
     there = {state.path_relative: state.size for state in look_at(backup.place).files}
-    lost = {name: "it is not as it was" for name, state in recorded(backup).items() if there.get(name) != state.size}
+    lost = {name: "it is not as it was" for name, state in before.items() if there.get(name) != state.size}
     if lost := {**lost, **back.lost}:
         path, why = next(iter(lost.items()))
         raise FilesMissing(

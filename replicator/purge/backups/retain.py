@@ -129,7 +129,8 @@ class Retain(Job[Judged, Retained]):
                 if not self.rehearses:
                     each.backup.set(backup="recycled")
                 continue
-            before, taken = recorded(each.backup), recycled_of(self.root.place, each.backup, look)
+            before = recorded(each.backup)
+            taken = recycled_of(self.root.place, each.backup, before, look)
             what = late(look, {name: state for name, state in before.items() if name not in taken})
             if not (what.came or what.gone) or self._adopted(each.backup, what):
                 yield _removal(each, look), each
