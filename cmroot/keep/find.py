@@ -124,7 +124,7 @@ def _of_table(rows: pa.Table, text: str) -> Any:
 def _below(rows: pa.Table, wanted: str) -> Any:
     """Rows whose file is at a place or below it. There are few locations, and many files."""
     fits = pa.array([False] * rows.num_rows)
-    for location in pc.unique(rows["location"]).to_pylist():
+    for location in pc.unique(pc.drop_null(rows["location"])).to_pylist():
         here = pc.equal(rows["location"], location)
         place = normal(location)
         if place == wanted or place.startswith(wanted.rstrip("/") + "/"):

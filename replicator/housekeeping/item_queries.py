@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, func
+from sqlalchemy import ColumnElement, func, select
 
 from cmroot.errors import Error
 from cmroot.store.place import normal
@@ -17,6 +17,7 @@ from replicator.core.report import Rows
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import (
+    ACTIVE,
     DISABLED,
     EXHAUSTED,
     FAILED,
@@ -212,3 +213,13 @@ def _change(
             )
         writing.settle_each(work, after)
     return after
+
+
+def waiting_by_day(store: ItemStore) -> list[tuple[int, str, str, int]]:
+    """Items that wait for their time: the day (since 1970, UTC), lifecycle, delay, and how many, by day."""
+    groups = (item.c.cleanup_timestamp // 86_400, item.c.lifecycle_type, item.c.cleanup_delay)
+    query = select(*groups, func.count()).where(item.c.housekeeping_status.in_(ACTIVE)).group_by(*groups)
+    with store.transaction() as work:
+        return sorted(
+            (int(day), str(kind), str(delay), int(number)) for day, kind, delay, number in work.execute(query)
+        )

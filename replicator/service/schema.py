@@ -106,5 +106,32 @@ action = Table(
 )
 """What people and programs did over HTTP. `request_key`: of a request that may be sent again; null: none was given."""
 
+lag_sample = Table(
+    "service_lag",
+    metadata,
+    Column("policy", Text, primary_key=True),
+    Column("at", Float(53), primary_key=True),
+    Column("status", String(20), nullable=False),
+    Column("events", BigInteger),
+    Column("seconds", Float(53)),
+    Column("bytes", BigInteger),
+    Column("headroom_seconds", Float(53)),
+    Column("at_least", Boolean, nullable=False),
+    Column("error", Text, nullable=False),
+)
+"""The lag of policies over time; see `series`."""
+
+root_sample = Table(
+    "service_root",
+    metadata,
+    Column("root", Text, primary_key=True),
+    Column("at", Float(53), primary_key=True),
+    Column("entries", BigInteger),
+    Column("bytes", BigInteger),
+    Column("shared_bytes", BigInteger),
+    Column("error", Text, nullable=False),
+)
+"""What roots kept over time. `root`: its place."""
+
 Index("service_action_request", action.c.who, action.c.request_key, unique=True)
 Index("service_token_digest", token.c.digest, unique=True)

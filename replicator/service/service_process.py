@@ -18,8 +18,10 @@ from replicator.errors import UsageError
 from replicator.service.alerts.alerting import Alerter
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
+from replicator.service.series.recorders import LagRecorder, SizeRecorder
 from replicator.service.store import ServiceStore
 from replicator.service.web.app import LOOPBACK, make_app
+from replicator.service.web.questions.named_roots import roots_of
 from replicator.service.web.serving import Serving
 
 SLOW = 30  # seconds for a client to send a request; and for current answers at the end
@@ -54,6 +56,10 @@ def run_service(settings: ServiceSettings) -> None:
         store.prepare()
         scheduler = Scheduler(store, lambda: _read(file), file)
         watch = LagWatch(lambda: scheduler.config, scheduler.stopping)
+
+        def places() -> set[str]:
+            return {each.place for each in roots_of(scheduler.config)}
+
         server = _Server(
             uvicorn.Config(
                 make_app(Serving(store, scheduler, watch), open_to_all=open_to_all),
@@ -72,6 +78,8 @@ def run_service(settings: ServiceSettings) -> None:
             threading.Thread(target=scheduler.run, name="scheduler"),
             threading.Thread(target=server.run, name="http"),
             threading.Thread(target=watch.run, name="lag", daemon=True),
+            threading.Thread(target=LagRecorder(store, scheduler, watch).run, name="series", daemon=True),
+            threading.Thread(target=SizeRecorder(store, scheduler, places).run, name="sizes", daemon=True),
             threading.Thread(target=Alerter(store, scheduler, watch).run, name="alerts", daemon=True),
         ]
         stack.callback(_end, scheduler, server, threads)

@@ -17,7 +17,7 @@ from replicator.errors import ObjectNotFound
 from replicator.service.jobs import Job
 from replicator.service.schema import REVISIONS, job, lease, run
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration that this release knows."""
 
 ALL = "*"

@@ -29,6 +29,7 @@ LIBRARIES = {
         "replicator.housekeeping.migrations.versions",
         "replicator.service",
         "replicator.service.migrations.versions",
+        "replicator.service.series",
     },
     "alembic": {
         "replicator.database",
@@ -37,7 +38,7 @@ LIBRARIES = {
         "replicator.service.migrations",
         "replicator.service.migrations.versions",
     },
-    "fastapi": {"replicator.service.web"},
+    "fastapi": {"replicator.service.web", "replicator.service.web.questions"},
     "uvicorn": {"replicator.service"},
 }
 """Rooms that may import them."""

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from replicator.commands.lag import history
-from replicator.commands.lag import lag as measured
-from replicator.core.report import Report
 from replicator.errors import ObjectNotFound
 from replicator.service.actions import Action, action_of, actions, record_action
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
 from replicator.service.store import ALL, ServiceRun
+from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import (
@@ -36,7 +34,7 @@ from replicator.service.web.views import (
 TAIL = 256 << 10
 """Bytes of a log's end that are shown."""
 
-api = APIRouter(prefix="/api/v1")
+api = APIRouter(prefix="/api/v1", dependencies=[Depends(refuse_unknown_parameters)])
 
 
 def _serving(request: Request) -> Serving:
@@ -62,24 +60,6 @@ def policy(request: Request, who: Who, policy: str) -> PolicyView:
     """One policy."""
     require(who, "viewer", policy)
     return next((each for each in _serving(request).policies() if each.name == policy), None) or _missing(policy)
-
-
-@api.get("/policies/{policy}/lag")
-def lag(request: Request, who: Who, policy: str) -> JSONResponse:
-    """Its lag, measured now, as `replicator lag` gives it."""
-    require(who, "viewer", policy)
-    config = _serving(request).config
-    return _shown(measured(policy if policy in config.policies else _missing(policy), config=config))
-
-
-@api.get("/policies/{policy}/history")
-def runs_of_policy(
-    request: Request, who: Who, policy: str, limit: Annotated[int, Query(ge=1, le=1000)] = 20
-) -> JSONResponse:
-    """Its runs as the target remembers them, those by hand too, as `replicator history` gives them."""
-    require(who, "viewer", policy)
-    config = _serving(request).config
-    return _shown(history(policy if policy in config.policies else _missing(policy), limit=limit, config=config))
 
 
 @api.get("/jobs")
@@ -229,7 +209,3 @@ def _run(request: Request, who: Who, run: str) -> tuple[Path, ServiceRun]:
 
 def _missing(name: str) -> Any:
     raise HTTPException(404, f"nothing is called {name!r} here")
-
-
-def _shown(report: Report) -> JSONResponse:
-    return JSONResponse(report.to_dict())

@@ -12,10 +12,14 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from replicator.service.web.api import api
+from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
+from replicator.service.web.conditional import ETags
 from replicator.service.web.metrics import text_of
 from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
+from replicator.service.web.questions.catalogue import QUESTIONS
+from replicator.service.web.questions.endpoint import router_of
 from replicator.service.web.serving import Serving
 from replicator.text.quantity import duration_text, size_text
 
@@ -43,6 +47,8 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     add_problems(app)
     app.include_router(api)
     app.include_router(beekeeper)
+    app.include_router(router_of(QUESTIONS))
+    describe(app, QUESTIONS)
 
     @app.middleware("http")
     async def limited(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -86,4 +92,5 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
         }
         return HTMLResponse(_PAGES.get_template("overview.html").render(shown))
 
+    app.add_middleware(ETags)
     return app

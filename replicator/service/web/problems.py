@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,6 +24,16 @@ STATUSES: tuple[tuple[type[Error], int], ...] = (
 )
 
 
+HINTS: dict[int, tuple[str, int]] = {
+    401: ("send a token as `Authorization: Bearer TOKEN`", 2),
+    403: ("ask with a token of a higher role, or of this policy", 6),
+    404: ("see /docs for what there is", 1),
+    405: ("see /docs for what may be sent there", 2),
+    409: ("give each action an Idempotency-Key of its own", 6),
+}
+"""Hint and exit code for what no error of ours says."""
+
+
 def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
     """An answer with a problem. more: further members."""
     return JSONResponse(
@@ -35,10 +46,15 @@ def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
 
 def status_of(error: Error) -> int:
     """The HTTP status of one of our errors: 503 where a later try may succeed."""
-    for kind, status in STATUSES:
-        if isinstance(error, kind):
+    return status_of_kind(type(error))
+
+
+def status_of_kind(kind: type[Error]) -> int:
+    """As `status_of`."""
+    for each, status in STATUSES:
+        if issubclass(kind, each):
             return status
-    return 503 if error.transient else 500
+    return 503 if kind.transient else 500
 
 
 def add_problems(app: FastAPI) -> None:
@@ -52,7 +68,10 @@ def add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def of_http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, "HTTP error", str(error.detail))
+        hint, code = HINTS.get(error.status_code, ("see /docs", 2))
+        return problem(
+            error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail), hint=hint, exit_code=code
+        )
 
     @app.exception_handler(Exception)
     def unexpected(_: Request, error: Exception) -> JSONResponse:
@@ -62,4 +81,5 @@ def add_problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         wrong = [{"in": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()]
-        return problem(422, "UsageError", "the request is not valid", errors=wrong, exit_code=2)
+        more = {"errors": wrong, "hint": "see /docs for the parameters", "exit_code": 2}
+        return problem(422, "UsageError", "the request is not valid", **more)

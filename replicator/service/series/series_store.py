@@ -1,0 +1,108 @@
+"""Series in the service's store: all of the last day, and of the time before one value of each quarter of an hour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import BigInteger, Table, cast, delete, func, insert, select
+
+from replicator.service.schema import lag_sample, root_sample
+from replicator.service.store import ServiceStore
+
+FINE = 86_400.0
+"""Seconds for which all values of the lag are kept."""
+
+COARSE = 900.0
+"""Seconds of which then one value stays: that with the longest lag."""
+
+
+@dataclass(frozen=True)
+class LagSample:
+    """A policy's lag at a time (seconds since 1970 by the store's clock). status: "unknown" where it could not be
+    measured, and `error` says why; figures are None then. at_least: a side did not answer."""
+
+    policy: str
+    at: float
+    status: str
+    events: int | None
+    seconds: float | None
+    bytes: int | None
+    headroom_seconds: float | None
+    at_least: bool
+    error: str
+
+
+@dataclass(frozen=True)
+class RootSample:
+    """What a root kept at a time. shared_bytes: of these, those that are the source's own inodes, and take no room.
+    error: why it could not be measured; figures are None then."""
+
+    root: str
+    at: float
+    entries: int | None
+    bytes: int | None
+    shared_bytes: int | None
+    error: str
+
+
+def record_lag(store: ServiceStore, found: LagSample) -> None:
+    """May run twice: one value stands for each time."""
+    _record(store, lag_sample, found, policy=found.policy)
+
+
+def record_root(store: ServiceStore, found: RootSample) -> None:
+    """As `record_lag`."""
+    _record(store, root_sample, found, root=found.root)
+
+
+def lag_samples(store: ServiceStore, policy: str, *, since: float, after: float, limit: int) -> list[LagSample]:
+    """Oldest first. since: itself included. after: only later ones; 0: all."""
+    where = (lag_sample.c.policy == policy, lag_sample.c.at >= since, lag_sample.c.at > after)
+    return [LagSample(**row) for row in _rows(store, lag_sample, *where, limit=limit)]
+
+
+def root_samples(store: ServiceStore, root: str, *, since: float, after: float, limit: int) -> list[RootSample]:
+    """As `lag_samples`."""
+    where = (root_sample.c.root == root, root_sample.c.at >= since, root_sample.c.at > after)
+    return [RootSample(**row) for row in _rows(store, root_sample, *where, limit=limit)]
+
+
+def newest_samples(store: ServiceStore, table: Table) -> dict[str, float]:
+    """When each policy or root was measured last."""
+    what = table.c.policy if "policy" in table.c else table.c.root
+    with store.transaction() as connection:
+        return {
+            str(name): float(at) for name, at in connection.execute(select(what, func.max(table.c.at)).group_by(what))
+        }
+
+
+def thin(store: ServiceStore, keep: float) -> None:
+    """Forgets what is older than `keep` seconds, and of the lag before the last day all but one value of each quarter
+    of an hour. May run twice."""
+    now = store.now()
+    quarter = cast(lag_sample.c.at / COARSE, BigInteger)
+    place = func.row_number().over(
+        partition_by=(lag_sample.c.policy, quarter),
+        order_by=(func.coalesce(lag_sample.c.seconds, -1.0).desc(), lag_sample.c.at.desc()),
+    )
+    ranked = select(lag_sample.c.policy, lag_sample.c.at, place.label("place")).where(lag_sample.c.at < now - FINE)
+    found = ranked.subquery()
+    with store.transaction() as connection:
+        for table in (lag_sample, root_sample):
+            connection.execute(delete(table).where(table.c.at < now - keep))
+        for policy, at in connection.execute(select(found.c.policy, found.c.at).where(found.c.place > 1)).all():
+            connection.execute(delete(lag_sample).where(lag_sample.c.policy == policy, lag_sample.c.at == at))
+
+
+def _record(store: ServiceStore, table: Table, found: Any, **key: str) -> None:
+    with store.transaction() as connection:
+        same = [table.c[name] == value for name, value in key.items()]
+        connection.execute(delete(table).where(*same, table.c.at == found.at))
+        connection.execute(insert(table).values(**vars(found)))
+
+
+def _rows(store: ServiceStore, table: Table, *where: Any, limit: int) -> list[dict[str, Any]]:
+    with store.transaction() as connection:
+        rows = connection.execute(select(table).where(*where).order_by(table.c.at).limit(limit))
+        return [dict(row) for row in rows.mappings()]

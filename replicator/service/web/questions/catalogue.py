@@ -1,0 +1,275 @@
+"""All questions. Another one is another entry: a path, a verb or function, its parameters, the type of its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from replicator.commands.audit import AuditLsOptions, audit_ls
+from replicator.commands.cm.kept import CmFindOptions, CmLsOptions
+from replicator.commands.drill import drill
+from replicator.commands.housekeeping_items import HousekeepingLsOptions
+from replicator.commands.lag import history, lag
+from replicator.commands.legal_hold import legal_hold_ls
+from replicator.drills.drill_record import ShownDrills
+from replicator.pitr.expiries import ExpiryPlanned
+from replicator.pitr.kept import KeptList
+from replicator.pitr.past_files import FoundList
+from replicator.pitr.pins import PinList
+from replicator.policies.lag import Lag
+from replicator.policies.memory import ShownHistory
+from replicator.purge.certify import Certificate
+from replicator.removal.audit import AuditRow, AuditShown
+from replicator.removal.legal import LegalHolds
+from replicator.retention.explain import Explained
+from replicator.service.web.questions import of_policies, of_removals, of_roots, of_tables
+from replicator.service.web.questions.of_roots import SLOW
+from replicator.service.web.questions.question import (
+    Asking,
+    Parameter,
+    Question,
+    asked_of_command,
+    asked_of_verb,
+    of_options,
+    text,
+)
+
+_SINCE = text("since", 'Only from this time on: ISO 8601, or back from now: "-1d", "yesterday".')
+_UNTIL = text("until", "Only up to this time.")
+_PURGE = Parameter("purge", str, "A purge's id, as `purges` lists them.", ..., in_path=True)
+_LS, _FIND = ("table", "needed_by"), ("path", "table", "checksum")
+_AUDIT = ("job", "run", "object", "path", "outcome", "since")
+
+
+def _as_a_job(*command: str) -> str:
+    words = ", ".join(f'"{each}"' for each in command)
+    return f"run it as a job: [service.jobs.NAME] command = [{words}, ...], then GET runs/RUN/answer"
+
+
+def _audit(asking: Asking) -> AuditList:
+    found = asked_of_verb(audit_ls, _AUDIT, limited=True)(asking)
+    assert isinstance(found, AuditShown)
+    return AuditList(found.root, found.found)
+
+
+@dataclass(frozen=True)
+class AuditList:
+    """Rows of the audit, by job, run and time."""
+
+    root: str
+    rows: list[AuditRow]
+
+
+_OF_POLICIES = (
+    Question(
+        "policies/{policy}/lag",
+        "Its lag, measured now, as `replicator lag` gives it.",
+        asked_of_verb(lag),
+        Lag,
+        of="policy",
+        instead="GET policies/P has it as it was measured last",
+    ),
+    Question(
+        "policies/{policy}/history",
+        "Its runs as the target remembers them, those by hand too, newest first, as `replicator history` gives them.",
+        asked_of_verb(history, limited=True),
+        ShownHistory,
+        of="policy",
+        reads="target_cmroot",
+        listed="runs",
+    ),
+    Question(
+        "policies/{policy}/lag-history",
+        "Its lag over time, oldest first.",
+        of_policies.lag_history,
+        of_policies.LagSeries,
+        of="policy",
+        parameters=(_SINCE,),
+        listed="points",
+        keyed=of_policies.key_of_point,
+    ),
+    Question(
+        "policies/{policy}/verification",
+        "Its last comparison of both sides, and how old it is.",
+        of_policies.verification,
+        of_policies.VerificationView,
+        of="policy",
+    ),
+    Question(
+        "policies/{policy}/drills",
+        "Its drills, newest first, with measured recovery times, as `replicator drill --list` gives them.",
+        asked_of_verb(drill, limited=True, listing=True),
+        ShownDrills,
+        of="policy",
+        reads="target_cmroot",
+        listed="drills",
+    ),
+    Question(
+        "policies/{policy}/roles",
+        "Roles of its databases on both sides, its slot, and turns that were made.",
+        of_policies.roles,
+        of_policies.PolicyRoles,
+        of="policy",
+    ),
+    Question(
+        "policies/{policy}/restore-points",
+        "Moments that `replicator restore --policy` can go back to, newest first.",
+        of_policies.restore_points,
+        of_policies.RestorePoints,
+        of="policy",
+        parameters=(_SINCE,),
+        listed="points",
+    ),
+    Question("checks", "What the newest checks of policies have found.", of_policies.checks, of_policies.CheckList),
+)
+
+_OF_ROOTS = (
+    Question("roots", "The roots that can be asked about.", of_roots.roots, of_roots.RootList),
+    Question(
+        "cmroot/ls",
+        "What it keeps: totals by who needs it, and the largest entries, as `replicator cm ls` gives them.",
+        asked_of_command(("cm", "ls"), _LS, ("--engine=local",), limited=True),
+        KeptList,
+        of="root",
+        parameters=of_options(CmLsOptions, *_LS),
+        listed="entries",
+        seconds=SLOW,
+        instead=_as_a_job("cm", "ls"),
+    ),
+    Question(
+        "cmroot/find",
+        "Files of the captured log, as `replicator cm find` finds them; path, table or checksum is needed.",
+        asked_of_command(("cm", "find"), _FIND, limited=True),
+        FoundList,
+        of="root",
+        parameters=of_options(CmFindOptions, *_FIND),
+        listed="entries",
+        seconds=SLOW,
+        instead=_as_a_job("cm", "find"),
+    ),
+    Question(
+        "cmroot/slots",
+        "Slots, holds and dumps, and how far behind they are, as `replicator cm slots` gives them.",
+        of_roots.slots,
+        PinList,
+        of="root",
+        parameters=(Parameter("held", bool, "Also what each holds back, which reads the whole log.", False),),
+        seconds=SLOW,
+        instead=_as_a_job("cm", "slots"),
+    ),
+    Question(
+        "cmroot/holds", "Named moments that it keeps.", of_roots.holds, of_roots.HoldList, of="root", listed="holds"
+    ),
+    Question(
+        "cmroot/expiry",
+        "What an expiry would remove now, and what holds back the rest, as `replicator cm expire --dry-run` says.",
+        of_roots.expiry,
+        ExpiryPlanned,
+        of="root",
+        parameters=(text("older_than", "The retention, such as 30d; without it, that of the job that expires it."),),
+        seconds=SLOW,
+        instead=_as_a_job("cm", "expire", "--dry-run"),
+    ),
+    Question(
+        "cmroot/size",
+        "What it kept over time, oldest first.",
+        of_roots.size,
+        of_roots.SizeSeries,
+        of="root",
+        parameters=(_SINCE,),
+        listed="points",
+        keyed=of_policies.key_of_point,
+        may_be_none_yet=True,
+    ),
+    Question(
+        "tables/{table}/timeline",
+        "A table's life: records, removals, comparisons, runs, dumps and holds, oldest first.",
+        of_tables.timeline,
+        of_tables.Timeline,
+        of="root",
+        parameters=(
+            Parameter("table", str, "DB.TABLE, by any name that it had.", ..., in_path=True),
+            Parameter("kind", Literal[of_tables.KINDS] | None, "Only entries of this kind."),
+            _SINCE,
+            _UNTIL,
+        ),
+        listed="entries",
+        keyed=of_tables.key_of_entry,
+        instead="ask from a later `since` on; `replicator show ROOT --table DB.TABLE` has no time limit",
+    ),
+)
+
+_OF_REMOVALS = (
+    Question(
+        "housekeeping/items",
+        "What housekeeping is to remove, has removed, and cannot, as `replicator housekeeping ls` gives it.",
+        of_removals.items,
+        of_removals.ItemList,
+        of="root",
+        parameters=of_options(HousekeepingLsOptions, *of_removals.FILTERS),
+        listed="content",
+        pages=True,
+    ),
+    Question(
+        "removals/upcoming",
+        "What goes when and why, by day: items of housekeeping, and what rehearsals of retention have planned.",
+        of_roots.upcoming,
+        of_roots.UpcomingRemovals,
+        listed="removals",
+    ),
+    Question(
+        "retention/{job}/explain",
+        "The settings of a dataset, each with its file and line, as `replicator retention explain` gives them.",
+        of_removals.explained,
+        Explained,
+        parameters=(
+            Parameter("job", str, "A job of the configuration that runs retention.", ..., in_path=True),
+            text("path", 'A dataset\'s, as the configuration spells it, or "hive/DB/TABLE".', needed=True),
+        ),
+        listed="values",
+    ),
+    Question(
+        "purges",
+        "Purges and restores of their backups, newest first.",
+        of_removals.purges,
+        of_removals.PurgeList,
+        of="root",
+        listed="purges",
+        pages=True,
+    ),
+    Question(
+        "purges/{purge}",
+        "One purge, and how far its partitions have come.",
+        of_removals.purge,
+        of_removals.PurgeDetail,
+        of="root",
+        parameters=(_PURGE,),
+    ),
+    Question(
+        "purges/{purge}/certificate",
+        "The newest certificate of a purge.",
+        of_removals.certificate,
+        Certificate,
+        of="root",
+        parameters=(_PURGE,),
+    ),
+    Question(
+        "legal-holds",
+        "What no job may remove, as `replicator legal-hold ls` gives it.",
+        asked_of_verb(legal_hold_ls),
+        LegalHolds,
+        of="root",
+        listed="holds",
+    ),
+    Question(
+        "audit",
+        "What jobs removed and refused, as `replicator audit ls` gives it.",
+        _audit,
+        AuditList,
+        of="root",
+        parameters=of_options(AuditLsOptions, *_AUDIT),
+        listed="rows",
+    ),
+)
+
+QUESTIONS = _OF_POLICIES + _OF_ROOTS + _OF_REMOVALS
