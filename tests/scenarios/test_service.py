@@ -97,6 +97,8 @@ class Service:
 def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + "}"
     return f"'{value}'" if isinstance(value, str) else str(value).lower()
 
 

@@ -43,7 +43,7 @@ class LagRecorder:
 
     def run(self) -> None:
         """Until the scheduler stops."""
-        _repeat(self.scheduler, self.step)
+        _repeat(self.scheduler, self.step, STEP)
 
     def step(self) -> None:
         """Raises StoreUnreachable."""
@@ -75,7 +75,7 @@ class SizeRecorder:
 
     def run(self) -> None:
         """Until the scheduler stops."""
-        _repeat(self.scheduler, self.step)
+        _repeat(self.scheduler, self.step, 3 * STEP)
 
     def step(self) -> None:
         """Raises StoreUnreachable."""
@@ -97,7 +97,8 @@ class SizeRecorder:
         with tempfile.TemporaryDirectory(prefix="replicator-size-") as made:
             child, deadline = Child("size", line, Path(made), GRACE), time.monotonic() + LONGEST
             while child.ended() is None:
-                if self.scheduler.stopping.wait(0.1) or time.monotonic() > deadline:
+                time.sleep(0.1)
+                if self.scheduler.stopping.is_set() or time.monotonic() > deadline:
                     child.stop("it took too long")
             said: Any = answer_of(Path(made))
         now = self.store.now()
@@ -108,8 +109,8 @@ class SizeRecorder:
         return RootSample(place, now, total["entries"], total["bytes"], shared["bytes"], "")
 
 
-def _repeat(scheduler: Scheduler, step: Callable[[], None]) -> None:
-    while not scheduler.stopping.wait(STEP):
+def _repeat(scheduler: Scheduler, step: Callable[[], None], seconds: float) -> None:
+    while not scheduler.stopping.wait(seconds):
         try:
             if scheduler.health.leads:
                 step()

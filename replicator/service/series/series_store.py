@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Table, cast, delete, func, insert, select
+from sqlalchemy import BigInteger, Table, cast, delete, func, insert, select, tuple_
 
 from replicator.service.schema import lag_sample, root_sample
 from replicator.service.store import ServiceStore
@@ -91,8 +91,8 @@ def thin(store: ServiceStore, keep: float) -> None:
     with store.transaction() as connection:
         for table in (lag_sample, root_sample):
             connection.execute(delete(table).where(table.c.at < now - keep))
-        for policy, at in connection.execute(select(found.c.policy, found.c.at).where(found.c.place > 1)).all():
-            connection.execute(delete(lag_sample).where(lag_sample.c.policy == policy, lag_sample.c.at == at))
+        worse = select(found.c.policy, found.c.at).where(found.c.place > 1)
+        connection.execute(delete(lag_sample).where(tuple_(lag_sample.c.policy, lag_sample.c.at).in_(worse)))
 
 
 def _record(store: ServiceStore, table: Table, found: Any, **key: str) -> None:

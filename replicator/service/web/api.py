@@ -14,7 +14,7 @@ from replicator.errors import ObjectNotFound
 from replicator.service.actions import Action, action_of, actions, record_action
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
-from replicator.service.store import ALL, ServiceRun
+from replicator.service.store import ALL, RunState, ServiceRun
 from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
 from replicator.service.web.serving import Serving
@@ -129,8 +129,8 @@ def runs(
     request: Request,
     who: Who,
     job: str = "",
-    state: Annotated[list[str] | None, Query()] = None,
-    cursor: Annotated[str, Query(max_length=40)] = "",
+    state: Annotated[list[RunState] | None, Query()] = None,
+    cursor: Annotated[str, Query(pattern=r"^(\d{13}-[0-9a-f]{12})?$")] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> RunList:
     """Runs, newest first. cursor: `next` of the page before."""

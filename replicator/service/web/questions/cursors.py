@@ -36,7 +36,9 @@ def read_cursor(text: str | None, asked: str, kind: type[int] | type[str] = int)
         found = msgspec.json.decode(data, type=_Cursor)
     except (binascii.Error, msgspec.DecodeError, ValueError) as error:
         raise UsageError("this is no cursor", hint="take `next` of the page before, or leave it out") from error
-    if found.asked != asked or type(found.at) is not kind or (kind is int and not 0 <= int(found.at) <= FARTHEST):
+    if found.asked == asked and isinstance(found.at, int) and found.at > FARTHEST:
+        raise UsageError(f"pages lead to {FARTHEST:,} entries of a list", hint="filter: ask for less")
+    if found.asked != asked or type(found.at) is not kind or (isinstance(found.at, int) and found.at < 0):
         hint = "filters and limit stay as they were; without a cursor the list begins anew"
         raise UsageError("this cursor is another question's", hint=hint)
     return found.at

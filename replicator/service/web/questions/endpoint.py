@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from replicator import errors
 from replicator.core.report import Report
 from replicator.errors import Error, ObjectNotFound
 from replicator.service.web.known_parameters import refuse_unknown_parameters
@@ -64,10 +63,12 @@ def parameters_of(question: Question) -> list[Parameter]:
 def _endpoint(question: Question, askers: Askers) -> Callable[..., Awaitable[Response]]:
     async def endpoint(**given: Any) -> Response:
         request, who = given.pop("request"), given.pop("who")
-        asking = _asking(question, askers, request, who, given)
+        asking = _asking(question, request, who, given)
         about = asking.given_root.place if asking.given_root else asking.policy.name if asking.given_policy else ""
         try:
-            found = await askers.ask(about, question.seconds + GRACE + PARTIAL, lambda: _answer(question, asking))
+            found = await askers.ask(
+                about, question.seconds + GRACE + PARTIAL, lambda: _answer(question, asking), process=question.process
+            )
         except Late as late:
             return _late(question, late)
         except CommandFailed as failed:
@@ -93,9 +94,11 @@ def _signature(question: Question) -> inspect.Signature:
     return inspect.Signature(found)
 
 
-def _asking(question: Question, askers: Askers, request: Request, who: Any, given: dict[str, Any]) -> Asking:
+def _asking(question: Question, request: Request, who: Any, given: dict[str, Any]) -> Asking:
     serving: Serving = request.app.state.serving
     policy = root = None
+    if question.whole:
+        require(who, "viewer", "")
     if question.of == "policy":
         name = given.pop("policy")
         require(who, "viewer", name)
@@ -107,10 +110,10 @@ def _asking(question: Question, askers: Askers, request: Request, who: Any, give
         root = root_for(serving.config, who, given.pop("root"))
     limit, cursor = given.pop("limit", PAGE), given.pop("cursor", None)
     if not question.listed:
-        return Asking(serving, askers, who, given, policy, root, seconds=question.seconds)
+        return Asking(serving, who, given, policy, root, seconds=question.seconds)
     at = read_cursor(cursor, _asked(question, given, policy, root, limit), str if question.keyed else int)
     after, offset = (at, 0) if question.keyed else ("", at)
-    return Asking(serving, askers, who, given, policy, root, offset, limit, after, question.seconds)
+    return Asking(serving, who, given, policy, root, offset, limit, after, question.seconds)
 
 
 def _asked(question: Question, given: Mapping[str, Any], policy: Any, root: Any, limit: int) -> str:
@@ -147,10 +150,16 @@ def _late(question: Question, late: Late) -> JSONResponse:
 
 def _failed(question: Question, failed: CommandFailed) -> JSONResponse:
     said = failed.said
-    kind = getattr(errors, str(said.get("error", "")), Error)
+    kind = next((each for each in _kinds(Error) if each.__name__ == said.get("error")), Error)
     fields = {"hint": said.get("hint") or question.instead, "exit_code": failed.code, "transient": kind.transient}
     message = str(said.get("message") or f"the command ended with {failed.code} and no answer")
     return problem(status_of_kind(kind), kind.__name__, message, **fields)
+
+
+def _kinds(kind: type[Error]) -> Iterator[type[Error]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
 
 
 # ---- description --------------------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ from replicator.core.policy import matching_databases
 from replicator.dumps.points import absolute_moment
 from replicator.errors import Error, UsageError
 from replicator.housekeeping.opening import time_of
-from replicator.pitr.pins import SlotState
+from replicator.pitr.pins import PinList, SlotState
 from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, shown_roles
 from replicator.service.children import answer_of
 from replicator.service.series.series_store import LagSample, lag_samples
 from replicator.service.store import ServiceRun
 from replicator.service.times import iso
-from replicator.service.web.questions.named_roots import option_of
+from replicator.service.web.questions.named_roots import option_of, roots_of
 from replicator.service.web.questions.question import Asking
 
 LOOKED_AT = 200
@@ -122,9 +122,9 @@ class Verification:
 
 @dataclass(frozen=True)
 class VerificationView:
-    """last: the newest comparison; null: none is known. whole_round_seconds: since the comparison of the table that
-    waits longest; null: some never were (`never`), or nobody knows. open: tables that differed when they were compared
-    last. jobs: those of the configuration that compare this policy."""
+    """last: the newest comparison; null: none of the newest 200 runs made one. whole_round_seconds: since the
+    comparison of the table that waits longest; null: some never were (`never`), or nobody knows. open: tables that
+    differed when they were compared last. budget: whether runs compare. jobs: those of the configuration that do."""
 
     policy: str
     last: Verification | None
@@ -248,7 +248,7 @@ class RestorePoint:
 class RestorePoints:
     """root: whose log it is; that of the side that is replicated now. begins, ends: the log's first and last moment;
     any event between them can be asked for. What is not held may have expired: `restore --dry-run` says what bytes are
-    there. points: newest first."""
+    there. points: newest first; holds and dumps only for who may look at all policies of the root."""
 
     policy: str
     root: str
@@ -271,7 +271,10 @@ def restore_points(asking: Asking) -> RestorePoints:
         for each in captures
     ]
     times = {each.event: each.at for each in points}
-    pins = cm_slots(cmroot=place, held=False, config=config)
+    mine = all(
+        asking.who.may("viewer", user) for root in roots_of(config) if root.place == place for user in root.policies
+    )
+    pins = cm_slots(cmroot=place, held=False, config=config) if mine else PinList("listed", place, None, None)
     held = [
         RestorePoint("hold", each["event"], each["position"], None, each["name"], each["reason"]) for each in pins.holds
     ]

@@ -126,12 +126,13 @@ class PurgeList:
 
 @dataclass(frozen=True)
 class PurgeDetail:
-    """One, with its partitions: how many in each state, rows erased, bytes written again, those that were not done."""
+    """One, with its partitions: how many in each state, rows erased, bytes written again, the first not done."""
 
     purge: PurgeView
     states: dict[str, int] = field(default_factory=dict)
     rows_erased: int = 0
     bytes_rewritten: int = 0
+    open_count: int = 0
     open: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -152,7 +153,9 @@ def purge(asking: Asking) -> PurgeDetail:
     ]
     done = [unit for unit in units if unit.state in ("DONE", "SWAPPED")]
     erased, rewritten = sum(unit.matched for unit in done), sum(unit.bytes_after for unit in done)
-    return PurgeDetail(PurgeView.of(directory.read_run()), states, erased, rewritten, undone[: asking.limit])
+    return PurgeDetail(
+        PurgeView.of(directory.read_run()), states, erased, rewritten, len(undone), undone[: asking.limit]
+    )
 
 
 def certificate(asking: Asking) -> Certificate:

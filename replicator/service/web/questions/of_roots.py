@@ -83,10 +83,8 @@ def size(asking: Asking) -> SizeSeries:
 # ---- slots and holds ----------------------------------------------------------------------------------------------
 
 
-def slots(asking: Asking) -> Any:
-    """What each holds back reads the whole log, in a process of its own."""
-    if asking.values["held"]:
-        return asked_of_command(("cm", "slots"), (), ("--engine=local",))(asking)
+def slots(asking: Asking) -> PinList:
+    """Without what each holds back, which reads the whole log."""
     return cm_slots(cmroot=asking.root.place, held=False, config=asking.serving.config)
 
 
@@ -167,7 +165,7 @@ def upcoming(asking: Asking) -> UpcomingRemovals:
         except Error as error:
             lacking.append(f"items of {name}: {error.message}")
     for name, job in sorted(asking.serving.scheduled.items()):
-        if job.arguments[:2] == ("retention", "run"):
+        if job.arguments[:2] == ("retention", "run") and asking.who.may("viewer"):
             removals += _of_plan(asking, name, lacking)
     removals.sort(key=lambda each: (each.day, each.job, each.reason))
     return UpcomingRemovals(removals, [*lacking, *NOT_COUNTED])

@@ -55,7 +55,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A table's life, oldest first. root: whose log it is."""
+    """A table's life, oldest first. root: whose log it is. Of each policy, the newest 1,000 runs count."""
 
     table: str
     root: str
@@ -109,8 +109,10 @@ def _records(asking: Asking, db: str, table: str, since: float) -> Iterator[Time
 
 def _removals(asking: Asking, db: str, table: str, since: float) -> Iterator[TimelineEntry]:
     moment = iso(since) if since else None
-    rows = audit_ls(cmroot=asking.root.place, object=f"{db}.{table}", since=moment, limit=ROWS).found
-    for number, row in enumerate(rows):
+    shown = audit_ls(cmroot=asking.root.place, object=f"{db}.{table}", since=moment, limit=ROWS)
+    if shown.more:
+        raise UsageError(f"the audit has more than {ROWS:,} rows about {db}.{table}", hint="give a later `since`")
+    for number, row in enumerate(shown.found):
         what, said = f"{row.job}: {row.outcome}", msgspec.to_builtins(row)
         text = f"{row.path or row.partition}: {row.reason}"
         yield TimelineEntry(

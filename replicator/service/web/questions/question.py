@@ -20,7 +20,7 @@ from replicator.core.report import Report
 from replicator.errors import UsageError
 from replicator.service.api_tokens import Identity
 from replicator.service.web.questions.named_roots import NamedRoot
-from replicator.service.web.questions.time_limits import Askers, run_command
+from replicator.service.web.questions.time_limits import run_command
 from replicator.service.web.serving import Serving
 from replicator.text.quantity import parse_duration
 
@@ -52,7 +52,6 @@ class Asking:
     with a list; after: the key of the last entry before it, for one that has keys. seconds: the time limit."""
 
     serving: Serving
-    askers: Askers
     who: Identity
     values: Mapping[str, Any]
     given_policy: Policy | None = None
@@ -84,7 +83,8 @@ class Question:
     the type that describes it. listed: its field that is a list, of which a page is given. `ask` gives it from `offset`
     on if it `pages`, else from its beginning, and one entry more than wanted where there are more. keyed: pages follow
     the key of an entry, which this tells. may_be_none_yet: the root need not be there. reads: the root
-    of a policy that must be: its key. seconds: the time limit."""
+    of a policy that must be: its key. process: it runs a command. whole: tokens of some policies may not ask.
+    seconds: the time limit; instead: what to do beyond it."""
 
     path: str
     summary: str
@@ -97,6 +97,8 @@ class Question:
     keyed: Callable[[Any], str] | None = None
     may_be_none_yet: bool = False
     reads: str = ""
+    process: bool = False
+    whole: bool = False
     seconds: float = SECONDS
     instead: str = "ask again later, or for less"
     tags: Sequence[str] = field(default=("questions",))
@@ -137,7 +139,7 @@ def asked_of_command(
                 line.append(f"--{name.replace('_', '-')}={asking.values[name]}")
         if limited:
             line.append(f"--limit={asking.enough}")
-        code, said = run_command(line, asking.seconds, asking.askers.processes)
+        code, said = run_command(line, asking.seconds)
         if code in (0, 3, 4) and said:
             return said
         raise CommandFailed(code, said)

@@ -39,20 +39,19 @@ class Askers:
     """Threads for questions. Used by one event loop."""
 
     def __init__(self) -> None:
-        self._all = asyncio.Semaphore(AT_ONCE)
-        self._of: dict[str, asyncio.Semaphore] = {}
-        self.processes = threading.Semaphore(PROCESSES)
+        self._all, self._processes = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(PROCESSES)
+        self._of: dict[tuple[str, bool], asyncio.Semaphore] = {}
 
-    async def ask(self, about: str, seconds: float, do: Callable[[], T]) -> T:
+    async def ask(self, about: str, seconds: float, do: Callable[[], T], *, process: bool = False) -> T:
         """What `do` returns or raises. about: a root, policy or nothing, of which only so many are asked at once.
-        Raises Late; then `do` goes on, and its place is free when it has ended."""
+        process: it runs a command. Raises Late; then `do` goes on, and its place is free when it has ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        mine = self._of.setdefault(about, asyncio.Semaphore(OF_ONE))
+        mine = self._of.setdefault((about, process), asyncio.Semaphore(OF_ONE))
         taken: list[asyncio.Semaphore] = []
         try:
             async with asyncio.timeout_at(deadline):
-                for each in (mine, self._all):
+                for each in (mine, self._processes if process else self._all):
                     await each.acquire()
                     taken.append(each)
         except TimeoutError:
@@ -100,23 +99,16 @@ def _outcome(do: Callable[[], T]) -> Callable[[], T]:
     return lambda: found
 
 
-def run_command(arguments: Sequence[str], seconds: float, places: threading.Semaphore) -> tuple[int | None, Any]:
+def run_command(arguments: Sequence[str], seconds: float) -> tuple[int | None, Any]:
     """A command line in a process of its own: its exit code and `--json`. Raises Late; the process is ended then."""
-    deadline = time.monotonic() + seconds
-    if not places.acquire(timeout=seconds):
-        raise Late(begun=False)
-    try:
-        with tempfile.TemporaryDirectory(prefix="replicator-question-") as made:
-            here = Path(made)
-            child = Child("a question", [*arguments, "--json"], here, GRACE)
-            late = False
-            while (ended := child.ended()) is None:
-                if time.monotonic() > deadline:
-                    late = True
-                    child.stop("it took too long")
-                time.sleep(LOOK)
-            if late:
-                raise Late(begun=True)
-            return ended.exit_code, answer_of(here)
-    finally:
-        places.release()
+    deadline, late = time.monotonic() + seconds, False
+    with tempfile.TemporaryDirectory(prefix="replicator-question-") as made:
+        child = Child("a question", [*arguments, "--json"], Path(made), GRACE)
+        while (ended := child.ended()) is None:
+            if time.monotonic() > deadline:
+                late = True
+                child.stop("it took too long")
+            time.sleep(LOOK)
+        if late:
+            raise Late(begun=True)
+        return ended.exit_code, answer_of(Path(made))
