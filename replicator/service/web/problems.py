@@ -30,14 +30,18 @@ HINTS: dict[int, tuple[str, int]] = {
     404: ("see /docs for what there is", 1),
     405: ("see /docs for what may be sent there", 2),
     409: ("give each action an Idempotency-Key of its own", 6),
+    500: ("see the log of the service", 1),
+    503: ("ask again later", 75),
 }
 """Hint and exit code for what no error of ours says."""
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
-    """An answer with a problem. more: further members."""
+    """An answer with a problem. more: further members; a hint and an exit code are there always."""
+    hint, code = HINTS.get(status, ("see /docs for what may be asked, and how", 2))
+    said = {"exit_code": code, **more, "hint": more.get("hint") or hint}
     return JSONResponse(
-        {"type": "about:blank", "title": title, "status": status, "detail": detail, **more},
+        {"type": "about:blank", "title": title, "status": status, "detail": detail, **said},
         status,
         media_type="application/problem+json",
         headers={"WWW-Authenticate": "Bearer"} if status == 401 else None,
@@ -68,15 +72,12 @@ def add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def of_http(_: Request, error: HTTPException) -> JSONResponse:
-        hint, code = HINTS.get(error.status_code, ("see /docs", 2))
-        return problem(
-            error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail), hint=hint, exit_code=code
-        )
+        return problem(error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail))
 
     @app.exception_handler(Exception)
     def unexpected(_: Request, error: Exception) -> JSONResponse:
         log.error("internal error", exc_info=error)
-        return problem(500, "InternalError", f"internal error: {type(error).__name__}; see the log of the service")
+        return problem(500, "InternalError", f"internal error: {type(error).__name__}")
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
