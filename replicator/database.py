@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -36,7 +36,7 @@ class Database:
         except ModuleNotFoundError as error:
             raise ConfigError(f"{given_by}: {error}", hint="pip install 'replicator[postgres]'") from error
         self._name = name
-        self.url = parsed.render_as_string(hide_password=True)
+        self.url = _without_secrets(parsed)
         self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
     def close(self) -> None:
@@ -98,6 +98,12 @@ class Database:
         if away or (type(error.orig).__name__ == "OperationalError" and self.file is None):
             return StoreUnreachable(message, hint="nothing is lost; run the same command again when it answers")
         return Error(message, hint="check the rights of the file, or the URL, user and database")
+
+
+def _without_secrets(url: URL) -> str:
+    """libpq takes passwords in the query, too."""
+    hidden = {key: "***" if "password" in key.lower() else value for key, value in url.query.items()}
+    return url.set(query=hidden).render_as_string(hide_password=True)
 
 
 def _engine(url: Any) -> Engine:

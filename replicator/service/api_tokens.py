@@ -26,15 +26,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks. policies: that it may do anything with; empty: all."""
+    """Who asks. policies: that it may do anything with; empty: all. also: further roles, with policies of their own."""
 
     name: str
     role: Role
     policies: tuple[str, ...] = ()
+    also: tuple[tuple[Role, tuple[str, ...]], ...] = ()
 
     def may(self, role: Role, policy: str = "") -> bool:
         """Whether it may do what needs a role, with a policy; "": with what belongs to none."""
-        return ROLES.index(self.role) >= ROLES.index(role) and (not self.policies or policy in self.policies)
+        grants = ((self.role, self.policies), *self.also)
+        return any(ROLES.index(has) >= ROLES.index(role) and (not of or policy in of) for has, of in grants)
 
 
 NOBODY = Identity("anonymous", "viewer")

@@ -16,15 +16,17 @@ from replicator.core.config import Config, read_config
 from replicator.core.following import Stop
 from replicator.errors import UsageError
 from replicator.service.alerts.alerting import Alerter
+from replicator.service.entrance.admitted import Admission
+from replicator.service.entrance.timed_connection import uvicorn_limits
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
 from replicator.service.series.recorders import LagRecorder, SizeRecorder
 from replicator.service.store import ServiceStore
-from replicator.service.web.app import LOOPBACK, make_app
+from replicator.service.web.app import HEADERS, LOOPBACK, make_app
 from replicator.service.web.questions.named_roots import roots_of
 from replicator.service.web.serving import Serving
 
-SLOW = 30  # seconds for a client to send a request; and for current answers at the end
+SLOW = 30  # seconds to begin to listen; and for current answers at the end
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ def run_service(settings: ServiceSettings) -> None:
     file = settings.config_file.absolute()
     config = read_config(file)
     host, port = _address(settings.listen or config.service.listen)
-    open_to_all = host in LOOPBACK and not settings.require_token
+    open_to_all = host in LOOPBACK and not settings.require_token and not config.service.proxy.networks
     with ExitStack() as stack:
         store = stack.enter_context(ServiceStore(config.service.store))
         store.prepare()
@@ -60,18 +62,19 @@ def run_service(settings: ServiceSettings) -> None:
         def places() -> set[str]:
             return {each.place for each in roots_of(scheduler.config)}
 
+        application = make_app(Serving(store, scheduler, watch), open_to_all=open_to_all)
         server = _Server(
             uvicorn.Config(
-                make_app(Serving(store, scheduler, watch), open_to_all=open_to_all),
+                Admission(application, config.service, HEADERS),
                 host=host,
                 port=port,
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=SLOW,
                 timeout_graceful_shutdown=SLOW,
                 ssl_certfile=os.fspath(settings.certificate) if settings.certificate else None,
                 ssl_keyfile=os.fspath(settings.key) if settings.key else None,
+                **uvicorn_limits(config.service.limits),
             )
         )
         threads = [

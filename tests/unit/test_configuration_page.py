@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from replicator.core import config
+from replicator.core.schedules import entrance_config
 
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 TABLES = {
@@ -23,6 +24,9 @@ TABLES = {
     'stores."s3a://BUCKET"': config.Endpoint,
     "service": config.ServiceConfig,
     "service.jobs.NAME": config.JobConfig,
+    "service.proxy": entrance_config.ProxyConfig,
+    "service.proxy.groups.NAME": entrance_config.GroupConfig,
+    "service.limits": entrance_config.LimitConfig,
     "alerts": config.AlertConfig,
 }
 FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn

@@ -39,7 +39,7 @@ LIBRARIES = {
         "replicator.service.migrations.versions",
     },
     "fastapi": {"replicator.service.web", "replicator.service.web.questions"},
-    "uvicorn": {"replicator.service"},
+    "uvicorn": {"replicator.service", "replicator.service.entrance"},
 }
 """Rooms that may import them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from replicator.core.schedules.entrance_config import LimitConfig, ProxyConfig, check_limits, check_proxy
 from replicator.errors import ConfigError
 from replicator.text.quantity import parse_duration
 
@@ -35,6 +36,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace: str = "1m"
     measure_roots: str = "1h"
     jobs: dict[str, JobConfig] = {}
+    proxy: ProxyConfig = ProxyConfig()
+    limits: LimitConfig = LimitConfig()
 
 
 def check_service(service: ServiceConfig) -> None:
@@ -46,3 +49,5 @@ def check_service(service: ServiceConfig) -> None:
             raise ConfigError(f"service.{key}: {error}", hint="write a duration such as 30d or 1m") from error
     if service.at_once < 1:
         raise ConfigError("service.at_once: is less than 1")
+    check_proxy(service.proxy)
+    check_limits(service.limits)

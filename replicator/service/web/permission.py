@@ -1,8 +1,9 @@
-"""Who asks, and whether it may: bearer tokens. Without one a request may look, where the service is on loopback."""
+"""Who asks, and whether it may: a proxy's user, or a bearer token. Without one a request may look, where the service is
+on loopback."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from fastapi import Depends, HTTPException, Request
 
@@ -13,8 +14,13 @@ NEEDED = "a token is needed: `replicator token create`"
 
 
 def of_request(request: Request) -> Identity:
-    """Raises HTTPException 401 for a token that is none, and without one where looking needs one."""
-    state = request.app.state
+    """Raises HTTPException 401 for a token that is none, and without one where looking needs one; 403 for a proxy's
+    user in no group that may anything."""
+    state, sender = request.app.state, request.state.sender
+    if sender.user:
+        if sender.identity is None:
+            raise HTTPException(403, f"{sender.user} is in no group of service.proxy.groups")
+        return cast(Identity, sender.identity)
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if not scheme:
         if state.open_to_all:
@@ -24,6 +30,7 @@ def of_request(request: Request) -> Identity:
     found = identify(store, given.strip()) if scheme.lower() == "bearer" else None
     if found is None:
         raise HTTPException(401, "this token is wrong, revoked or expired")
+    sender.recognised()
     return found
 
 

@@ -1,0 +1,1 @@
+"""The entrance of the service: proxies, limits, sizes and times of requests, before they are answered."""

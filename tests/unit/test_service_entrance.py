@@ -1,0 +1,106 @@
+"""The entrance of the service: whom it believes, and how often one may ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicator.core.config import parse_config
+from replicator.core.schedules.entrance_config import GroupConfig, ProxyConfig
+from replicator.errors import ConfigError
+from replicator.service.api_tokens import Identity
+from replicator.service.entrance.rates import Rates
+from replicator.service.entrance.trusted_proxies import Proxies
+from replicator.service.store import ServiceStore
+
+CONFIG = ProxyConfig(
+    networks=("10.1.0.0/28", "::1"),
+    user_header="X-User",
+    groups_header="X-Groups",
+    groups={"ops": GroupConfig("operator", ("west",)), "all": GroupConfig("viewer"), "root": GroupConfig("admin")},
+)
+PROXIES = Proxies(CONFIG)
+
+
+def headers(**given: str) -> list[tuple[bytes, bytes]]:
+    return [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()]
+
+
+@pytest.mark.parametrize("peer", ["10.1.0.16", "127.0.0.1", "", "10.1.0.x", "::2"])
+def test_headers_of_others_mean_nothing(peer: str) -> None:
+    found = PROXIES.sender(peer, headers(x_user="root", x_groups="root", x_forwarded_for="1.2.3.4"))
+    assert (found.address, found.user, found.identity) == (peer, "", None)
+
+
+@pytest.mark.parametrize("peer", ["10.1.0.1", "::ffff:10.1.0.1", "::1"])
+def test_a_proxy_says_who_asks(peer: str) -> None:
+    found = PROXIES.sender(peer, headers(x_user="anna", x_groups="ops, all,none", x_forwarded_for="1.2.3.4"))
+    assert (found.address, found.user) == ("1.2.3.4", "anna")
+    assert found.identity == Identity("proxy:anna", "operator", ("west",), also=(("viewer", ()),))
+    may = found.identity.may
+    assert may("operator", "west") and may("viewer", "east") and may("viewer")
+    assert not may("operator", "east") and not may("operator") and not may("admin", "west")
+
+
+def test_a_user_in_no_group_may_nothing() -> None:
+    for groups in ("", "nobody", "ROOT"):
+        found = PROXIES.sender("10.1.0.1", headers(x_user="anna", x_groups=groups))
+        assert found.user == "anna" and found.identity is None
+
+
+def test_two_users_are_refused() -> None:
+    with pytest.raises(ValueError, match="X-User is given twice"):
+        PROXIES.sender("10.1.0.1", [*headers(x_user="anna"), *headers(x_user="root")])
+
+
+@pytest.mark.parametrize(
+    ("chain", "address"),
+    [
+        ("", "10.1.0.1"),
+        ("1.2.3.4", "1.2.3.4"),
+        ("6.6.6.6, 1.2.3.4", "1.2.3.4"),  # the first is what the client said
+        ("6.6.6.6, 1.2.3.4, 10.1.0.2", "1.2.3.4"),
+        ("10.1.0.3,10.1.0.2", "10.1.0.3"),
+        ("1.2.3.4, what, 10.1.0.2", "10.1.0.2"),
+        ("2001:db8::1", "2001:db8::1"),
+    ],
+)
+def test_an_address_is_believed_as_far_as_it_passed_proxies(chain: str, address: str) -> None:
+    assert PROXIES.sender("10.1.0.1", headers(x_forwarded_for=chain)).address == address
+
+
+def test_a_client_asks_so_often_and_memory_is_bounded() -> None:
+    rates = Rates(per_second=2.0, burst=3, clients=10)
+    assert [rates.admit("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert rates.admit("b", 0.0) == 0.0
+    assert rates.admit("a", 0.25) == 0.25 and rates.admit("a", 0.5) == 0.0 and rates.admit("a", 0.5) == 0.5
+    assert [rates.admit("a", 100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]  # no more than a burst is saved
+    for number in range(1000):
+        assert rates.admit(f"c{number}", 100.0) == 0.0
+    assert len(rates) == 10
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "named"),
+    [
+        ("proxy", {"networks": ["10.0.0.0/33"]}, "service.proxy.networks"),
+        ("proxy", {"networks": ["10.0.0.1/8"]}, "service.proxy.networks"),
+        ("proxy", {"user_header": "X-User"}, "service.proxy.networks"),
+        ("proxy", {"networks": ["::1"], "user_header": "X User"}, "service.proxy.user_header"),
+        ("proxy", {"networks": ["::1"], "user_header": "X-User"}, "groups"),
+        ("proxy", {"networks": ["::1"], "groups": {"a": {"role": "king"}}}, "role"),
+        ("limits", {"connections": 0}, "service.limits.connections"),
+        ("limits", {"body": "large"}, "service.limits.body"),
+        ("limits", {"idle_time": "0s"}, "service.limits.idle_time"),
+        ("limits", {"header_time": "soon"}, "service.limits.header_time"),
+    ],
+)
+def test_a_wrong_key_is_named(table: str, keys: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_config({"service": {table: keys}}, "test")
+
+
+def test_a_database_is_named_without_its_passwords() -> None:
+    with ServiceStore(
+        "postgresql://u:one-secret@h:5/d?sslpassword=two-secret&password=three-secret&sslmode=on"
+    ) as store:
+        assert "secret" not in store.url and "sslmode=on" in store.url and "u:***@h:5/d" in store.url
