@@ -134,6 +134,8 @@ if TYPE_CHECKING:
     from replicator.commands.verify import verify as verify
     from replicator.commands.wait import WaitOptions as WaitOptions
     from replicator.commands.wait import wait as wait
+    from replicator.service.metrics_verb import MetricsOptions as MetricsOptions
+    from replicator.service.metrics_verb import metrics as metrics
     from replicator.service.verbs import ServeOptions as ServeOptions
     from replicator.service.verbs import TokenCreateOptions as TokenCreateOptions
     from replicator.service.verbs import TokenLsOptions as TokenLsOptions
@@ -237,6 +239,7 @@ _OF_SERVICE = (
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
 _MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.verbs")
+_MODULES |= dict.fromkeys(("metrics", "MetricsOptions"), "replicator.service.metrics_verb")
 
 
 _RENAMED = {

@@ -54,6 +54,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Service": {
         "serve": ("serve", "Run policies by their schedules; serve an API, metrics, a page."),
         "token": ("token", "Create, list and revoke tokens of the service's API."),
+        "metrics": ("metrics", "Show metrics of policies and runs, for Prometheus."),
     },
     "Tools": {
         "init": ("init", "Write a first replicator.toml, and check it."),

@@ -70,11 +70,13 @@ class Child:
         code = self._process.wait()
         said = answer_of(self._directory)
         message, hint = str(said.get("message", ""))[:MESSAGE], str(said.get("hint", ""))[:MESSAGE]
+        error = str(said.get("error", ""))[:60]
         if self.wanted and code not in STATES:
-            return Ended("cancelled", code, self.wanted, hint)
+            return Ended("cancelled", code, self.wanted, hint, error, said)
         if code in STATES:
-            return Ended(STATES[code], code, message, hint)
-        return Ended("failed", code, message or f"ended with {code} and no answer; see its log", hint)
+            return Ended(STATES[code], code, message, hint, error, said)
+        message = message or f"ended with {code} and no answer; see its log"
+        return Ended("failed", code, message, hint, error or "NoAnswer", said)
 
     def _signal(self, number: int, *, group: bool) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

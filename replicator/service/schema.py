@@ -133,5 +133,25 @@ root_sample = Table(
 )
 """What roots kept over time. `root`: its place."""
 
+counter = Table(
+    "service_counter",
+    metadata,
+    Column("name", String(60), primary_key=True),
+    Column("labels", Text, primary_key=True),
+    Column("value", Float(53), nullable=False),
+)
+"""`labels`: pairs, as JSON. Values only grow."""
+
+sample = Table(
+    "service_sample",
+    metadata,
+    Column("kind", String(20), primary_key=True),
+    Column("subject", Text, primary_key=True),
+    Column("at", Float(53), nullable=False),
+    Column("value", Text, nullable=False),
+)
+"""What is measured slowly, as it was last. `value`: JSON."""
+
+Index("service_run_state", run.c.job, run.c.state, run.c.ended)
 Index("service_action_request", action.c.who, action.c.request_key, unique=True)
 Index("service_token_digest", token.c.digest, unique=True)

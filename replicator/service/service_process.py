@@ -19,6 +19,7 @@ from replicator.service.alerts.alerting import Alerter
 from replicator.service.entrance.admitted import Admission
 from replicator.service.entrance.timed_connection import uvicorn_limits
 from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring.slow_watch import SlowWatch
 from replicator.service.scheduler import Scheduler
 from replicator.service.series.recorders import LagRecorder, SizeRecorder
 from replicator.service.store import ServiceStore
@@ -62,6 +63,7 @@ def run_service(settings: ServiceSettings) -> None:
         def places() -> set[str]:
             return {each.place for each in roots_of(scheduler.config)}
 
+        slow = SlowWatch(store, lambda: scheduler.config, lambda: scheduler.health.leads, watch, scheduler.stopping)
         application = make_app(Serving(store, scheduler, watch), open_to_all=open_to_all)
         server = _Server(
             uvicorn.Config(
@@ -83,6 +85,7 @@ def run_service(settings: ServiceSettings) -> None:
             threading.Thread(target=watch.run, name="lag", daemon=True),
             threading.Thread(target=LagRecorder(store, scheduler, watch).run, name="series", daemon=True),
             threading.Thread(target=SizeRecorder(store, scheduler, places).run, name="sizes", daemon=True),
+            threading.Thread(target=slow.run, name="measures", daemon=True),
             threading.Thread(target=Alerter(store, scheduler, watch).run, name="alerts", daemon=True),
         ]
         stack.callback(_end, scheduler, server, threads)

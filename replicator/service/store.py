@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from sqlalchemy import Connection, Row, and_, case, delete, func, insert, litera
 from replicator.database import Database
 from replicator.errors import ObjectNotFound
 from replicator.service.jobs import Job
+from replicator.service.measuring.counters import add
+from replicator.service.measuring.tally import counts_of
 from replicator.service.schema import REVISIONS, job, lease, run
 
 REVISION = "0002"
@@ -67,12 +69,14 @@ class ServiceRun:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended."""
+    """How a run ended. error: its class; said: its whole answer, which is counted."""
 
     state: RunState
     exit_code: int | None = None
     message: str = ""
     hint: str = ""
+    error: str = ""
+    said: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ServiceStore(Database):
@@ -187,9 +191,9 @@ class ServiceStore(Database):
             return bool(begun.rowcount)
 
     def end(self, id: str, how: Ended) -> None:
-        """May run twice; the first end stays."""
+        """May run twice; the first end stays, and is counted."""
         with self.transaction() as connection:
-            connection.execute(
+            ended = connection.execute(
                 update(run)
                 .where(run.c.id == id, run.c.active.is_not(None))
                 .values(
@@ -201,6 +205,8 @@ class ServiceStore(Database):
                     hint=how.hint,
                 )
             )
+            if ended.rowcount:
+                self._count(connection, id, how)
 
     def lose(self, epoch: int) -> list[str]:
         """Ends the runs of servers that had the lease before this epoch; their ids."""
@@ -220,11 +226,13 @@ class ServiceStore(Database):
                 .where(run.c.id == id, run.c.active.is_not(None), run.c.cancelled_by == "")
                 .values(cancelled_by=by)
             )
-            connection.execute(
+            ended = connection.execute(
                 update(run)
                 .where(run.c.id == id, run.c.state == "queued")
                 .values(state="cancelled", ended=self._now(connection), active=None, message=f"cancelled by {by}")
             )
+            if ended.rowcount:
+                self._count(connection, id, Ended("cancelled"))
         return self.run(id)
 
     def run(self, id: str) -> ServiceRun:
@@ -281,6 +289,11 @@ class ServiceStore(Database):
     def _runs(self, *where: Any, order: Sequence[Any] = (), limit: int = 1000) -> list[ServiceRun]:
         with self.transaction() as connection:
             return [_to_run(row) for row in connection.execute(select(run).where(*where).order_by(*order).limit(limit))]
+
+    def _count(self, connection: Connection, id: str, how: Ended) -> None:
+        row = connection.execute(select(run).where(run.c.id == id)).one()
+        seconds = None if row.begun is None else row.ended - row.begun
+        add(connection, counts_of(json.loads(row.arguments), row.policy, how.state, seconds, how.error, how.said))
 
     def _now(self, connection: Connection) -> float:
         """SQLite's is this machine's, as its file is."""

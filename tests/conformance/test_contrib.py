@@ -43,6 +43,15 @@ def test_units_are_valid(name: str, tmp_path: Path) -> None:
     assert str(tmp_path) not in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("given", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
+def test_alert_rules_say_what_they_should(given: tuple[str, ...]) -> None:
+    if not (promtool := shutil.which("promtool")):
+        pytest.skip("promtool is not installed")
+    here = HERE / "prometheus"
+    done = subprocess.run([promtool, *given], cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_commands_are_the_programs() -> None:
     lines = [
         line.split("/bin/replicator ")[1].split()[0]

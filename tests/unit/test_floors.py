@@ -28,9 +28,11 @@ LIBRARIES = {
         "replicator.housekeeping",
         "replicator.housekeeping.migrations.versions",
         "replicator.service",
+        "replicator.service.measuring",
         "replicator.service.migrations.versions",
         "replicator.service.series",
     },
+    "prometheus_client": {"replicator.service", "replicator.service.measuring", "replicator.service.web"},
     "alembic": {
         "replicator.database",
         "replicator.housekeeping.migrations",

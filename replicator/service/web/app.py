@@ -15,7 +15,7 @@ from replicator.service.web.api import api
 from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
 from replicator.service.web.conditional import ETags
-from replicator.service.web.metrics import text_of
+from replicator.service.web.metrics import metrics_of
 from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.questions.catalogue import QUESTIONS
@@ -73,7 +73,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
 
     @app.get("/metrics", include_in_schema=False)
     def metrics(who: Who) -> Response:
-        return Response(text_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(metrics_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
     def overview(who: Who) -> HTMLResponse:

@@ -1,0 +1,164 @@
+"""Families of metrics, as Prometheus reads them. Labels are jobs, policies and roots of the configuration, and of each
+policy the ten tables with the longest lag, so that their number is limited. No label is called `job`: Prometheus gives
+each target one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from replicator.core.policy import Policy
+from replicator.policies.memory import Compared
+from replicator.service.lag_watch import MeasuredLag
+from replicator.service.measuring.roots import RootSample
+from replicator.service.measuring.tally import BEEKEEPERS, BUCKETS, Count
+
+STATUSES = ("current", "behind", "late", "blocked", "none", "unknown")
+TABLES = 10
+"""Of a policy, those with the longest lag."""
+
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "replicator_runs": ("Runs that ended.", ("policy", "kind", "outcome")),
+    "replicator_run_failures": ("Runs that failed, by the error's class.", ("policy", "kind", "error")),
+    "replicator_bytes_copied": ("Bytes that runs copied.", ("policy",)),
+    "replicator_files_copied": ("Files that runs copied, by where their bytes were.", ("policy", "from")),
+    "replicator_removed_files": ("Files that runs removed.", ("kind",)),
+    "replicator_removed_bytes": ("Bytes that runs removed.", ("kind",)),
+    **dict.fromkeys(BEEKEEPERS.values(), ("As Beekeeper counts, of all tables.", ())),
+}
+_SUMMARIES = ("beekeeper_path_cleanup_job_seconds", "beekeeper_metadata_cleanup_job_seconds")
+
+
+def of_counts(counts: Iterable[Count]) -> Iterator[Metric]:
+    """Counters and the histogram of runs, each with its type also before it has a value."""
+    by_name: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for name, labels, value in counts:
+        by_name.setdefault(name, []).append((dict(labels), value))
+    for name, (text, keys) in _COUNTERS.items():
+        family = CounterMetricFamily(name, text, labels=keys)
+        for given, value in by_name.get(name, ()):
+            family.add_metric([given.get(key, "") for key in keys], value)
+        yield family
+    yield _histogram(by_name)
+    for name in _SUMMARIES:
+        number, total = (sum(value for _, value in by_name.get(f"{name}_{part}", ())) for part in ("count", "sum"))
+        text = "Runs of housekeeping: one does what Beekeeper has two jobs for."
+        yield SummaryMetricFamily(name, text, count_value=int(number), sum_value=total)
+
+
+def _histogram(by_name: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> Metric:
+    family = HistogramMetricFamily(
+        "replicator_run_seconds", "From a run's begin to its end.", labels=["policy", "kind"]
+    )
+    limits = [*(str(float(each)) for each in BUCKETS), "+Inf"]
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for labels, value in by_name.get("replicator_run_seconds_bucket", ()):
+        found.setdefault((labels["policy"], labels["kind"]), {})[labels["le"]] = value
+    sums = {(of["policy"], of["kind"]): value for of, value in by_name.get("replicator_run_seconds_sum", ())}
+    for of, counted in sorted(found.items()):
+        total, buckets = 0.0, []
+        for limit in limits:
+            total += counted.get(limit, 0.0)
+            buckets.append((limit, total))
+        family.add_metric(list(of), buckets, sums.get(of, 0.0))
+    return family
+
+
+def of_policies(
+    policies: Mapping[str, Policy], found: Mapping[str, MeasuredLag], compared: Mapping[str, Compared], now: float
+) -> Iterator[Metric]:
+    """Of all policies that are configured. compared: as the store remembers it. now: seconds since 1970."""
+    lags = {name: found[name].lag for name in sorted(policies) if name in found and found[name].lag is not None}
+    for name, text, key in (
+        ("replicator_lag_events", "Changes that the target lacks.", "events"),
+        ("replicator_lag_seconds", "Age of the oldest change that the target lacks.", "seconds"),
+        ("replicator_lag_bytes", "Bytes that were captured and not loaded.", "bytes"),
+        ("replicator_event_headroom_seconds", "Time until the source forgets what is needed.", "headroom_seconds"),
+        ("replicator_event_retention_seconds", "For how long the source keeps events.", "kept_seconds"),
+    ):
+        yield _by_policy(name, text, {policy: getattr(lag, key) for policy, lag in lags.items()})
+    goals = {name: each.max_lag.total_seconds() if each.max_lag else None for name, each in policies.items()}
+    yield _by_policy("replicator_lag_objective_seconds", "The policy's max_lag.", goals)
+    status = GaugeMetricFamily("replicator_policy_status", "1 for the status it has.", labels=["policy", "status"])
+    tables = GaugeMetricFamily(
+        "replicator_table_lag_seconds", "The ten tables of a policy with the longest lag.", labels=["policy", "table"]
+    )
+    for policy in sorted(policies):
+        lag = lags.get(policy)
+        for name in STATUSES:
+            status.add_metric([policy, name], name == (lag.status if lag else "unknown"))
+        for each in lag.tables[:TABLES] if lag else ():
+            tables.add_metric([policy, each.table], each.seconds)
+    yield status
+    yield tables
+    good = {name: each.success for name, each in found.items() if name in policies}
+    yield _by_policy("replicator_policy_last_success_timestamp_seconds", "End of its newest good run.", good)
+    measured = {name: each.at for name, each in found.items() if name in policies}
+    yield _by_policy("replicator_policy_measured_timestamp_seconds", "When these figures were measured.", measured)
+    of = {name: each for name, each in compared.items() if name in policies}
+    ages = {name: verified_age(each, now) for name, each in of.items()}
+    yield _by_policy("replicator_verified_age_seconds", "Since the table that waits longest was compared.", ages)
+    never = {name: each.never for name, each in of.items()}
+    yield _by_policy("replicator_never_verified_tables", "Tables that were never compared.", never)
+    differing = {name: each.open_count for name, each in of.items()}
+    yield _by_policy("replicator_differences", "Tables that differed when they were compared last.", differing)
+
+
+def verified_age(compared: Compared, now: float) -> float | None:
+    """Seconds since the comparison of the table that waits longest; it grows by itself. None: nobody knows."""
+    if not compared.ended:
+        return None
+    return max(0.0, now - datetime.fromisoformat(compared.ended).timestamp()) + (compared.oldest or 0.0)
+
+
+def of_roots(roots: Mapping[str, tuple[float, RootSample]], now: float) -> Iterator[Metric]:
+    """roots: by place, when it was measured, and what was found."""
+    for name, text, key in (
+        ("replicator_cmroot_bytes", "Kept bytes; an estimate for a large root.", "bytes"),
+        ("replicator_cmroot_files", "Kept contents; an estimate for a large root.", "files"),
+    ):
+        family = GaugeMetricFamily(name, text, labels=["root"])
+        for place, (_, root) in roots.items():
+            family.add_metric([place], getattr(root, key))
+        yield family
+    at = GaugeMetricFamily("replicator_cmroot_measured_timestamp_seconds", "When a root was measured.", labels=["root"])
+    pin = GaugeMetricFamily(
+        "replicator_cmroot_oldest_pin_seconds", "Since when the oldest pin holds.", labels=["root", "consumer"]
+    )
+    for place, (moment, root) in roots.items():
+        at.add_metric([place], moment)
+        if root.oldest is not None:
+            pin.add_metric([place, root.consumer], max(0.0, now - root.oldest))
+    yield at
+    yield pin
+
+
+def _by_policy(name: str, text: str, values: Mapping[str, float | None]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["policy"])
+    for policy, value in sorted(values.items()):
+        if value is not None:
+            family.add_metric([policy], value)
+    return family
+
+
+def text_of(families: Iterable[Metric]) -> bytes:
+    """Prometheus' text."""
+    found = list(families)
+
+    class Collected(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield from found
+
+    registry = CollectorRegistry()
+    registry.register(Collected())
+    return generate_latest(registry)

@@ -1,0 +1,93 @@
+"""What is measured slowly, by the server that schedules, and remembered in the store for all of them: roots once an
+hour, and when a policy was compared last."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import msgspec
+
+from replicator.core.config import Config
+from replicator.errors import Error
+from replicator.policies.memory import Compared
+from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring.counters import Sample, remember, samples
+from replicator.service.measuring.roots import RootSample, sample_root
+from replicator.service.store import ServiceStore
+
+ROOT, COMPARED = "root", "compared"
+HOURLY = 3600.0
+STEP = 5.0  # seconds
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class SlowWatch:
+    """leads: whether this server schedules. watch: of the lag, which knows what was compared."""
+
+    store: ServiceStore
+    config: Callable[[], Config]
+    leads: Callable[[], bool]
+    watch: LagWatch
+    stopping: threading.Event
+    _tried: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Until `stopping` is set."""
+        while not self.stopping.wait(STEP):
+            try:
+                if self.leads():
+                    self.step()
+            except Error as error:
+                log.warning("measuring: %s", error.message)
+            except Exception:  # goes on, as the scheduler does
+                log.exception("measuring: internal error")
+
+    def step(self) -> None:
+        """Measures what is due. Raises StoreUnreachable."""
+        now = self.store.now()
+        with self.store.transaction() as connection:
+            roots, compared = samples(connection, ROOT), samples(connection, COMPARED)
+        for name, found in list(self.watch.found.items()):
+            if found.compared is not None:
+                self._remember(COMPARED, name, msgspec.json.decode(msgspec.json.encode(found.compared)), now, compared)
+        for place in roots_of(self.config()):
+            due = now - roots[place].at >= HOURLY if place in roots else True
+            if due and time.monotonic() - self._tried.get(place, float("-inf")) >= HOURLY:
+                self._tried[place] = time.monotonic()
+                try:
+                    self._remember(ROOT, place, asdict(sample_root(place)), now, {})
+                except (Error, OSError) as error:
+                    log.info("the size of %s is not known: %s", place, error)
+                    self._tried[place] -= HOURLY - 60
+                if self.stopping.is_set():
+                    return
+
+    def _remember(self, kind: str, subject: str, value: object, now: float, known: Mapping[str, Sample]) -> None:
+        if subject not in known or known[subject].value != value:
+            with self.store.transaction() as connection:
+                remember(connection, Sample(kind, subject, now, value))
+
+
+def roots_of(config: Config) -> list[str]:
+    """Of all policies, on both sides, and of `[defaults]`."""
+    found = [place for each in config.policies.values() for place in (each.cmroot, each.target_cmroot)]
+    return list(dict.fromkeys([*found, *([config.defaults.cmroot] if config.defaults.cmroot else [])]))
+
+
+def remembered_roots(store: ServiceStore) -> dict[str, tuple[float, RootSample]]:
+    """By place: when it was measured, and what was found."""
+    with store.transaction() as connection:
+        return {place: (each.at, RootSample(**each.value)) for place, each in samples(connection, ROOT).items()}
+
+
+def remembered_comparisons(store: ServiceStore) -> dict[str, Compared]:
+    """By policy: what was compared last."""
+    with store.transaction() as connection:
+        found = samples(connection, COMPARED)
+    return {name: msgspec.convert(each.value, Compared) for name, each in found.items()}

@@ -1,0 +1,113 @@
+"""The command `metrics`: what `/metrics` shows, measured now, for jobs without the service."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import ClassVar
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from replicator.commands.base import Options, verb
+from replicator.core.config import Config
+from replicator.core.report import Report
+from replicator.errors import NotWritable
+from replicator.service.lag_watch import MeasuredLag, measured
+from replicator.service.measuring import families
+from replicator.service.measuring.counters import counts
+from replicator.service.measuring.slow_watch import remembered_comparisons, remembered_roots
+from replicator.service.schema import REVISIONS
+from replicator.service.store import REVISION, ServiceStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions(Options):
+    """Arguments:
+
+    textfile: the metrics are written there in one step, as node_exporter's textfile collector wants; None: they are
+        only returned.
+    """
+
+    textfile: str | os.PathLike[str] | None = None
+
+
+@dataclass(frozen=True)
+class MetricsShown(Report):
+    """text: in Prometheus' format. policies: that were measured; unknown: those that could not be, and why. service:
+    whether the service's store is there, and its counters are among them."""
+
+    text: str
+    policies: list[str]
+    unknown: dict[str, str] = field(default_factory=dict)
+    service: bool = False
+    textfile: str = ""
+    status: str = "shown"
+
+    partial: ClassVar[str] = "incomplete"
+
+
+@verb(MetricsOptions)
+def metrics(options: MetricsOptions) -> MetricsShown:
+    """Measures all policies now, and gives their metrics with what the service's store remembers, if there is one.
+    Changes nothing but the file.
+
+        replicator.metrics(textfile="/var/lib/node_exporter/replicator.prom").unknown
+
+    A policy that cannot be measured is in `unknown`, and its metrics say so. Raises NotWritable for a file that cannot
+    be written, StoreUnreachable."""
+    config = options.settings
+    found = {name: measured(name, config) for name in config.policies}
+    unknown = {name: each.error for name, each in found.items() if each.lag is None}
+    with ServiceStore(config.service.store) as store:
+        there = store.revision(REVISIONS, REVISION) == REVISION
+        text = families.text_of(_families(config, found, store if there else None)).decode()
+    if options.textfile is not None:
+        _replace(Path(options.textfile), text)
+    return MetricsShown(
+        text,
+        [name for name in config.policies if name not in unknown],
+        unknown,
+        there,
+        "" if options.textfile is None else os.fspath(options.textfile),
+        MetricsShown.partial if unknown else "shown",
+    )
+
+
+def _families(config: Config, found: dict[str, MeasuredLag], store: ServiceStore | None) -> Iterator[Metric]:
+    build = GaugeMetricFamily("replicator_build_info", "Always 1; the release.", labels=["version"])
+    build.add_metric([version("replicator")], 1)
+    yield build
+    now, remembered = time.time(), {}
+    if store is not None:
+        with store.transaction() as connection:
+            counted = counts(connection)
+        yield from families.of_counts(counted)
+        yield from families.of_roots(remembered_roots(store), now)
+        remembered = remembered_comparisons(store)
+    compared = {**remembered, **{name: each.compared for name, each in found.items() if each.compared}}
+    yield from families.of_policies(config.policies, found, compared, now)
+
+
+def _replace(file: Path, text: str) -> None:
+    """In one step, readable by all, as the collector is another user. Raises NotWritable."""
+    try:
+        descriptor, aside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as made:
+                made.write(text)
+                made.flush()
+                os.fchmod(made.fileno(), 0o644)
+                os.fsync(made.fileno())
+            os.replace(aside, file)
+        except BaseException:
+            os.unlink(aside)
+            raise
+    except OSError as error:
+        raise NotWritable(
+            f"{file}: {error.strerror or error}", hint="--textfile names a file to be replaced"
+        ) from error

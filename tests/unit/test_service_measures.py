@@ -1,0 +1,132 @@
+"""What runs add to the counters, and how metrics are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cmroot.pins import Hold, Slot, create_slot, hold
+from cmroot.root import create_or_open
+from replicator.policies.lag import Lag, TableLag
+from replicator.policies.memory import Compared
+from replicator.service.jobs import Job
+from replicator.service.lag_watch import MeasuredLag
+from replicator.service.measuring.counters import Sample, counts, remember, samples
+from replicator.service.measuring.families import of_counts, of_policies, of_roots, text_of, verified_age
+from replicator.service.measuring.roots import sample_root
+from replicator.service.measuring.tally import counts_of
+from replicator.service.store import Ended, ServiceStore
+from replicator.service.timetable import Every
+
+SYNCED = {"files_copied": 3, "bytes_copied": 70, "files_from_source": 2, "files_from_cmroot": 1}
+
+
+def values(text: bytes) -> dict[str, float]:
+    return {
+        f"{one.name}{sorted(one.labels.items())}": one.value
+        for family in text_string_to_metric_families(text.decode())
+        for one in family.samples
+    }
+
+
+def test_each_run_is_counted_once_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    url, job = f"sqlite:///{tmp_path}/s.sqlite", Job("west", ("sync", "west"), Every(60), "west")
+    for _ in range(2):  # as after a restart
+        with ServiceStore(url) as store:
+            store.prepare()
+            epoch = store.lead("a", 60)
+            run, _ = store.enqueue(job, 1.0, by="schedule")
+            assert epoch and store.begin(run, "a", epoch)
+            for _ in range(2):
+                store.end(run, Ended("done", 0, said=SYNCED))
+            queued, _ = store.enqueue(job, 2.0, by="me")
+            store.cancel(queued, "me")
+            store.cancel(queued, "me")
+            failed, _ = store.enqueue(job, 3.0, by="me")
+            assert store.begin(failed, "a", epoch)
+            store.end(failed, Ended("failed", 75, error="StoreUnreachable"))
+            store.forget(-1)
+    with ServiceStore(url) as store, store.transaction() as connection:
+        found = values(text_of(of_counts(counts(connection))))
+    of = "('kind', 'sync')"
+    assert found[f"replicator_runs_total[{of}, ('outcome', 'done'), ('policy', 'west')]"] == 2
+    assert found[f"replicator_runs_total[{of}, ('outcome', 'cancelled'), ('policy', 'west')]"] == 2
+    assert found[f"replicator_run_failures_total[('error', 'StoreUnreachable'), {of}, ('policy', 'west')]"] == 2
+    assert found["replicator_bytes_copied_total[('policy', 'west')]"] == 140
+    assert found["replicator_files_copied_total[('from', 'source'), ('policy', 'west')]"] == 4
+    assert found[f"replicator_run_seconds_count[{of}, ('policy', 'west')]"] == 4
+    assert found[f"replicator_run_seconds_bucket[{of}, ('le', '1.0'), ('policy', 'west')]"] == 4
+    assert found[f"replicator_run_seconds_bucket[{of}, ('le', '+Inf'), ('policy', 'west')]"] == 4
+
+
+def test_housekeeping_counts_as_beekeeper_does_but_a_rehearsal_does_not() -> None:
+    said = {"files": 2, "bytes": 9, "tables_dropped": 1, "partitions_dropped": 4, "warnings": []}
+    counted = {name: value for name, _, value in counts_of(("housekeeping", "run"), "", "done", 3.0, "", said)}
+    assert counted["beekeeper_s3_bytes_deleted"] == counted["replicator_removed_bytes"] == 9
+    assert counted["beekeeper_hive_partition_metadata_deleted"] == 4
+    assert counted["beekeeper_path_cleanup_job_seconds_sum"] == 3.0
+    rehearsed = {name for name, _, _ in counts_of(("housekeeping", "run", "--dry-run"), "", "done", 3.0, "", said)}
+    assert rehearsed == {"replicator_runs", "replicator_run_seconds_bucket", "replicator_run_seconds_sum"}
+
+
+@pytest.mark.parametrize("said", [{}, {"bytes_copied": "many", "files_from_source": True, "files": None}])
+def test_an_answer_that_is_none_counts_nothing(said: dict[str, object]) -> None:
+    assert [name for name, _, _ in counts_of(("sync", "w"), "w", "lost", None, "", said)] == [
+        "replicator_runs",
+        "replicator_run_failures",
+    ]
+
+
+def test_the_ten_tables_with_the_longest_lag_are_named(policy: object) -> None:
+    lag = Lag("west", status="late", events=5, seconds=99.0, headroom_seconds=7.0)
+    lag.tables = [TableLag(f"d.t{n}", seconds=99.0 - n) for n in range(50)]
+    compared = Compared(ended="2026-01-01T00:00:00+00:00", oldest=100.0, never=2, open_count=1)
+    now = 1767225600.0 + 50
+    text = text_of(of_policies({"west": policy}, {"west": MeasuredLag(now, lag)}, {"west": compared}, now))  # type: ignore[dict-item]
+    found = values(text)
+    assert sum(name.startswith("replicator_table_lag_seconds") for name in found) == 10
+    assert found["replicator_table_lag_seconds[('policy', 'west'), ('table', 'd.t0')]"] == 99.0
+    assert found["replicator_policy_status[('policy', 'west'), ('status', 'late')]"] == 1
+    assert found["replicator_verified_age_seconds[('policy', 'west')]"] == 150.0
+    assert found["replicator_differences[('policy', 'west')]"] == 1
+    assert found["replicator_event_headroom_seconds[('policy', 'west')]"] == 7
+    assert (verified_age(compared, now + 60) or 0) == 210.0, "it ages by itself"
+    unknown = values(text_of(of_policies({"west": policy}, {}, {}, now)))  # type: ignore[dict-item]
+    assert unknown["replicator_policy_status[('policy', 'west'), ('status', 'unknown')]"] == 1
+
+
+@pytest.fixture
+def policy() -> object:
+    from replicator.core.config import parse_config
+
+    keys = {"source": "thrift://a:1", "target": "thrift://b:1", "databases": ["d"], "max_lag": "10m"}
+    keys |= {"cmroot": "/cm", "target_cmroot": "/tcm", "dumps": "/dumps"}
+    return parse_config({"policies": {"west": keys}}, "test").policies["west"]
+
+
+def test_a_root_is_measured_from_a_part_of_it(tmp_path: Path) -> None:
+    root = create_or_open(str(tmp_path / "cm"))
+    for number in range(64):
+        directory = Path(root.files) / f"{number:02x}"
+        directory.mkdir(parents=True)
+        for each in range(3):
+            (directory / f"xxh3_128-{number:02x}{each:030x}-10").write_bytes(b"x" * 10)
+    create_slot(root.place, Slot("west", 1, 1, "2026-01-02T00:00:00+00:00", "", "us"))
+    hold(root.place, Hold("audit", 1, 1, "2026-01-01T00:00:00+00:00", "why"))
+    whole, part = sample_root(root.place), sample_root(root.place, entries=20)
+    assert (whole.files, whole.exact, whole.consumer) == (192, True, "hold audit")
+    assert (part.files, part.exact) == (192, False)
+    text = text_of(of_roots({root.place: (5.0, whole)}, (whole.oldest or 0.0) + 60))
+    assert f'replicator_cmroot_oldest_pin_seconds{{consumer="hold audit",root="{root.place}"}} 60.0' in text.decode()
+
+
+def test_a_sample_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    with ServiceStore(f"sqlite:///{tmp_path}/s.sqlite") as store:
+        store.prepare()
+        with store.transaction() as connection:
+            remember(connection, Sample("root", "/cm", 1.0, {"bytes": 1}))
+            remember(connection, Sample("root", "/cm", 2.0, {"bytes": 2}))
+            assert samples(connection, "root") == {"/cm": Sample("root", "/cm", 2.0, {"bytes": 2})}
+            assert samples(connection, "compared") == {}
