@@ -39,13 +39,16 @@ class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AlertConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Conditions: a job failed so often in a row; a policy is late, blocked or unreachable for `late_for`; less than
     `headroom` (a share) of the time that the source keeps events is left; no success for so many periods; less than
-    `disk` (a share) of a local disk is free. repeat: how often one that stays is told again."""
+    `disk` (a share) of a local disk is free, or none will be within `disk_full_within`; a table was compared longer ago
+    than `verified_within`. repeat: how often one that stays is told again."""
 
     failed_in_a_row: int = 3
     late_for: str = "5m"
     headroom: float = 0.25
     missed_periods: int = 2
     disk: float = 0.05
+    disk_full_within: str = "1d"
+    verified_within: str = "7d"
     repeat: str = "24h"
     webhooks: dict[str, WebhookConfig] = {}
     commands: dict[str, CommandConfig] = {}
@@ -54,7 +57,7 @@ class AlertConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_alerts(alerts: AlertConfig) -> None:
     """Raises ConfigError naming the key that is wrong."""
-    for key in ("late_for", "repeat"):
+    for key in ("late_for", "repeat", "disk_full_within", "verified_within"):
         try:
             parse_duration(getattr(alerts, key))
         except ValueError as error:

@@ -12,8 +12,18 @@ from dataclasses import dataclass, field
 from replicator.errors import Error
 from replicator.service.alert_store import OpenAlert, finish, forget, open_alerts, record, remember
 from replicator.service.alerts.channels import Message, channels_of
-from replicator.service.alerts.conditions import Condition, JobFacts, directories_of, of_disks, of_jobs, of_policies
+from replicator.service.alerts.conditions import (
+    Condition,
+    JobFacts,
+    Trends,
+    directories_of,
+    of_comparisons,
+    of_disks,
+    of_jobs,
+    of_policies,
+)
 from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring.slow_watch import remembered_comparisons
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
 from replicator.service.times import iso
@@ -33,6 +43,7 @@ class Alerter:
     scheduler: Scheduler
     watch: LagWatch
     _first_seen: dict[str, float] = field(default_factory=dict)
+    _trends: Trends = field(default_factory=dict)
     _next_try: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -55,6 +66,8 @@ class Alerter:
         found = self._lasting(self._found(now), now)
         known = {each.key: each for each in open_alerts(self.store)}
         for each in found.values():
+            if each.eases and (each.key not in known or known[each.key].over is not None):
+                continue
             record(self.store, each.key, each.kind, each.subject, (each.text, each.hint), now)
         for key in set(known) - set(self._first_seen):
             finish(self.store, key, now)
@@ -75,8 +88,11 @@ class Alerter:
         ]
         disks = {"service.logs": config.service.logs, **directories_of(config.policies)}
         yield from of_jobs(facts, config.alerts, now)
-        yield from of_policies(dict(self.watch.found), config.alerts)
-        yield from of_disks(disks, config.alerts)
+        yield from of_policies(dict(self.watch.found), self._trends, config.alerts)
+        compared = {**remembered_comparisons(self.store), **self.watch.compared}
+        known = {name: each for name, each in compared.items() if name in config.policies}
+        yield from of_comparisons(known, config.alerts, now)
+        yield from of_disks(disks, self._trends, config.alerts, now)
 
     def _lasting(self, found: Iterable[Condition], now: float) -> dict[str, Condition]:
         """Those that last for long enough, by their keys."""
