@@ -43,6 +43,7 @@ class HousekeepingLsOptions(ItemsOptions):
     registered_before, registered_after: whose time began before or after one.
     size: items of a page. page: which page, from 0.
     sort: "cleanupTimestamp" or "cleanupTimestamp,desc", or several of these; items that are equal, by id.
+    counted: count all items by their state, too, which reads all of them.
     """
 
     db: str | None = None
@@ -58,6 +59,7 @@ class HousekeepingLsOptions(ItemsOptions):
     size: Annotated[int, Between(1, 100_000)] = 1000
     page: Natural = 0
     sort: str | Sequence[str] = ()
+    counted: bool = True
 
     @property
     def wanted(self) -> Filter:
@@ -88,7 +90,7 @@ def housekeeping_ls(options: HousekeepingLsOptions) -> ItemPage:
     with opened(open_existing(options.cmroot).place, options.url) as store:
         store.check()
         found, total = list_items(store, wanted, size=options.size, page=options.page, sort=sort)
-        return ItemPage(store.url, found, total, options.page, options.size, store.counts())
+        return ItemPage(store.url, found, total, options.page, options.size, store.counts() if options.counted else {})
 
 
 @dataclass(frozen=True, kw_only=True)

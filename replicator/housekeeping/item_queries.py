@@ -43,7 +43,7 @@ COLUMNS = (
 @dataclass
 class ItemPage(Rows):
     """A page of items. total: of all pages; page: from 0; size: items of a page; states: all items of the store by
-    state. Its JSON is that of Beekeeper's REST API."""
+    state, empty where nobody asked. Its JSON is that of Beekeeper's REST API."""
 
     listed = "content"
     columns = COLUMNS
@@ -105,10 +105,12 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         """Raises UsageError for a state that there is not."""
         if self.status and self.status.upper() not in STATES:
             raise UsageError(f"{self.status!r} is no state of an item", hint=f"states: {', '.join(STATES)}")
-        equal = {item.c.database_name: self.db, item.c.table_name: self.table, item.c.partition_name: self.partition}
+        lower = {item.c.database_name: self.db, item.c.table_name: self.table}  # as metastores have them: by the index
         found: list[ColumnElement[bool]] = [
-            func.lower(column) == value.lower() for column, value in equal.items() if value is not None
+            column == value.lower() for column, value in lower.items() if value is not None
         ]
+        if self.partition is not None:
+            found.append(func.lower(item.c.partition_name) == self.partition.lower())
         if self.status:
             found.append(item.c.housekeeping_status == self.status.upper())
         if self.lifecycle:

@@ -91,6 +91,7 @@ class Scheduler:
             self.health.trouble = f"internal error: {type(error).__name__}: {error}; see the log of the service"
 
     def _step(self) -> None:
+        self._read()
         asked = time.monotonic()
         epoch = self.store.lead(self.name, self.lease)
         if epoch is None:
@@ -102,7 +103,6 @@ class Scheduler:
             for id in self.store.lose(epoch):
                 log.warning("run %s was lost with its server", id)
         self.health.leads, self.health.epoch = True, epoch
-        self._read()
         self._reap()
         self._plan(self.store.now())
         self._begin(epoch)

@@ -27,6 +27,7 @@ from benchmarks import (
     purging,
     replaying,
     scanning,
+    serving,
     switching,
 )
 from benchmarks.measure import machine, record
@@ -51,6 +52,7 @@ BENCHMARKS = {
     "purge": purging.run,
     "tables": many_tables.run,
     "backlog": backlog.run,
+    "serve": serving.run,
 }
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 

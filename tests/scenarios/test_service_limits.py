@@ -131,6 +131,38 @@ def test_slow_clients_are_ended(sent: bytes, said: bytes, limited: tuple[Service
     assert seconds < 5, seconds
 
 
+@pytest.mark.parametrize(
+    ("line", "body", "said"),
+    [
+        ("GET /../../../etc/passwd", b"", b"404"),
+        ("GET /..%2f..%2f..%2fetc%2fpasswd", b"", b"404"),
+        ("GET /static/../../../../etc/passwd", b"", b"404"),
+        ("GET /static/%2e%2e/%2e%2e/%2e%2e/etc/passwd", b"", b"404"),
+        ("GET //etc/passwd", b"", b"404"),
+        ("GET /api/v1/runs/..%2f..%2fservice.sqlite/log", b"", b"404"),
+        ("GET /api/v1/runs/%00/log", b"", b"400"),
+        ("GET /api/v1/runs?job=%00", b"", b"400"),
+        ("POST /api/v1/jobs/often:pause", b'{"reason": "\\u0000"}', b"400"),
+        ("POST /api/v1/jobs/often:pause", b'{"reason": "\\ud800"}', b"400"),
+        ("POST /api/v1/jobs/often:pause", b"[" * 900, b"422"),
+        ("POST /api/v1/jobs/often:pause", b"\xff\xfe", b"422"),
+    ],
+)
+def test_what_leads_nowhere_is_refused(
+    line: str, body: bytes, said: bytes, limited: tuple[Service, dict[str, str]]
+) -> None:
+    service, who = limited
+    head = f"{line} HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 10.0.1.1\r\n{_line(who)}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with connect(service) as client:
+        client.sendall(
+            f"{head}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+        found, _ = until_closed(client)
+    assert found.startswith(b"HTTP/1.1 " + said), found
+    assert b"root:" not in found and b"Traceback" not in found and b"SQLite" not in found
+
+
 def test_a_trickle_is_no_way_around_the_limit(limited: tuple[Service, dict[str, str]]) -> None:
     with connect(limited[0]) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")

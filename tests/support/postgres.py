@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,11 +30,30 @@ _numbers = itertools.count(1)
 
 
 class Postgres:
-    """A server; `url` says where, without a database."""
+    """A server; `url` says where, without a database. begin: starts its process; None: it is somebody else's."""
 
-    def __init__(self, url: str, port: int | None = None) -> None:
+    def __init__(
+        self, url: str, port: int | None = None, begin: Callable[[], subprocess.Popen[bytes]] | None = None
+    ) -> None:
         self._url = url
         self._port = port
+        self._begin = begin
+        self._process = begin() if begin else None
+
+    def stop(self) -> None:
+        """Ends its connections, too. Raises RuntimeError for somebody else's."""
+        if self._process is None:
+            raise RuntimeError("this server is not ours to stop")
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(30)
+
+    def start(self, log: Path | None = None) -> None:
+        """Again, after `stop`; returns when it answers."""
+        if self._begin is None or self._process is None:
+            raise RuntimeError("this server is not ours to start")
+        if self._process.poll() is not None:
+            self._process = self._begin()
+        _wait(self._url.format(db="postgres"), self._process, log or Path(os.devnull))
 
     def database(self) -> str:
         """The URL of a new, empty database."""
@@ -79,21 +98,23 @@ def running_postgres() -> Iterator[Postgres]:
             cwd=place,
         )
         port = free_port()
-        with open(Path(place) / "log", "wb") as log:
-            server = subprocess.Popen(
-                [programs / "postgres", "-D", data, "-k", place, "-h", "127.0.0.1", "-p", str(port), *_SETTINGS],
-                stdout=log,
-                stderr=log,
-                user=user,
-                cwd=place,
-            )
+
+        def begin() -> subprocess.Popen[bytes]:
+            with open(Path(place) / "log", "ab") as log:
+                return subprocess.Popen(
+                    [programs / "postgres", "-D", data, "-k", place, "-h", "127.0.0.1", "-p", str(port), *_SETTINGS],
+                    stdout=log,
+                    stderr=log,
+                    user=user,
+                    cwd=place,
+                )
+
+        server = Postgres(f"postgresql://postgres@/{{db}}?host={place}&port={port}", port, begin)
         try:
-            url = f"postgresql://postgres@/{{db}}?host={place}&port={port}"
-            _wait(url.format(db="postgres"), server, Path(place) / "log")
-            yield Postgres(url, port)
+            server.start(Path(place) / "log")
+            yield server
         finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(30)
+            server.stop()
 
 
 def _programs(place: Path, user: str | None) -> Path:

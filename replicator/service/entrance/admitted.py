@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -59,6 +60,7 @@ class Admission:
             await send(message)
 
         try:
+            _refuse_zeros(scope)
             self._know(scope)
             replay = await self._read(scope["headers"], receive)
         except _Refused as refused:
@@ -119,12 +121,34 @@ class Admission:
                         raise large
         except TimeoutError as error:
             raise _Refused(408, "the body did not come in time", close=True) from error
+        _refuse_no_text(bytes(body))
         rest = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def replay() -> Message:
             return rest.pop() if rest else await receive()
 
         return replay
+
+
+def _refuse_zeros(scope: Message) -> None:
+    """No name or value has them, and PostgreSQL's texts cannot."""
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        raise _Refused(400, "a zero byte is in the address")
+
+
+def _refuse_no_text(body: bytes) -> None:
+    """Strings of JSON that are no texts: zero bytes, halves of surrogates."""
+    if b"\\u" not in body:
+        return
+    try:
+        said = json.dumps(json.loads(body), ensure_ascii=False)
+        if "\\u0000" in said:
+            raise _Refused(400, "a zero byte is in the body")
+        said.encode()
+    except UnicodeEncodeError as error:
+        raise _Refused(400, "half a character is in the body") from error
+    except (ValueError, RecursionError):
+        return  # the application says what is wrong
 
 
 def _from_here(headers: Headers) -> bool:

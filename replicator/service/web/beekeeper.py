@@ -119,7 +119,7 @@ def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _F
         raise UsageError("no root: items are asked of that of [defaults]", hint="set defaults.cmroot")
     wanted: dict[str, Any] = {**filters.asked(), "lifecycle": lifecycle}
     if filters.lifecycle_type is not None and filters.lifecycle_type.lower() != lifecycle:
-        wanted["partition"] = "\0"  # as of another kind: none is called so
+        wanted["partition"] = "/"  # as of another kind: none is called so
     return housekeeping_ls(
         cmroot=config.defaults.cmroot,
         config=config,
@@ -128,6 +128,7 @@ def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _F
         size=min(paging.size, LARGEST),
         page=paging.page,
         sort=paging.sort or [],
+        counted=False,
         **wanted,
     )
 

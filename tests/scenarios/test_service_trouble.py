@@ -1,0 +1,155 @@
+"""The service when something is wrong around it: its store, its disk, its clock, its file, its runs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from postgres import running_postgres
+from test_service import Service, eventually, hanging, processes, service, silent
+
+__all__ = ["service", "silent"]
+
+
+def often(here: Path) -> dict[str, Any]:
+    return {"command": ["cm", "ls", "--cmroot", f"{here}/none"], "every": "1s"}
+
+
+def ended(service: Service, job: str, server: int = -1) -> list[dict[str, Any]]:
+    return [each for each in service.runs(job, server) if each["ended"]]
+
+
+def test_a_store_that_goes_away_comes_back_and_clocks_do_not_matter(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.environ.get("REPLICATOR_TEST_POSTGRES"):
+        pytest.skip("somebody else's PostgreSQL is not stopped")
+    with running_postgres() as postgres:
+        service.store = postgres.database()
+        service.configure({"often": often(tmp_path)})
+        service.start()
+        eventually(lambda: ended(service, "often"))
+        (tmp_path / "ahead").mkdir()
+        (tmp_path / "ahead/sitecustomize.py").write_text(
+            "import time\nreal = time.time\ntime.time = lambda: real() + 3600.0\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "ahead"))
+        service.start()  # its clock is an hour ahead
+        monkeypatch.delenv("PYTHONPATH")
+        one, other = service.get("status", 0), service.get("status", 1)
+        assert one["leader"] == other["leader"] == one["here"] and other["led"]
+        assert service.stop(0) == 0
+        eventually(lambda: service.get("status")["leader"] == other["here"])
+        theirs = eventually(lambda: [each for each in ended(service, "often") if each["server"] == other["here"]])
+        queued = time.strptime(theirs[0]["queued"][:19], "%Y-%m-%dT%H:%M:%S")
+        assert abs(time.mktime((*queued[:8], 0)) - time.timezone - time.time()) < 60, theirs[0]
+
+        postgres.stop()
+        ready = eventually(lambda: (found := httpx.get(f"{service.urls[-1]}/readyz")).status_code == 503 and found)
+        assert ready.json()["transient"] and ready.json()["hint"], ready.text
+        assert httpx.get(f"{service.urls[-1]}/healthz").status_code == 200
+        assert httpx.get(f"{service.urls[-1]}/api/v1/runs").status_code == 503
+        postgres.start()
+        eventually(lambda: httpx.get(f"{service.urls[-1]}/readyz").status_code == 200)
+        before = {each["id"] for each in ended(service, "often")}
+        eventually(lambda: {each["id"] for each in ended(service, "often")} - before)
+        assert not service.get("status")["trouble"]
+        assert service.stop() == 0
+
+
+def test_runs_end_with_their_policy_their_patience_or_their_server(
+    service: Service, silent: str, tmp_path: Path
+) -> None:
+    """A policy is removed while it runs; a schedule cannot be kept; a run heeds no signal; the server is stopped."""
+    jobs = {
+        "hangs": hanging(silent, tmp_path / "one"),
+        "slow": {**hanging(silent, tmp_path), "timeout": "2s", "every": "1s"},
+    }
+    keys = {"source": silent, "target": silent, "databases": ["d"], "cmroot": f"{tmp_path}/cm", "schedule": "1d"}
+    policy = {**keys, "target_cmroot": f"{tmp_path}/tcm", "dumps": f"{tmp_path}/dumps"}
+    service.configure(jobs, {"west": policy})
+    who = service.token("me", "--role", "operator")
+    url = f"{service.start()}/api/v1"
+    running = {
+        name: eventually(lambda name=name: [each for each in service.runs(name) if each["state"] == "running"])[0]
+        for name in ("hangs", "west")
+    }
+    service.configure(jobs)
+    eventually(lambda: {each["name"] for each in service.get("jobs")["items"]} == {"hangs", "slow"})
+    assert service.get(f"runs/{running['west']['id']}")["state"] == "running"
+    assert httpx.get(f"{url}/policies/west").status_code == 404
+    assert httpx.post(f"{url}/jobs/west:run", json={}, headers=who).status_code == 404
+    assert httpx.post(f"{url}/runs/{running['west']['id']}:cancel", headers=who).status_code == 202
+    eventually(lambda: service.get(f"runs/{running['west']['id']}")["state"] == "cancelled")
+
+    late = eventually(lambda: [each for each in ended(service, "slow") if each["missed"]])
+    assert late[0]["message"] == "took longer than its timeout of 2 s"
+    times = sorted((each["begun"], each["ended"]) for each in ended(service, "slow"))
+    assert all(one[1] <= two[0] for one, two in itertools.pairwise(times)), "never two at once"
+
+    children = eventually(lambda: processes(f"{tmp_path}/one/cm"))
+    for each in children:
+        os.kill(each, signal.SIGSTOP)  # heeds SIGTERM no more
+    assert httpx.post(f"{url}/runs/{running['hangs']['id']}:cancel", headers=who).status_code == 202
+    eventually(lambda: service.get(f"runs/{running['hangs']['id']}")["state"] == "cancelled")
+    eventually(lambda: not set(children) & set(processes(f"{tmp_path}/one/cm")))
+
+    eventually(lambda: [each for each in service.runs("slow") if each["state"] == "running"])
+    assert service.stop() == 0
+    assert processes(silent) == []
+    service.configure({})
+    service.start()
+    last = service.runs("slow")[0]
+    assert (last["state"], last["message"]) in [
+        ("cancelled", "the service was stopped"),
+        ("cancelled", "took longer than its timeout of 2 s"),
+    ], last
+
+
+def test_a_full_disk_is_told_and_left_behind(small: Callable[[str], Path], service: Service, tmp_path: Path) -> None:
+    place = small("size=4m")
+    service.store = f"sqlite:///{place}/service.sqlite"
+    service.configure({"often": often(tmp_path)})
+    service.start()
+    eventually(lambda: ended(service, "often"))
+    fill = place / "fill"
+    with fill.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            pass
+    trouble = eventually(lambda: service.get("status")["trouble"])
+    assert "full" in trouble[0], trouble
+    assert httpx.get(f"{service.urls[0]}/healthz").status_code == 200
+    assert httpx.get(service.urls[0]).status_code == 200
+    fill.unlink()
+    eventually(lambda: not service.get("status")["trouble"])
+    before = {each["id"] for each in ended(service, "often")}
+    eventually(lambda: {each["id"] for each in ended(service, "often")} - before)
+
+
+def test_metrics_of_policies_that_cron_runs(service: Service, silent: str, tmp_path: Path) -> None:
+    keys = {"source": "thrift://127.0.0.1:9", "target": "thrift://127.0.0.1:9", "databases": ["d"]}
+    policy = {**keys, "cmroot": f"{tmp_path}/cm", "target_cmroot": f"{tmp_path}/tcm", "dumps": f"{tmp_path}/dumps"}
+    service.configure({}, {"west": policy})
+    file = tmp_path / "r.prom"
+    file.write_text("old")
+    line = [sys.executable, "-m", "replicator", "metrics", "--textfile", str(file)]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in (0, 3), done.stderr
+    text = file.read_text()
+    assert 'replicator_policy_status{policy="west",status="current"} 0.0' in text and text.endswith("\n")
+    assert file.stat().st_mode & 0o777 == 0o644 and not list(tmp_path.glob(".r.prom*"))
+    assert not (tmp_path / "service.sqlite").exists(), "no service is begun by looking"
+    wrong = service.command("metrics", "--textfile", str(tmp_path / "none/r.prom"))
+    assert wrong.returncode == 1 and "none/r.prom" in wrong.stderr, wrong.stderr
