@@ -15,6 +15,7 @@ from replicator.commands.ranges import Jobs
 from replicator.core.following import Stop
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
+from replicator.lineage.openlineage import Lineage
 from replicator.policies import plan as plans
 from replicator.policies import steps
 from replicator.policies.follow import Listeners, RunsFollowed, follow_policy
@@ -76,12 +77,22 @@ def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
         adopt=options.adopt, drop_left=options.drop_left, deep=options.deep, empty=options.empty, brake=options.limits
     )
     with opened(options, options.policy, options.jobs) as sides:
+        lineage = Lineage(options.settings.lineage, sides.policy)
         if options.once:
-            return sync_once(sides, wanted)
+            return lineage.told(lambda: sync_once(sides, wanted))
+
+        def reported(run: SyncRun) -> None:
+            lineage.done(run)
+            options.reported(run)
+
+        def failed(error: Exception, wait: float) -> None:
+            lineage.failed(error)
+            options.failed(error, wait)
+
         return follow_policy(
             sides,
             wanted,
-            Listeners(options.reported, options.failed),
+            Listeners(reported, failed),
             schedule=options.interval or sides.policy.schedule,
             stop=options.stop or Event(),
         )

@@ -31,6 +31,7 @@ from replicator.core.connections.gateway_config import GatewayConfig, check_gate
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
+from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig, check_service
 from replicator.errors import ConfigError, UsageError
 
@@ -114,6 +115,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateway: GatewayConfig = GatewayConfig()
     service: ServiceConfig = ServiceConfig()
     alerts: AlertConfig = AlertConfig()
+    lineage: LineageConfig = LineageConfig()
     spark: dict[str, str] = {}
     stores: dict[str, Endpoint] = {}
     policies: dict[str, Policy] = {}
@@ -214,6 +216,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"gateway ({', '.join(GatewayConfig.__struct_fields__)}), "
             f"service ({', '.join(ServiceConfig.__struct_fields__)}), "
             f"alerts ({', '.join(AlertConfig.__struct_fields__)}), "
+            f"lineage ({', '.join(LineageConfig.__struct_fields__)}), "
             f"service.jobs.NAME ({', '.join(JobConfig.__struct_fields__)}), "
             f'stores."s3a://BUCKET" ({", ".join(Endpoint.__struct_fields__)})',
         ) from error
@@ -223,6 +226,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         check_gateway(config.gateway)
         check_service(config.service)
         check_alerts(config.alerts)
+        check_lineage(config.lineage)
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
         refuse_shared_queues(read.values())
     except ConfigError as error:

@@ -28,6 +28,7 @@ TABLES = {
     "service.proxy.groups.NAME": entrance_config.GroupConfig,
     "service.limits": entrance_config.LimitConfig,
     "alerts": config.AlertConfig,
+    "lineage": config.LineageConfig,
 }
 FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn
 

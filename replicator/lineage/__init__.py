@@ -1,0 +1,1 @@
+"""Lineage: events of runs for catalogs of data, in OpenLineage's words."""
