@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable
 
@@ -21,16 +21,17 @@ class Database:
 
     url: without its password. file: of SQLite; None for PostgreSQL."""
 
-    def __init__(self, url: str, name: str, given_by: str) -> None:
+    def __init__(self, url: str, name: str, given_by: str, connections: int = 0) -> None:
         """Nothing is sent before the first question. name, given_by: in messages, the database and the option or key of
-        its URL. Raises ConfigError for a URL that names no known database."""
+        its URL. connections: that stay open, for who asks all the time; 0: few. Raises ConfigError for a URL that names
+        no known database."""
         try:
             parsed = make_url(url)
             if parsed.drivername in ("postgresql", "postgres"):
                 parsed = parsed.set(drivername="postgresql+psycopg")
             if parsed.get_backend_name() not in ("sqlite", "postgresql"):
                 raise ConfigError(f"{given_by}: {parsed.drivername}: only sqlite and postgresql are known")
-            self._engine = _engine(parsed)
+            self._engine = _engine(parsed, connections)
         except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is no number
             raise ConfigError(f"{given_by}: {error}", hint="e.g. postgresql://user@host/replicator") from error
         except ModuleNotFoundError as error:
@@ -92,7 +93,7 @@ class Database:
         said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
         message = f"{self._name} {self.url}: {said}"
         code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", None) or ""
-        if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100"):
+        if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "53100"):
             return NoSpace(message, hint="free space, then run the same command again")
         away = error.connection_invalidated or code in ("SQLITE_BUSY", "SQLITE_LOCKED", "40001", "40P01", "57P01")
         if away or (type(error.orig).__name__ == "OperationalError" and self.file is None):
@@ -106,10 +107,14 @@ def _without_secrets(url: URL) -> str:
     return url.set(query=hidden).render_as_string(hide_password=True)
 
 
-def _engine(url: Any) -> Engine:
+def _engine(url: Any, connections: int) -> Engine:
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True, pool_size=2, connect_args={"connect_timeout": 10})
-    engine = create_engine(url, poolclass=NullPool)
+        size = connections or 2
+        return create_engine(url, pool_pre_ping=True, pool_size=size, connect_args={"connect_timeout": 10})
+    if connections:
+        engine = create_engine(url, poolclass=QueuePool, pool_size=connections, max_overflow=2 * connections)
+    else:
+        engine = create_engine(url, poolclass=NullPool)
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _: Any) -> None:

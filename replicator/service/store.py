@@ -22,6 +22,9 @@ from replicator.service.schema import REVISIONS, job, lease, run
 REVISION = "0002"
 """The newest migration that this release knows."""
 
+CONNECTIONS = 8
+"""That stay open: requests, the scheduler and the watches ask at the same time."""
+
 ALL = "*"
 """In the place of a job: all of them are paused."""
 
@@ -84,7 +87,7 @@ class ServiceStore(Database):
 
     def __init__(self, url: str) -> None:
         """Nothing is sent before the first question. Raises ConfigError for a URL that names no known database."""
-        super().__init__(url, "service store", "service.store")
+        super().__init__(url, "service store", "service.store", connections=CONNECTIONS)
 
     def prepare(self) -> None:
         """Makes or migrates the tables. May run twice, and by several servers: one of them waits or fails, and tries

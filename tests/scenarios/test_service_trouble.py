@@ -16,6 +16,7 @@ import httpx
 import pytest
 from postgres import running_postgres
 from test_service import Service, eventually, hanging, processes, service, silent
+from test_service_limits import token
 
 __all__ = ["service", "silent"]
 
@@ -70,14 +71,15 @@ def test_runs_end_with_their_policy_their_patience_or_their_server(
     service: Service, silent: str, tmp_path: Path
 ) -> None:
     """A policy is removed while it runs; a schedule cannot be kept; a run heeds no signal; the server is stopped."""
+    other = silent.replace("127.0.0.1", "localhost")
     jobs = {
         "hangs": hanging(silent, tmp_path / "one"),
         "slow": {**hanging(silent, tmp_path), "timeout": "2s", "every": "1s"},
     }
-    keys = {"source": silent, "target": silent, "databases": ["d"], "cmroot": f"{tmp_path}/cm", "schedule": "1d"}
+    keys = {"source": silent, "target": other, "databases": ["d"], "cmroot": f"{tmp_path}/cm", "schedule": "1d"}
     policy = {**keys, "target_cmroot": f"{tmp_path}/tcm", "dumps": f"{tmp_path}/dumps"}
     service.configure(jobs, {"west": policy})
-    who = service.token("me", "--role", "operator")
+    who = token(service, "me", "operator")
     url = f"{service.start()}/api/v1"
     running = {
         name: eventually(lambda name=name: [each for each in service.runs(name) if each["state"] == "running"])[0]
@@ -139,7 +141,7 @@ def test_a_full_disk_is_told_and_left_behind(small: Callable[[str], Path], servi
 
 
 def test_metrics_of_policies_that_cron_runs(service: Service, silent: str, tmp_path: Path) -> None:
-    keys = {"source": "thrift://127.0.0.1:9", "target": "thrift://127.0.0.1:9", "databases": ["d"]}
+    keys = {"source": "thrift://127.0.0.1:9", "target": "thrift://localhost:9", "databases": ["d"]}
     policy = {**keys, "cmroot": f"{tmp_path}/cm", "target_cmroot": f"{tmp_path}/tcm", "dumps": f"{tmp_path}/dumps"}
     service.configure({}, {"west": policy})
     file = tmp_path / "r.prom"

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from replicator.errors import ConfigError, Error, LeaseHeld, ObjectNotFound, Refused, UsageError
+from replicator.errors import ConfigError, Error, LeaseHeld, NoSpace, ObjectNotFound, Refused, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ STATUSES: tuple[tuple[type[Error], int], ...] = (
     (ConfigError, 500),
     (LeaseHeld, 409),
     (Refused, 409),
+    (NoSpace, 507),
 )
 
 
