@@ -19,7 +19,7 @@ from replicator.service.measuring.counters import add
 from replicator.service.measuring.tally import counts_of
 from replicator.service.schema import REVISIONS, job, lease, run
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration that this release knows."""
 
 CONNECTIONS = 8
