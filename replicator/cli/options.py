@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from replicator.core.config import Config, parse_settings
-from replicator.core.progress import Bars, Progress, Silent
+from replicator.core.progress import VARIABLE, Bars, Progress, ProgressFile, Silent
 from replicator.core.runtime import JOBS
 from replicator.text.quantity import parse_duration, parse_size
 
@@ -42,6 +44,9 @@ class Session:
 
     @property
     def progress(self) -> Progress:
+        file = os.environ.get(VARIABLE)
+        if file:
+            return ProgressFile(Path(file))
         return Bars() if sys.stderr.isatty() else Silent()
 
 

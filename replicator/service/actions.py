@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, insert, select
+from sqlalchemy import Connection, Row, insert, select, update
 
 from replicator.service.schema import action
-from replicator.service.store import ServiceStore
+from replicator.service.store import Beside, ServiceStore
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,48 @@ class Action:
     answer: Any
 
 
-def record_action(store: ServiceStore, done: Action) -> None:
-    """Its id and time are the store's. Raises Error for a second one of a person's key."""
+UNFINISHED = {"unfinished": True}
+"""The answer of an action that is being done, or that was when its server went away."""
+
+
+def write_action(connection: Connection, at: float, done: Action, answer: Any) -> int:
+    """Records an action within a transaction; its id, which is the store's. Raises Error for a second one of a person's
+    key."""
     values: dict[str, Any] = {name: getattr(done, name) for name in ("who", "address", "action", "subject", "reason")}
-    values |= {"at": store.now(), "request_key": done.key, "answer": json.dumps(done.answer)}
+    values |= {"at": at, "request_key": done.key, "answer": json.dumps(answer)}
+    return int(connection.execute(insert(action).values(**values).returning(action.c.id)).scalar_one())
+
+
+def recording(store: ServiceStore, done: Action) -> Beside:
+    """Writes the record of an action beside the run that it queues."""
+
+    def write(connection: Connection, run: str, new: bool) -> None:
+        write_action(connection, store.clock(connection), done, {"run": run, "new": new})
+
+    return write
+
+
+def open_action(store: ServiceStore, begun: Action) -> int:
+    """Records an action before it is done; its id. Raises as `write_action`."""
     with store.transaction() as connection:
-        connection.execute(insert(action).values(**values))
+        return write_action(connection, store.clock(connection), begun, UNFINISHED)
+
+
+def set_answer(store: ServiceStore, id: int, answer: Any) -> None:
+    """What an open action was answered; {"failed": why} where it failed. May run twice."""
+    with store.transaction() as connection:
+        connection.execute(update(action).where(action.c.id == id).values(answer=json.dumps(answer)))
+
+
+def is_open(done: Action) -> bool:
+    """Whether it may be done again: it failed, or nobody knows its end."""
+    return done.answer == UNFINISHED or (isinstance(done.answer, dict) and set(done.answer) == {"failed"})
+
+
+def actions_about(store: ServiceStore, subject: str, names: Sequence[str]) -> list[Action]:
+    """Those of some names about a subject, oldest first; at most 1,000."""
+    found = _actions(store, action.c.subject == subject, action.c.action.in_(names), limit=1000)
+    return found[::-1]
 
 
 def action_of(store: ServiceStore, who: str, key: str) -> Action | None:

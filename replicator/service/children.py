@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from replicator.core.progress import VARIABLE
 from replicator.service.store import Ended, RunState
 
-ANSWER, LOG = "answer.json", "log.txt"
+ANSWER, LOG, PROGRESS = "answer.json", "log.txt", "progress.json"
 STATES: Mapping[int, RunState] = {0: "done", 3: "partial", 4: "differs"}
 """By exit code; all others are failures."""
 
@@ -44,6 +45,7 @@ class Child:
                     stderr=log,
                     pass_fds=(leash,),
                     start_new_session=True,
+                    env={**os.environ, VARIABLE: str((directory / PROGRESS).absolute())},
                 )
         except OSError:
             os.close(self._leash)

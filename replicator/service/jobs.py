@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from replicator.core.policy import Policy
@@ -45,6 +46,29 @@ class Job:
     timeout: float | None = None
 
 
+@dataclass(frozen=True)
+class Errand:
+    """A run that somebody asked for, beside all jobs. name: its command and what it is about, `verify:west`; only one
+    of a name at a time. arguments: "@RUN/FILE" is a file in the output of a run, "@/FILE" one in its own."""
+
+    name: str
+    arguments: tuple[str, ...]
+    policy: str = ""
+
+
+def is_errand(name: str) -> bool:
+    """Whether it is the name of an errand: no job's has a colon."""
+    return ":" in name
+
+
+def placed(argument: str, id: str, outputs: Path) -> str:
+    """An argument of an errand's run. outputs: where the outputs of runs lie."""
+    if not argument.startswith("@"):
+        return argument
+    run, _, file = argument[1:].partition("/")
+    return str(outputs / (run or id) / file)
+
+
 def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str, Job]:
     """All jobs by name: those of `[service.jobs]`, and a policy's own, by its name. Raises ConfigError naming the key
     that is wrong."""
@@ -64,6 +88,8 @@ def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str,
 
 def _job(name: str, given: JobConfig) -> Job:
     key = f"service.jobs.{name}"
+    if is_errand(name):
+        raise ConfigError(f"{key}: a job's name has no colon", hint="give the job another name")
     if not given.command or given.command[0] not in SCHEDULED:
         raise ConfigError(f"{key}.command: begins with none of {', '.join(sorted(SCHEDULED))}")
     if "--follow" in given.command:

@@ -20,8 +20,8 @@ from pathlib import Path
 from replicator.core.config import Config
 from replicator.errors import ConfigError, Error
 from replicator.service.children import Child
-from replicator.service.jobs import Job, jobs_of
-from replicator.service.store import ALL, Ended, ServiceStore
+from replicator.service.jobs import Job, is_errand, jobs_of, placed
+from replicator.service.store import ALL, Ended, ServiceRun, ServiceStore
 from replicator.text.quantity import parse_duration
 
 LEASE = 30.0  # seconds
@@ -136,21 +136,43 @@ class Scheduler:
                 self.store.plan(name, job.schedule.text, following)
 
     def _begin(self, epoch: int) -> None:
-        for each in self.store.open_runs():
+        open_runs = self.store.open_runs()
+        busy = {each.policy for each in open_runs if each.policy and each.state == "running"}
+        for each in open_runs:
             if len(self._children) >= self.config.service.at_once:
                 return
-            if each.state != "queued":
+            if each.state != "queued" or each.policy in busy:
                 continue
-            if each.job not in self.jobs:
-                self.store.end(each.id, Ended("cancelled", message=f"{each.job} is configured no more"))
+            gone = self._gone(each)
+            if gone:
+                self.store.end(each.id, Ended("cancelled", message=f"{gone} is configured no more"))
             elif self.store.begin(each.id, self.name, epoch):
-                arguments = ["--config", str(self.config_file), *each.arguments, "--json"]
+                busy |= {each.policy} - {""}
+                arguments = ["--config", str(self.config_file), *self._arguments(each), "--json"]
                 try:
                     self._children[each.id] = Child(each.job, arguments, self.directory(each.id), self.grace)
                 except OSError as error:
                     self.store.end(
                         each.id, Ended("failed", message=str(error), hint="look at service.logs and its disk")
                     )
+
+    def _gone(self, run: ServiceRun) -> str:
+        """What it is of, where the configuration has that no more; else empty."""
+        if is_errand(run.job):
+            return run.policy if run.policy and run.policy not in self.config.policies else ""
+        return "" if run.job in self.jobs else run.job
+
+    def _arguments(self, run: ServiceRun) -> list[str]:
+        if not is_errand(run.job):
+            return list(run.arguments)
+        outputs = Path(self.config.service.logs).absolute()
+        return [placed(each, run.id, outputs) for each in run.arguments]
+
+    def _timeout(self, name: str) -> float | None:
+        if is_errand(name):
+            return parse_duration(self.config.service.asked_timeout).total_seconds()
+        job = self.jobs.get(name)
+        return job.timeout if job else None
 
     def _reap(self) -> None:
         asked = {each.id: each.cancelled_by for each in self.store.open_runs() if each.cancelled_by}
@@ -160,8 +182,7 @@ class Scheduler:
                 self.store.end(id, ended)
                 del self._children[id]
                 continue
-            job = self.jobs.get(child.job)
-            timeout = job.timeout if job else None
+            timeout = self._timeout(child.job)
             if child.wanted:
                 child.stop(child.wanted)
             elif id in asked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -120,6 +121,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: object = None) -> None:
         await super().startup()
+        for each in (one for server in self.servers for one in server.sockets):
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; connections have it from here
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW * 1000)
         self.answers.set()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,8 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
 
 from replicator.database import Database
-from replicator.errors import ObjectNotFound
-from replicator.service.jobs import Job
+from replicator.errors import ObjectNotFound, Refused
+from replicator.service.jobs import Errand, Job
 from replicator.service.measuring.counters import add
 from replicator.service.measuring.tally import counts_of
 from replicator.service.schema import REVISIONS, job, lease, run
@@ -29,6 +29,10 @@ ALL = "*"
 """In the place of a job: all of them are paused."""
 
 RunState = Literal["queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost"]
+
+
+Beside = Callable[[Connection, str, bool], object]
+"""What is written together with a run: given the run's id, and whether it is new."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,10 @@ class ServiceStore(Database):
         with self.transaction() as connection:
             return self._now(connection)
 
+    def clock(self, connection: Connection) -> float:
+        """The same, within a transaction."""
+        return self._now(connection)
+
     # ---- who schedules --------------------------------------------------------------------------------------------
 
     def lead(self, holder: str, seconds: float) -> int | None:
@@ -151,8 +159,18 @@ class ServiceStore(Database):
 
     # ---- runs -----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, wanted: Job, due: float, *, by: str, reason: str = "", missed: int = 0) -> tuple[str, bool]:
-        """A new run of a job, or the one that is not ended; its id, and whether it is new."""
+    def enqueue(
+        self,
+        wanted: Job | Errand,
+        due: float,
+        *,
+        by: str,
+        reason: str = "",
+        missed: int = 0,
+        beside: Beside = lambda *_: None,
+    ) -> tuple[str, bool]:
+        """A new run, or the one of this name that is not ended; its id, and whether it is new. beside: called with both
+        in the same transaction. Raises Refused where an errand of the same name is at work with other arguments."""
         id = f"{int(due * 1000):013d}-{uuid.uuid4().hex[:12]}"
         with self.transaction() as connection:
             values = {
@@ -180,7 +198,15 @@ class ServiceStore(Database):
             )
             connection.execute(insert(run).from_select(columns, picked))
             found = str(connection.execute(there).scalar_one())
+            if found != id and isinstance(wanted, Errand):
+                self._refuse_another(connection, found, wanted)
+            beside(connection, found, found == id)
         return found, found == id
+
+    def _refuse_another(self, connection: Connection, found: str, wanted: Errand) -> None:
+        arguments = connection.execute(select(run.c.arguments).where(run.c.id == found)).scalar_one()
+        if tuple(json.loads(arguments)) != wanted.arguments:
+            raise Refused(f"{wanted.name} is at work with other options: run {found}", hint="wait for it, or cancel it")
 
     def begin(self, id: str, server: str, epoch: int) -> bool:
         """Whether the run is this server's: it was queued, and the server still has the lease of that epoch."""
@@ -244,6 +270,10 @@ class ServiceStore(Database):
         if not found:
             raise ObjectNotFound(f"there is no run {id!r}", hint="runs that ended are forgotten after service.keep")
         return found[0]
+
+    def runs_of(self, ids: Sequence[str]) -> list[ServiceRun]:
+        """Those that are remembered, oldest first."""
+        return self._runs(run.c.id.in_(ids), order=(run.c.id,))
 
     def open_runs(self) -> list[ServiceRun]:
         """Those that are queued or running, oldest first."""

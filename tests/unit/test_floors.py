@@ -40,7 +40,8 @@ LIBRARIES = {
         "replicator.service.migrations",
         "replicator.service.migrations.versions",
     },
-    "fastapi": {"replicator.service.web", "replicator.service.web.questions"},
+    "fastapi": {"replicator.service.web", "replicator.service.web.deeds", "replicator.service.web.questions"},
+    "pydantic": {"replicator.service.web", "replicator.service.web.deeds"},
     "uvicorn": {"replicator.service", "replicator.service.entrance"},
 }
 """Rooms that may import them."""

@@ -24,8 +24,8 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """store: a database's URL. logs: a directory for the output of runs. at_once: runs at a time. policies: each runs
     by its `schedule`, unless a job does it. keep: how long ended runs are remembered. grace: time for a run to end
-    after SIGTERM. measure_roots: from one measurement of what roots keep to the next; 0s: never.
-    Durations as everywhere."""
+    after SIGTERM. measure_roots: from one measurement of what roots keep to the next; 0s: never. asked_timeout: of runs
+    that somebody asked for over HTTP, beside all jobs. Durations as everywhere."""
 
     listen: str = "127.0.0.1:8484"
     store: str = "sqlite:///service.sqlite"
@@ -35,6 +35,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep: str = "30d"
     grace: str = "1m"
     measure_roots: str = "1h"
+    asked_timeout: str = "1d"
     jobs: dict[str, JobConfig] = {}
     proxy: ProxyConfig = ProxyConfig()
     limits: LimitConfig = LimitConfig()
@@ -42,7 +43,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_service(service: ServiceConfig) -> None:
     """Raises ConfigError naming the key that is wrong; those of jobs are checked where they are read."""
-    for key in ("keep", "grace", "measure_roots"):
+    for key in ("keep", "grace", "measure_roots", "asked_timeout"):
         try:
             parse_duration(getattr(service, key))
         except ValueError as error:

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from replicator.errors import ObjectNotFound
-from replicator.service.actions import Action, action_of, actions, record_action
+from replicator.service.actions import actions
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
 from replicator.service.store import ALL, RunState, ServiceRun
+from replicator.service.web.deeds.recorded import What, do_once
 from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
 from replicator.service.web.serving import Serving
@@ -177,20 +178,7 @@ def cancel(request: Request, who: Who, run: str, ask: Ask | None = None) -> RunV
 
 
 def _done(request: Request, who: Who, what: tuple[str, str, str], do: Callable[[], Any]) -> Any:
-    """Does an action (its name, its subject, the reason) and records it. What was answered to a request with the same
-    Idempotency-Key is answered again, and nothing is done. Raises HTTPException 409 where that was another action."""
-    store, key = _serving(request).store, request.headers.get("Idempotency-Key") or None
-    if key is not None and len(key) > 200:
-        raise HTTPException(400, "an Idempotency-Key has at most 200 characters")
-    before = action_of(store, who.name, key) if key else None
-    if before is not None:
-        if (before.action, before.subject) != what[:2]:
-            raise HTTPException(409, f"this Idempotency-Key was that of `{before.action} {before.subject}`")
-        return before.answer
-    answer = do()
-    address = request.client.host if request.client else ""
-    record_action(store, Action(0, 0.0, who.name, address, *what, key, answer))
-    return answer
+    return do_once(request, who, What(*what), do)
 
 
 def _wanted(request: Request, who: Who, job: str) -> tuple[Serving, Job]:

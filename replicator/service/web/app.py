@@ -16,6 +16,10 @@ from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
 from replicator.service.web.conditional import ETags
 from replicator.service.web.metrics import metrics_of
+from replicator.service.web.deeds.plan_deeds import plan_deeds
+from replicator.service.web.deeds.policy_deeds import policy_deeds
+from replicator.service.web.deeds.root_deeds import root_deeds
+from replicator.service.web.deeds.run_events import run_events
 from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.questions.catalogue import QUESTIONS
@@ -45,6 +49,8 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
     add_problems(app)
     app.include_router(api)
+    for deeds in (run_events, policy_deeds, plan_deeds, root_deeds):
+        app.include_router(deeds)
     app.include_router(beekeeper)
     app.include_router(router_of(QUESTIONS))
     describe(app, QUESTIONS)

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from cmroot.errors import Exists, FormatError, PinError
 from replicator.errors import ConfigError, Error, LeaseHeld, NoSpace, ObjectNotFound, Refused, UsageError
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ STATUSES: tuple[tuple[type[Error], int], ...] = (
     (LeaseHeld, 409),
     (Refused, 409),
     (NoSpace, 507),
+    (PinError, 409),
+    (Exists, 409),
+    (FormatError, 409),
 )
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from replicator.service.actions import Action
 from replicator.service.jobs import Job
 from replicator.service.store import JobState, RunState, ServiceRun
 from replicator.service.times import iso
+
+Words = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00]*$")]
+"""Text of a person: PostgreSQL keeps no NUL."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,9 @@ class ServiceStatus:
 class Ask:
     """The body of an action. reason: goes into the record."""
 
-    reason: str = ""
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    reason: Words = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class ActionView:
-    """What somebody did. at: ISO 8601."""
+    """What somebody did. at: ISO 8601. failed: why nothing came of it; empty: it was done, or is being done."""
 
     id: int
     at: str | None
@@ -166,10 +174,12 @@ class ActionView:
     action: str
     subject: str
     reason: str
+    failed: str = ""
 
     @classmethod
     def of(cls, done: Action) -> ActionView:
-        return cls(done.id, iso(done.at), done.who, done.address, done.action, done.subject, done.reason)
+        failed = str(done.answer.get("failed", "")) if isinstance(done.answer, dict) else ""
+        return cls(done.id, iso(done.at), done.who, done.address, done.action, done.subject, done.reason, failed)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""Actions done once for their Idempotency-Key, and recorded: who, from where, what, why.
+
+The record of an action that is a run is written in the transaction that queues the run: a server that is killed leaves
+both, or neither. That of a call is written before it, and its answer after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException, Request
+
+from replicator.errors import Error
+from replicator.service.actions import Action, action_of, is_open, open_action, recording, set_answer
+from replicator.service.jobs import Errand
+from replicator.service.store import ServiceStore
+from replicator.service.web.permission import Who
+from replicator.service.web.serving import Serving
+from replicator.service.web.views import Asked
+
+KEY = 200
+"""Characters of an Idempotency-Key."""
+
+
+@dataclass(frozen=True)
+class What:
+    """An action's name, its subject and its reason."""
+
+    action: str
+    subject: str
+    reason: str
+
+
+def serving_of(request: Request) -> Serving:
+    """What this server serves."""
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> Any:
+    """Does an action, whose answer is JSON. What was answered to a request with the same key is answered again, and
+    nothing is done; what failed, or was killed meanwhile, is done again. Raises HTTPException 409 where the key was
+    another action's."""
+    store = serving_of(request).store
+    wanted = _wanted(request, who, what)
+    before = _before(store, wanted)
+    if before is not None and not is_open(before):
+        return before.answer
+    id = before.id if before is not None else open_action(store, wanted)
+    try:
+        answer = do()
+    except Exception as error:
+        set_answer(store, id, {"failed": error.message if isinstance(error, Error) else type(error).__name__})
+        raise
+    set_answer(store, id, answer)
+    return answer
+
+
+def queue_once(request: Request, who: Who, what: What, errand: Errand) -> Asked:
+    """Queues a run and records it, together. Raises as `do_once`, and as `ServiceStore.enqueue`."""
+    store = serving_of(request).store
+    wanted = _wanted(request, who, what)
+    before = _before(store, wanted)
+    if before is None:
+        try:
+            run, new = store.enqueue(
+                errand, store.now(), by=who.name, reason=what.reason, beside=recording(store, wanted)
+            )
+            return Asked(run, new)
+        except Error:
+            before = _before(store, wanted)  # the same request has come twice at once
+            if before is None:
+                raise
+    return Asked(**before.answer)
+
+
+def _wanted(request: Request, who: Who, what: What) -> Action:
+    key = request.headers.get("Idempotency-Key") or None
+    if key is not None and len(key) > KEY:
+        raise HTTPException(400, f"an Idempotency-Key has at most {KEY} characters")
+    address = request.client.host if request.client else ""
+    return Action(0, 0.0, who.name, address, what.action, what.subject, what.reason, key, None)
+
+
+def _before(store: ServiceStore, wanted: Action) -> Action | None:
+    found = action_of(store, wanted.who, wanted.key) if wanted.key else None
+    if found is not None and (found.action, found.subject) != (wanted.action, wanted.subject):
+        raise HTTPException(409, f"this Idempotency-Key was that of `{found.action} {found.subject}`")
+    return found
