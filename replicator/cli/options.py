@@ -14,8 +14,9 @@ import click
 from click.core import ParameterSource
 
 from replicator.core.config import Config, parse_settings
-from replicator.core.progress import VARIABLE, Bars, Progress, ProgressFile, Silent
+from replicator.core.progress import Bars, Progress, Silent
 from replicator.core.runtime import JOBS
+from replicator.core.telling.progress_file import VARIABLE, ProgressFile
 from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:

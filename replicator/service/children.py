@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from replicator.core.progress import VARIABLE
+from replicator.core.telling.progress_file import VARIABLE
 from replicator.service.store import Ended, RunState
 
 ANSWER, LOG, PROGRESS = "answer.json", "log.txt", "progress.json"

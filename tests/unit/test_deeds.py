@@ -12,8 +12,8 @@ import pytest
 from replicator.cli import table
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.policy import parse_policy
-from replicator.core.progress import ProgressFile
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
+from replicator.core.telling.progress_file import ProgressFile
 from replicator.errors import ConfigError, Refused
 from replicator.service.jobs import Errand, jobs_of, placed
 from replicator.service.store import ServiceStore
@@ -95,7 +95,7 @@ def test_progress_is_told_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "progress.json"
 
     def tasks() -> list[tuple[str, int, int | None]]:
-        return [(each["title"], each["done"], each["total"]) for each in json.loads(file.read_text())["tasks"]]
+        return [(each["title"], each["steps"], each["of_steps"]) for each in json.loads(file.read_text())["tasks"]]
 
     progress = ProgressFile(file)
     with progress.task("load", 2) as advance:

@@ -15,7 +15,7 @@ from replicator.service.actions import actions
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
 from replicator.service.store import ALL, RunState, ServiceRun
-from replicator.service.web.deeds.recorded import What, do_once
+from replicator.service.web.deeds.recorded import What, do_once, queue_once
 from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
 from replicator.service.web.serving import Serving
@@ -72,13 +72,8 @@ def jobs(request: Request, who: Who) -> JobList:
 @api.post("/jobs/{job}:run", status_code=202)
 def run_job(request: Request, who: Who, job: str, ask: Ask) -> Asked:
     """Runs a job now, paused or not; its schedule stays. A job that is at work goes on, and that run is answered."""
-    serving, wanted = _wanted(request, who, job)
-
-    def do() -> dict[str, Any]:
-        run, new = serving.store.enqueue(wanted, serving.store.now(), by=who.name, reason=ask.reason)
-        return {"run": run, "new": new}
-
-    return Asked(**_done(request, who, ("run", job, ask.reason), do))
+    _, wanted = _wanted(request, who, job)
+    return queue_once(request, who, What("run", job, ask.reason), wanted)
 
 
 @api.post("/jobs/{job}:pause", status_code=204)

@@ -47,6 +47,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     """open_to_all: without a token a request may look."""
     app = FastAPI(title="replicator", version=version("replicator"), docs_url=None, redoc_url=None)
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
+    app.state.streams = 0  # of events, open now
     add_problems(app)
     app.include_router(api)
     for deeds in (run_events, policy_deeds, plan_deeds, root_deeds):

@@ -12,9 +12,9 @@ from typing import Any
 
 from fastapi import HTTPException, Request
 
-from replicator.errors import Error
-from replicator.service.actions import Action, action_of, is_open, open_action, recording, set_answer
-from replicator.service.jobs import Errand
+from replicator.errors import Error, Refused
+from replicator.service.actions import UNFINISHED, Action, action_of, is_open, open_action, recording, set_answer
+from replicator.service.jobs import Errand, Job
 from replicator.service.store import ServiceStore
 from replicator.service.web.permission import Who
 from replicator.service.web.serving import Serving
@@ -22,6 +22,11 @@ from replicator.service.web.views import Asked
 
 KEY = 200
 """Characters of an Idempotency-Key."""
+
+LONG = 120.0
+"""Seconds that no call takes: an action that is open for longer was killed."""
+
+AT_WORK = "a request with this Idempotency-Key is at work; ask again later"
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,13 @@ def serving_of(request: Request) -> Serving:
 def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> Any:
     """Does an action, whose answer is JSON. What was answered to a request with the same key is answered again, and
     nothing is done; what failed, or was killed meanwhile, is done again. Raises HTTPException 409 where the key was
-    another action's."""
+    another action's, or the request is at work."""
     store = serving_of(request).store
     wanted = _wanted(request, who, what)
     before = _before(store, wanted)
     if before is not None and not is_open(before):
         return before.answer
-    id = before.id if before is not None else open_action(store, wanted)
+    id = _again(store, before) if before is not None else _first(store, wanted)
     try:
         answer = do()
     except Exception as error:
@@ -58,22 +63,36 @@ def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> An
     return answer
 
 
-def queue_once(request: Request, who: Who, what: What, errand: Errand) -> Asked:
-    """Queues a run and records it, together. Raises as `do_once`, and as `ServiceStore.enqueue`."""
+def queue_once(request: Request, who: Who, what: What, errand: Job | Errand) -> Asked:
+    """Queues a run and records it, together. Raises HTTPException as `do_once`, and as `ServiceStore.enqueue`."""
     store = serving_of(request).store
     wanted = _wanted(request, who, what)
-    before = _before(store, wanted)
-    if before is None:
+    for last in (False, True):
+        before = _before(store, wanted)
+        if before is not None:
+            return Asked(**before.answer)
         try:
-            run, new = store.enqueue(
-                errand, store.now(), by=who.name, reason=what.reason, beside=recording(store, wanted)
-            )
-            return Asked(run, new)
-        except Error:
-            before = _before(store, wanted)  # the same request has come twice at once
-            if before is None:
+            beside = recording(store, wanted)
+            return Asked(*store.enqueue(errand, store.now(), by=who.name, reason=what.reason, beside=beside))
+        except Error as error:  # also where the same was asked at once, which then is there
+            if last or isinstance(error, Refused):
                 raise
-    return Asked(**before.answer)
+    raise AssertionError("not reached")
+
+
+def _first(store: ServiceStore, wanted: Action) -> int:
+    try:
+        return open_action(store, wanted)
+    except Error:
+        if wanted.key and action_of(store, wanted.who, wanted.key):  # the same request has come twice at once
+            raise HTTPException(409, AT_WORK) from None
+        raise
+
+
+def _again(store: ServiceStore, before: Action) -> int:
+    if before.answer == UNFINISHED and store.now() - before.at < LONG:
+        raise HTTPException(409, AT_WORK)
+    return before.id
 
 
 def _wanted(request: Request, who: Who, what: What) -> Action:

@@ -10,12 +10,13 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 
 from replicator.errors import Error, ObjectNotFound, UsageError
@@ -30,6 +31,9 @@ from replicator.service.web.views import RunView
 LOOK, HEARTBEAT, LONGEST = 0.5, 5.0, 900.0
 """Seconds from one look at a run to the next, without a word to a client, and of one stream: then the client asks
 again, and its token is looked at."""
+
+MOST = 200
+"""Streams of one server: each looks at the store twice a second."""
 
 CHUNK = 256 << 10
 """Bytes of a log that one event has, and where a stream that begins has its end."""
@@ -78,10 +82,22 @@ def follow_run(
     require(who, "viewer", found.policy)
     if found.ended is not None and told.state == found.state:
         return Response(status_code=204)
-    return EventStream(_stream(serving, run, told))
+    if request.app.state.streams >= MOST:
+        raise HTTPException(503, f"{MOST} streams are open here; ask again later, or `runs/{run}`")
+    return EventStream(_counted(request, _stream(serving, run, told)))
 
 
-async def _stream(serving: Serving, run: str, told: _Told) -> AsyncIterator[str]:
+async def _counted(request: Request, stream: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    request.app.state.streams += 1  # in the event loop only
+    try:
+        async with aclosing(stream):
+            async for event in stream:
+                yield event
+    finally:
+        request.app.state.streams -= 1
+
+
+async def _stream(serving: Serving, run: str, told: _Told) -> AsyncGenerator[str]:
     begun = spoken = time.monotonic()
     ended = False
     while not ended:

@@ -1,0 +1,1 @@
+"""What a command tells while it works: its steps, and what they are about."""
