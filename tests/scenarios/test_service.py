@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import yaml
 from policies import Replication
 from postgres import Postgres
 
+from replicator.errors import Error, Refused
 from replicator.metastore.embedded.running import Running
-from replicator.service.jobs import Job
+from replicator.service.actions import Action, action_of, actions_about, is_open, open_action, recording, set_answer
+from replicator.service.jobs import Errand, Job
 from replicator.service.store import Ended, ServiceStore
 from replicator.service.timetable import Every
 
@@ -370,4 +373,16 @@ def test_a_store_gives_each_thing_once(kind: str, tmp_path: Path, request: pytes
         assert other.cancel(second, "me").state == "cancelled"
         assert [each.id for each in one.runs(limit=1)] == [second]
         assert [each.id for each in one.runs(before=second)] == [first]
-        assert set(one.forget(-1)) == {first, second} and one.runs() == []
+        errand, asked = Errand("verify:w", ("verify", "w"), "w"), Action(0, 0.0, "me", "", "verify", "w", "", "k", None)
+        third, new = one.enqueue(errand, 8.0, by="me", beside=recording(one, asked))
+        done = action_of(other, "me", "k")
+        assert new and done and done.answer == {"run": third, "new": True}
+        with pytest.raises(Refused, match=third):
+            other.enqueue(Errand("verify:w", ("verify", "w", "--db=d")), 9.0, by="me")
+        with pytest.raises(Error):  # the key's second action, whose run goes with it
+            other.enqueue(Errand("verify:x", ("verify", "x")), 9.0, by="me", beside=recording(other, asked))
+        assert [each.id for each in one.open_runs()] == [third]
+        set_answer(one, open_action(one, replace(asked, key=None)), {"failed": "why"})
+        assert [is_open(each) for each in actions_about(other, "w", ["verify"])] == [False, True]
+        other.cancel(third, "me")
+        assert set(one.forget(-1)) == {first, second, third} and one.runs() == []
