@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -161,7 +161,7 @@ class RemovalAsk(RootAsk):
     """What is not to go. on: a place, or a glob for DB.TABLE or DB.TABLE/PARTITION. until: ISO 8601; None: for ever."""
 
     on: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,4000}$")]
-    reason: Annotated[str, Field(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$", max_length=2000)]
+    reason: Annotated[str, Field(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$", max_length=2000)] = field()  # needed
     until: Annotated[str, Field(pattern=rf"^{_TIME}$")] | None = None
 
 
