@@ -112,7 +112,7 @@ def world(
 
 
 def test_a_run_is_followed_to_its_cancelled_end_and_a_client_that_went_holds_nothing(world: World) -> None:
-    run = world.service.get(f"runs/{world.asked('jobs/hangs:run')}")
+    run = eventually(lambda: [each for each in world.service.runs("hangs") if each["state"] == "running"])[0]
     eventually(lambda: processes(world.silent))
     server = Path(f"/proc/{world.service.servers[-1].pid}")
     before = len(list((server / "fd").iterdir()))
