@@ -15,11 +15,11 @@ from replicator.service.web.api import api
 from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
 from replicator.service.web.conditional import ETags
-from replicator.service.web.metrics import metrics_of
 from replicator.service.web.deeds.plan_deeds import plan_deeds
 from replicator.service.web.deeds.policy_deeds import policy_deeds
 from replicator.service.web.deeds.root_deeds import root_deeds
 from replicator.service.web.deeds.run_events import run_events
+from replicator.service.web.metrics import metrics_of
 from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.questions.catalogue import QUESTIONS
