@@ -47,6 +47,7 @@ from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
+from replicator.core.telling.told_steps import tell_event
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.events import record as kinds
 from replicator.events.compare import same_database
@@ -128,6 +129,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
                 raise
             run.notices.published()
     report.seconds = round(clocks.monotonic() - began, 3)
+    tell_event("captured", report.through_event, report.position)
     return report
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import click
 
 from replicator.cli.options import METASTORE, Duration, Session, json_option, pass_session
-from replicator.cli.output import count_text, emit, log_to_stderr, note, size_text
+from replicator.cli.output import count_text, emit, note, size_text
 from replicator.commands.gateway import gateway as run
 
 
@@ -79,9 +78,6 @@ def gateway(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator gateway --source thrift://a:9083 --cmroot /warehouse/.cmroot --listen 10.0.0.5:9084
       spark-sql --conf spark.hadoop.hive.metastore.uris=thrift://gateway:9084
     """
-    logging.getLogger("replicator.gateways").setLevel(logging.INFO if session.verbose else logging.WARNING)
-    if not logging.getLogger().handlers:  # what is refused is worth a line without --verbose, too
-        log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     upstream = session.config.metastore_uri(given["source"])
     report = session.call(run, ready=lambda uri: note(f"listening on {uri} for {upstream}"), **given)
     lines = [

@@ -5,31 +5,33 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
-import logging
 import os
-import re
 import shutil
 import sys
 import threading
 import time as clocks
 import traceback
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import click
 import msgspec
 
 from cmroot.store.drivers.endpoints import use
+from replicator.cli.logs import begin_logging
 from replicator.cli.options import Session
-from replicator.cli.output import BROKEN_PIPE, failure, log_to_stderr, note, show_error, tell_of_spark
+from replicator.cli.output import BROKEN_PIPE, failure, note, show_error
 from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import Config, read_config
+from replicator.core.telling.about import SERVICE_RUN, lines_about
+from replicator.core.telling.log_config import LogConfig, LogFormat, LogLevel
 from replicator.errors import Error
+from replicator.text.credentials import without_credentials
 
-LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SETTINGS = {
     "help_option_names": ["-h", "--help"],
     "auto_envvar_prefix": "REPLICATOR",
@@ -45,10 +47,27 @@ AGAIN = "run the same command again to finish"
     metavar="FILE",
     help="Configuration file; default: replicator.toml in the working directory, if it exists.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="Log to standard error, and show tracebacks.")
+@click.option("--verbose", "-v", is_flag=True, help="Log at level info, and show tracebacks.")
+@click.option(
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    help="Log lines for people, or one JSON object each; with json also notes and errors on standard error.  "
+    "[default: log.format, else console]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(get_args(LogLevel)),
+    help="Least level that is logged.  [default: log.level; else info with --verbose or a file, else warning]",
+)
+@click.option(
+    "--log-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Append the log to this file; it may be rotated.  [default: log.file, else standard error]",
+)
 @click.version_option(package_name="replicator", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
+def cli(context: click.Context, /, config: Path | None, verbose: bool, **log: Any) -> None:
     """Keep an exact second copy of a Hive-metastore warehouse, and every file that it replaces or drops.
 
     Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, many in replicator.toml.
@@ -61,17 +80,21 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
       replicator dump --source thrift://a:9083 --cmroot /cm --db sales --since /dumps/1 --out /dumps/2
       replicator load /dumps/2 --target thrift://b:9083
     """
-    if verbose:
-        log_to_stderr(LOG_LINE, logging.INFO)
-    else:
-        tell_of_spark()
+    given = LogConfig(**{name.removeprefix("log_"): value for name, value in log.items()})
+    begin_logging(given, verbose=verbose)
     settings = read_config(config)
+    begin_logging(_logged_as(given, settings.log), verbose=verbose)
     use(settings.stores)
     if settings.purge.readers is not None:
         note(f"warning: purge.readers of {settings.looked_for} is now purge.grace")
     began = context.obj if isinstance(context.obj, float) else clocks.monotonic()
     context.obj = Session(settings, verbose, began)
     context.default_map = PerCommand(lambda name, command: defaults_of(settings, name, command))  # type: ignore[assignment]
+
+
+def _logged_as(given: LogConfig, configured: LogConfig) -> LogConfig:
+    """What the command line or the environment gives, else what the file does."""
+    return LogConfig(given.format or configured.format, given.level or configured.level, given.file or configured.file)
 
 
 def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, Any]:
@@ -105,6 +128,11 @@ def run(arguments: Sequence[str], began: float | None = None) -> int:
     began = clocks.monotonic() if began is None else began
     if "--nagios" in arguments:
         return as_plugin(lambda: _answer(arguments, began))
+    with lines_about(run=uuid.uuid4().hex[:12], service_run=os.environ.get(SERVICE_RUN)):
+        return _told(arguments, began)
+
+
+def _told(arguments: Sequence[str], began: float) -> int:
     as_json = "--json" in arguments
     verbose = bool({"-v", "--verbose"} & set(arguments))
     try:
@@ -135,10 +163,6 @@ def _tell(name: str, message: str, hint: str, code: int, as_json: bool) -> int:
     return code
 
 
-_CREDENTIALS = re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@]*:[^\s@]*@[^\s']*")
-"""URLs with user and password in a text."""
-
-
 def _tell_usage(error: click.ClickException, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "replicator"
@@ -147,7 +171,7 @@ def _tell_usage(error: click.ClickException, as_json: bool) -> int:
         return error.exit_code
     usage = isinstance(error, click.UsageError)
     message = error.format_message() if not isinstance(error, click.exceptions.NoArgsIsHelpError) else "no command"
-    message = _CREDENTIALS.sub(r"\1***@...", message)  # it quotes what was given
+    message = without_credentials(message)  # it quotes what was given
     return _tell("UsageError" if usage else "Error", message, f"see `{path} --help`", error.exit_code, as_json)
 
 

@@ -16,7 +16,9 @@ from click.core import ParameterSource
 from replicator.core.config import Config, parse_settings
 from replicator.core.progress import Bars, Progress, Silent
 from replicator.core.runtime import JOBS
+from replicator.core.telling.about import lines_about
 from replicator.core.telling.progress_file import VARIABLE, ProgressFile
+from replicator.core.telling.told_steps import step
 from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ class Session:
         values = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
         }
-        return verb(config=self.config, progress=self.progress, **values)
+        about, policy = click.get_current_context().command_path.partition(" ")[2], given.get("policy")
+        with lines_about(command=about, policy=policy), step(about):
+            return verb(config=self.config, progress=self.progress, **values)
 
     @property
     def progress(self) -> Progress:

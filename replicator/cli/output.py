@@ -15,9 +15,10 @@ from typing import Any
 
 import click
 
+from replicator.cli.logs import logged
 from replicator.core.report import Report
 from replicator.errors import Error
-from replicator.text.printable import PrintableFormatter, printable, printable_lines
+from replicator.text.printable import printable, printable_lines
 from replicator.text.quantity import count_text as count_text
 from replicator.text.quantity import duration_text as duration_text
 from replicator.text.quantity import size_text as size_text
@@ -51,36 +52,24 @@ def write(lines: Iterable[str]) -> None:
         raise SystemExit(BROKEN_PIPE) from None
 
 
-def note(text: str) -> None:
-    """A remark beside the answer, to standard error."""
-    click.echo(printable_lines(text), err=True)
-
-
-def log_to_stderr(format: str, level: int | None = None) -> None:
-    """Log lines for people, beside the answer."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter(format))
-    logging.basicConfig(level=level, handlers=[handler])
-
-
-def tell_of_spark() -> None:
-    """Where Spark runs, when that is not here, as a line beside the answer."""
-    logger = logging.getLogger("replicator.core.spark")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(PrintableFormatter("%(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+def note(text: str, level: int = logging.INFO) -> None:
+    """A remark beside the answer, to standard error, and to the log where that is a file."""
+    if not logged(text, level):
+        click.echo(printable_lines(text), err=True)
 
 
 def show_error(fields: Mapping[str, Any], as_json: bool) -> None:
     """A failure: `message`, `hint` and the rest as `failure` made them."""
+    about = {key: fields[key] for key in ("error", "hint", "exit_code") if fields.get(key) not in (None, "")}
+    said = logged(fields["message"], logging.ERROR, **about)
     if as_json:
         write([json.dumps(fields)])
         return
-    note(f"error: {fields['message']}")
+    if said:
+        return
+    click.echo(printable_lines(f"error: {fields['message']}"), err=True)
     if fields["hint"]:
-        note(f"hint: {fields['hint']}")
+        click.echo(printable_lines(f"hint: {fields['hint']}"), err=True)
 
 
 def failure(error: Error) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
+from replicator.cli.logs import raise_level
 from replicator.cli.options import Session, pass_session
-from replicator.cli.output import log_to_stderr, note
+from replicator.cli.output import note
 from replicator.cli.signals import Stopping
 from replicator.service.verbs import serve as run
 
@@ -37,9 +37,7 @@ def serve(session: Session, /, **given: Any) -> int:
       replicator token create me --role operator
       replicator serve --listen 127.0.0.1:8484
     """
-    if not logging.getLogger().handlers:
-        log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("replicator.service").setLevel(logging.INFO)
+    raise_level("replicator.service")
     with Stopping(timedelta(days=1)) as stop:
         session.call(run, ready=lambda url: note(f"listening on {url}"), stop=stop, **given)
     return 0

@@ -33,6 +33,7 @@ from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
 from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig, check_service
+from replicator.core.telling.log_config import LogConfig
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
@@ -116,6 +117,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     service: ServiceConfig = ServiceConfig()
     alerts: AlertConfig = AlertConfig()
     lineage: LineageConfig = LineageConfig()
+    log: LogConfig = LogConfig()
     spark: dict[str, str] = {}
     stores: dict[str, Endpoint] = {}
     policies: dict[str, Policy] = {}
@@ -217,6 +219,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"service ({', '.join(ServiceConfig.__struct_fields__)}), "
             f"alerts ({', '.join(AlertConfig.__struct_fields__)}), "
             f"lineage ({', '.join(LineageConfig.__struct_fields__)}), "
+            f"log ({', '.join(LogConfig.__struct_fields__)}), "
             f"service.jobs.NAME ({', '.join(JobConfig.__struct_fields__)}), "
             f'stores."s3a://BUCKET" ({", ".join(Endpoint.__struct_fields__)})',
         ) from error

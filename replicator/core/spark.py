@@ -50,6 +50,7 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.log.level": "ERROR",
+    "spark.executor.syncLogLevel.enabled": "true",  # executors', too (Spark 4): else a long run fills their disks
     "spark.task.maxFailures": "4",
 }
 

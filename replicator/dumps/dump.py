@@ -23,6 +23,7 @@ from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.core.telling.told_steps import tell_event
 from replicator.dumps import layout
 from replicator.dumps.points import resolve_since, resolve_until, scope_of_dump
 from replicator.dumps.reached import covers, reached, scope_of, scope_text
@@ -115,6 +116,7 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
                     work.incremental()
                 metadata = work.metadata(options.source, slot, options.epochs, options.formats)
                 writer.finish(metadata, options.keys, before_publishing=lease.check)
+    tell_event("dumped", end.event, end.position)
     return Dumped(
         dump=writer.place,
         kind=metadata.kind,

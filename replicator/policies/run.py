@@ -20,6 +20,8 @@ from cmroot.root import create_or_open
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
 from replicator.core.report import LoadCounts
+from replicator.core.telling import told_steps as telling
+from replicator.core.telling.about import lines_about
 from replicator.dumps.dump import Dumped
 from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
@@ -92,7 +94,8 @@ class SyncRun(LoadCounts):
     def timed(self, step: str) -> Iterator[None]:
         began = clocks.monotonic()
         try:
-            yield
+            with telling.step(step):
+                yield
         finally:
             self.steps[step] = round(self.steps.get(step, 0.0) + clocks.monotonic() - began, 3)
 
@@ -124,7 +127,7 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
     """As `sync_once`, for who holds the policy's lease: a drain of a switchover, say."""
     began, clock = clocks.monotonic(), sides.runtime.clock
     report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
-    with recorded(report, kept, lease, clock):
+    with lines_about(run=report.run, policy=report.policy), recorded(report, kept, lease, clock):
         with report.timed("look"):
             refuse_role_change(kept.memory, options)
             sweep(kept, clock)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from replicator.core.telling.about import SERVICE_RUN
 from replicator.core.telling.progress_file import VARIABLE
 from replicator.service.store import Ended, RunState
 
@@ -45,7 +46,11 @@ class Child:
                     stderr=log,
                     pass_fds=(leash,),
                     start_new_session=True,
-                    env={**os.environ, VARIABLE: str((directory / PROGRESS).absolute())},
+                    env={
+                        **os.environ,
+                        SERVICE_RUN: directory.name,
+                        VARIABLE: str((directory / PROGRESS).absolute()),
+                    },
                 )
         except OSError:
             os.close(self._leash)

@@ -151,6 +151,7 @@ class Scheduler:
                 arguments = ["--config", str(self.config_file), *self._arguments(each), "--json"]
                 try:
                     self._children[each.id] = Child(each.job, arguments, self.directory(each.id), self.grace)
+                    log.info("run %s of %s begins", each.id, each.job, extra={"service_run": each.id, "job": each.job})
                 except OSError as error:
                     self.store.end(
                         each.id, Ended("failed", message=str(error), hint="look at service.logs and its disk")
@@ -180,6 +181,11 @@ class Scheduler:
             ended = child.ended()
             if ended is not None:
                 self.store.end(id, ended)
+                log.info(
+                    "run %s of %s: %s",
+                    *(id, child.job, ended.state),
+                    extra={"service_run": id, "job": child.job, "exit_code": ended.exit_code},
+                )
                 del self._children[id]
                 continue
             timeout = self._timeout(child.job)

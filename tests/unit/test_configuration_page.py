@@ -29,6 +29,7 @@ TABLES = {
     "service.limits": entrance_config.LimitConfig,
     "alerts": config.AlertConfig,
     "lineage": config.LineageConfig,
+    "log": config.LogConfig,
 }
 FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn
 

@@ -43,6 +43,7 @@ LIBRARIES = {
     "fastapi": {"replicator.service.web", "replicator.service.web.deeds", "replicator.service.web.questions"},
     "pydantic": {"replicator.service.web", "replicator.service.web.deeds"},
     "uvicorn": {"replicator.service", "replicator.service.entrance"},
+    "structlog": {"replicator.cli"},
 }
 """Rooms that may import them."""
 

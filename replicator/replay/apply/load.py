@@ -23,6 +23,7 @@ from replicator.core.model import Function
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.report import LoadCounts
 from replicator.core.runtime import Runtime
+from replicator.core.telling.told_steps import tell_event
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
@@ -141,6 +142,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
         outcome.warnings.append(warning)
     outcome.spark_start_seconds = round(runtime.engines.start_seconds, 3)
     outcome.seconds = round(clocks.monotonic() - began, 3)
+    tell_event(outcome.status, reader.metadata.end.event, reader.metadata.end.position)
     return outcome
 
 

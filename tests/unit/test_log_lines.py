@@ -1,0 +1,127 @@
+"""Log lines: what they have, where they go, and what is never in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replicator.cli.logs import begin_logging, end_logging
+from replicator.cli.main import run
+from replicator.core.telling.about import lines_about
+from replicator.core.telling.log_config import LogConfig
+from replicator.core.telling.told_steps import step
+from replicator.text.credentials import without_credentials
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+OURS = logging.getLogger("replicator.tests")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("", "replicator", "cmroot", "replicator.core.spark")]
+    before = [each.level for each in loggers]
+    yield
+    end_logging()
+    for each, level in zip(loggers, before, strict=True):
+        each.setLevel(level)
+
+
+def program(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "replicator", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **more}, check=False)
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_json_lines_are_all_that_standard_error_has(tmp_path: Path) -> None:
+    done = program("--log-format", "json", "--log-level", "info", "show", f"{tmp_path}/nosuch")
+    begun, failed, error = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1 and done.stdout == ""
+    assert all(TIME.fullmatch(each["time"]) and each["command"] == "show" for each in (begun, failed))
+    assert (begun["step"], begun["state"], failed["state"], failed["level"]) == ("show", "begun", "failed", "info")
+    assert failed["seconds"] >= 0 and begun["run"] == error["run"] and re.fullmatch(r"[0-9a-f]{12}", error["run"])
+    assert (error["level"], error["error"], error["exit_code"]) == ("error", "FormatError", 1) and error["hint"]
+
+
+def test_a_file_gets_the_lines_and_standard_error_keeps_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replicator.toml").write_text('[log]\nformat = "json"\nfile = "configured.log"\n')
+    monkeypatch.chdir(tmp_path)
+    assert run(["show", "nosuch"]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    assert [each["level"] for each in lines(tmp_path / "configured.log")] == ["info", "info", "error"]
+    monkeypatch.setenv("REPLICATOR_LOG_FILE", "environment.log")
+    assert run(["--log-level", "error", "show", "nosuch"]) == 1
+    assert [each["level"] for each in lines(tmp_path / "environment.log")] == ["error"]
+    assert len(lines(tmp_path / "configured.log")) == 3
+
+
+def test_a_file_that_was_moved_away_is_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    begin_logging(LogConfig(file=str(file), format="json"))
+    OURS.info("one")
+    file.rename(tmp_path / "log.1")
+    OURS.info("two")
+    assert [lines(each)[0]["message"] for each in (tmp_path / "log.1", file)] == ["one", "two"]
+
+
+def test_a_log_that_cannot_be_written_changes_no_outcome(tmp_path: Path) -> None:
+    done = program("--log-file", "/dev/full", "show", f"{tmp_path}/nosuch", "--json")
+    assert done.returncode == 1 and json.loads(done.stdout)["error"] == "FormatError"
+    assert done.stderr.count("cannot be written") == 1 and "Traceback" not in done.stderr
+    refused = program("--log-file", f"{tmp_path}/no/such/log", "show", "x")
+    assert refused.returncode == 2 and "--log-file" in refused.stderr
+
+
+def test_lines_for_people_are_one_each_whatever_names_are_in_them(capsys: pytest.CaptureFixture[str]) -> None:
+    begin_logging(LogConfig(level="info"))
+    with lines_about(policy="west", run=None):
+        OURS.info("t\n2026 error forged \x1b[2K", extra={"event_id": 7, "table": 'a "b\n'})
+        try:
+            raise ValueError("one\ntwo")
+        except ValueError:
+            OURS.exception("broken")
+    first, broken, *trace = capsys.readouterr().err.splitlines()
+    assert first.endswith(r'replicator.tests: t\n2026 error forged \x1b[2K policy=west event_id=7 table="a \"b\n"')
+    assert " error   replicator.tests: broken policy=west" in broken and TIME.match(broken)
+    assert trace and all(line.startswith("  | ") for line in trace)
+
+
+def test_passwords_of_urls_and_others_debug_lines_stay_out(capsys: pytest.CaptureFixture[str]) -> None:
+    begin_logging(LogConfig(level="debug", format="json"))
+    OURS.info("postgresql://me:hush/@hush@db/x", extra={"store": "http://u:hush@h"})
+    logging.getLogger("py4j.clientserver").debug("hush")
+    logging.getLogger("botocore.auth").info("signs")
+    OURS.debug("ours")
+    err = capsys.readouterr().err
+    assert "hush" not in err
+    assert [json.loads(line)["message"] for line in err.splitlines()] == ["postgresql://***@...", "signs", "ours"]
+    assert without_credentials("thrift://a:9083, s3://bucket/a@b") == "thrift://a:9083, s3://bucket/a@b"
+
+
+def test_a_step_tells_its_seconds_also_when_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    begin_logging(LogConfig(level="info", format="json"))
+    with step("copy") as facts:
+        facts["files"] = 3
+    with pytest.raises(ZeroDivisionError), step("count"):
+        print(1 / 0)
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(each["step"], each["state"]) for each in said] == [
+        ("copy", "begun"),
+        ("copy", "ended"),
+        ("count", "begun"),
+        ("count", "failed"),
+    ]
+    assert said[1]["files"] == 3 and said[1]["seconds"] >= 0
