@@ -15,6 +15,7 @@ from typing import BinaryIO
 import xxhash
 
 from cmroot.errors import NoSpace
+from cmroot.store.flow import FLOW
 from cmroot.store.place import is_local, local_path
 from cmroot.store.resolve import located
 from cmroot.store.spelling import raise_named
@@ -56,12 +57,14 @@ def checksum_descriptor(descriptor: int, size: int | None = None) -> tuple[str, 
     view, into = _buffer.view, _buffer.into
     length = os.preadv(descriptor, into, 0)
     if length < BUFFER_SIZE and (length == size or not os.preadv(descriptor, [view[length:]], length)):
+        FLOW.read += length
         return xxhash.xxh3_128_hexdigest(view[:length]), length
     digest = xxhash.xxh3_128()
     total = 0
     while length:
         digest.update(view[:length] if length < BUFFER_SIZE else view)
         total += length
+        FLOW.read += length
         length = os.preadv(descriptor, into, total)
     return digest.hexdigest(), total
 
@@ -134,6 +137,7 @@ def _copy(source: int, target: int) -> tuple[str, int]:
     length = os.preadv(source, into, 0)
     if length < BUFFER_SIZE and not os.preadv(source, [view[length:]], length):
         _write(target, view[:length])
+        FLOW.passed(length)
         return xxhash.xxh3_128_hexdigest(view[:length]), length
     digest = xxhash.xxh3_128()
     total = 0
@@ -141,6 +145,7 @@ def _copy(source: int, target: int) -> tuple[str, int]:
         block = view[:length] if length < BUFFER_SIZE else view
         digest.update(block)
         _write(target, block)
+        FLOW.passed(length)
         total += length
         length = os.preadv(source, into, total)
     return digest.hexdigest(), total
@@ -153,10 +158,12 @@ def _copy_and_read_back(source: int, target: int) -> tuple[str, int]:
     length = os.preadv(source, into, 0)
     if length < BUFFER_SIZE and not os.preadv(source, [view[length:]], length):
         _write(target, view[:length])
+        FLOW.passed(length)
         return checksum_descriptor(target, length)
     digest = xxhash.xxh3_128()
     total = 0
     while sent := _send(source, target, total):
+        FLOW.passed(sent)
         end = total + sent
         while total < end:
             length = os.preadv(target, into, total)
@@ -207,6 +214,7 @@ def checksum_stream(source: BinaryIO) -> tuple[str, int]:
     while block := source.read(BUFFER_SIZE):
         digest.update(block)
         total += len(block)
+        FLOW.read += len(block)
     return digest.hexdigest(), total
 
 
@@ -217,5 +225,6 @@ def copy_stream(source: BinaryIO, target: BinaryIO) -> tuple[str, int]:
     while block := source.read(BUFFER_SIZE):
         digest.update(block)
         target.write(block)
+        FLOW.passed(len(block))
         total += len(block)
     return digest.hexdigest(), total

@@ -18,7 +18,7 @@ from replicator.cli.options import (
     deep_option,
     empty_option,
     engine_options,
-    json_option,
+    json_options,
     keeper_option,
     no_scan_option,
     of_policy_argument,
@@ -57,7 +57,7 @@ from replicator.core.not_replicated import PARTIAL
     "--interval", type=Duration(), default="10s", show_default=True, help="Interval between captures of --follow."
 )
 @engine_options
-@json_option
+@json_options
 @pass_session
 def capture(session: Session, /, as_json: bool, **given: Any) -> int:
     """Read the notification log into $cmroot, with the files and checksums of every change, and keep the files.

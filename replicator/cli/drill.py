@@ -10,7 +10,7 @@ import click
 from replicator.cli.options import (
     Session,
     dry_run_option,
-    json_option,
+    json_options,
     master_option,
     pass_session,
     policy_argument,
@@ -66,7 +66,7 @@ NOT_ALL_GOOD = 3
 @master_option
 @spark_conf_option
 @dry_run_option
-@json_option
+@json_options
 @pass_session
 def drill(session: Session, /, as_json: bool, **given: Any) -> int:
     """Rehearse a failover: create shadow databases over a policy's replica, run queries on them, measure the time to

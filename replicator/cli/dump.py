@@ -18,7 +18,7 @@ from replicator.cli.options import (
     exclude_option,
     formats_option,
     include_option,
-    json_option,
+    json_options,
     keeper_option,
     key_file_option,
     no_scan_option,
@@ -72,7 +72,7 @@ from replicator.dumps.preview import DumpPlan
 @formats_option
 @dry_run_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def dump(session: Session, /, as_json: bool, **given: Any) -> int:
     """Capture, then write a dump: a complete state of some databases (a bootstrap), or their changes (with --since, or

@@ -20,6 +20,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     json_option,
+    json_options,
     no_scan_option,
     of_policy_argument,
     of_policy_option,
@@ -76,7 +77,7 @@ def housekeeping() -> None:
 @click.option("--allow-immediate", is_flag=True, help="Accept zero and negative periods.")
 @guard_options
 @engine_options
-@json_option
+@json_options
 @pass_session
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
     """Capture, schedule items, and remove those that are due.

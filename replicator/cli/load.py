@@ -15,7 +15,7 @@ from replicator.cli.options import (
     engine_options,
     formats_option,
     jobs_option,
-    json_option,
+    json_options,
     key_file_option,
     map_option,
     of_policy_option,
@@ -79,7 +79,7 @@ from replicator.replay.apply.pricing import CHANGES, LoadPlan
 @dry_run_option
 @removal_options
 @engine_options
-@json_option
+@json_options
 @pass_session
 def load(session: Session, /, as_json: bool, **given: Any) -> int:
     """Replay a finished dump on a target. Safe to run twice, and again after any crash.

@@ -6,11 +6,12 @@ say warnings only, and at `debug` what is worth an `info`: their debug lines hol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 from structlog.processors import format_exc_info
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 
+from replicator.core.telling import heartbeat, watch
 from replicator.core.telling.about import about
 from replicator.core.telling.log_config import LogConfig
 from replicator.errors import UsageError
@@ -25,6 +27,7 @@ from replicator.text.credentials import without_credentials
 from replicator.text.printable import PrintableFormatter, printable, printable_lines
 
 OURS = ("replicator", "cmroot")
+PROGRESS, HEARTBEAT = watch.log.name, heartbeat.log.name
 Line = MutableMapping[str, Any]
 
 
@@ -33,12 +36,15 @@ def begin_logging(wanted: LogConfig, *, verbose: bool = False) -> None:
     cannot be opened."""
     end_logging()
     handler = _handler(wanted)
+    handler.addFilter(_Fit(wanted, verbose, handler))
     root = logging.getLogger()
     root.addHandler(handler)
     level = (wanted.level or ("info" if verbose or wanted.file else "warning")).upper()
     root.setLevel("INFO" if level == "DEBUG" else max(logging.getLevelNamesMapping()[level], logging.WARNING))
-    for name in OURS:
+    for name in (*OURS, "replicator.service"):
         logging.getLogger(name).setLevel(level)
+    for name in (PROGRESS, HEARTBEAT):
+        logging.getLogger(name).setLevel(logging.INFO)
     spark = logging.getLogger("replicator.core.spark")
     quiet = level == "WARNING" and handler.for_people
     spark.setLevel(logging.INFO if quiet else logging.NOTSET)  # where it runs, when that is not here
@@ -58,19 +64,54 @@ def end_logging() -> None:
 
 
 def raise_level(name: str) -> None:
-    """A logger of ours says what is worth an `info`, also where others say less: of a program that serves."""
-    logger = logging.getLogger(name)
-    if logger.getEffectiveLevel() == logging.WARNING:
-        logger.setLevel(logging.INFO)
+    """A logger of ours says what is worth an `info`, also where others say less and nobody has asked for that: of a
+    program that serves."""
+    if any(each.raises(name) for handler in _handlers() for each in handler.filters if isinstance(each, _Fit)):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def _handlers() -> list[_ToStderr | _ToFile]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, _ToStderr | _ToFile)]
+
+
+class _Fit:
+    """What fits into a log: its level, which holds where lines on standard output let more through; lines of progress
+    now and then, and none on a terminal, which has bars."""
+
+    def __init__(self, wanted: LogConfig, verbose: bool, handler: logging.Handler) -> None:
+        level = wanted.level or ("info" if verbose or wanted.file else "warning")
+        self._level = logging.getLevelNamesMapping()[level.upper()]
+        self._quiet = wanted.level is None and self._level == logging.WARNING
+        self._terminal = isinstance(handler, _ToStderr) and sys.stderr.isatty()
+        self._raised = {PROGRESS, HEARTBEAT} if self._quiet else set[str]()
+
+    def raises(self, name: str) -> bool:
+        """Whether a logger's information fits from now on, with that of those below it."""
+        if self._quiet:
+            self._raised.add(name)
+        return self._quiet
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == PROGRESS and (self._terminal or record.__dict__.get("often")):
+            return False
+        return record.levelno >= self._level or (
+            record.levelno >= logging.INFO
+            and any(record.name == each or record.name.startswith(each + ".") for each in self._raised)
+        )
 
 
 def logged(text: str, level: int, **fields: object) -> bool:
     """Writes a line whatever the level, where lines are JSON or go to a file; whether standard error needs no other."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, _ToStderr | _ToFile) and not handler.for_people:
+    for handler in _handlers():
+        if not handler.for_people:
             record = logging.LogRecord("replicator", level, "", 0, "%s", (text,), None)
             record.__dict__.update(fields)
-            handler.handle(record)
+            with contextlib.suppress(OSError):
+                handler.acquire()
+                try:
+                    handler.emit(record)
+                finally:
+                    handler.release()
             return isinstance(handler, _ToStderr)
     return False
 
@@ -114,12 +155,14 @@ def _handler(wanted: LogConfig) -> _ToStderr | _ToFile:
     else:
         handler = _ToStderr()
         handler.for_people = wanted.format != "json"
-    before: list[Any] = [add_log_level, add_logger_name, ExtraAdder(), _at, _about, format_exc_info, _safe]
-    last = _as_json if wanted.format == "json" else _as_text
-    handler.setFormatter(
-        ProcessorFormatter(foreign_pre_chain=before, processors=[ProcessorFormatter.remove_processors_meta, last])
-    )
+    handler.setFormatter(formatter(_as_json if wanted.format == "json" else _as_text))
     return handler
+
+
+def formatter(last: Callable[[Any, str, Line], str]) -> ProcessorFormatter:
+    """Of records with their time, what they are about and their fields, as `last` writes them."""
+    before: list[Any] = [add_log_level, add_logger_name, ExtraAdder(), _at, _about, format_exc_info, _safe]
+    return ProcessorFormatter(foreign_pre_chain=before, processors=[ProcessorFormatter.remove_processors_meta, last])
 
 
 # ---- from a record to a line --------------------------------------------------------------------------------------
@@ -139,18 +182,18 @@ def _safe(logger: Any, name: str, line: Line) -> Line:
     return {key: without_credentials(value) if isinstance(value, str) else value for key, value in line.items()}
 
 
-_FIRST = ("time", "level", "event", "logger", "message", "asctime")
+WRITTEN = ("time", "level", "event", "logger", "message", "asctime", "often")
 
 
 def _as_json(logger: Any, name: str, line: Line) -> str:
     ordered = {"time": line["time"], "level": line["level"], "message": line["event"], "logger": line["logger"]}
-    return json.dumps(ordered | {key: value for key, value in line.items() if key not in _FIRST}, default=str)
+    return json.dumps(ordered | {key: value for key, value in line.items() if key not in WRITTEN}, default=str)
 
 
 def _as_text(logger: Any, name: str, line: Line) -> str:
     """One line, and after it the lines of a traceback, marked; whatever names are in it."""
     trace = line.pop("exception", None)
-    fields = "".join(f" {key}={_value(value)}" for key, value in line.items() if key not in _FIRST)
+    fields = "".join(f" {key}={_value(value)}" for key, value in line.items() if key not in WRITTEN)
     text = printable(f"{line['time']} {line['level']:<7} {line['logger']}: {line['event']}{fields}")
     return text if trace is None else f"{text}{os.linesep}  | {printable_lines(str(trace))}"
 

@@ -13,6 +13,7 @@ import time as clocks
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -21,13 +22,14 @@ import msgspec
 
 from cmroot.store.drivers.endpoints import use
 from replicator.cli.logs import begin_logging
-from replicator.cli.options import Session
+from replicator.cli.options import Duration, Session
 from replicator.cli.output import BROKEN_PIPE, failure, note, show_error
 from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import Config, read_config
 from replicator.core.telling.about import SERVICE_RUN, lines_about
+from replicator.core.telling.heartbeat import beat_each
 from replicator.core.telling.log_config import LogConfig, LogFormat, LogLevel
 from replicator.errors import Error
 from replicator.text.credentials import without_credentials
@@ -65,9 +67,15 @@ AGAIN = "run the same command again to finish"
     metavar="FILE",
     help="Append the log to this file; it may be rotated.  [default: log.file, else standard error]",
 )
+@click.option(
+    "--heartbeat",
+    type=Duration(),
+    help="Interval of a log line of commands that --follow, also when nothing happens.  [default: log.heartbeat, "
+    "else 1m]",
+)
 @click.version_option(package_name="replicator", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(context: click.Context, /, config: Path | None, verbose: bool, **log: Any) -> None:
+def cli(context: click.Context, /, config: Path | None, verbose: bool, heartbeat: timedelta | None, **log: Any) -> None:
     """Keep an exact second copy of a Hive-metastore warehouse, and every file that it replaces or drops.
 
     Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, many in replicator.toml.
@@ -84,6 +92,7 @@ def cli(context: click.Context, /, config: Path | None, verbose: bool, **log: An
     begin_logging(given, verbose=verbose)
     settings = read_config(config)
     begin_logging(_logged_as(given, settings.log), verbose=verbose)
+    beat_each(heartbeat or settings.log.interval)
     use(settings.stores)
     if settings.purge.readers is not None:
         note(f"warning: purge.readers of {settings.looked_for} is now purge.grace")
@@ -94,7 +103,12 @@ def cli(context: click.Context, /, config: Path | None, verbose: bool, **log: An
 
 def _logged_as(given: LogConfig, configured: LogConfig) -> LogConfig:
     """What the command line or the environment gives, else what the file does."""
-    return LogConfig(given.format or configured.format, given.level or configured.level, given.file or configured.file)
+    return LogConfig(
+        given.format or configured.format,
+        given.level or configured.level,
+        given.file or configured.file,
+        configured.heartbeat,
+    )
 
 
 def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> int:
 
 
 def _told(arguments: Sequence[str], began: float) -> int:
-    as_json = "--json" in arguments
+    as_json = bool({"--json", "--json-lines"} & set(arguments))
     verbose = bool({"-v", "--verbose"} & set(arguments))
     try:
         return _answer(arguments, began)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from replicator.cli.json_lines import EVERY, lines_on_stdout
 from replicator.core.config import Config, parse_settings
 from replicator.core.progress import Bars, Progress, Silent
 from replicator.core.runtime import JOBS
 from replicator.core.telling.about import lines_about
 from replicator.core.telling.progress_file import VARIABLE, ProgressFile
 from replicator.core.telling.told_steps import step
+from replicator.core.telling.watch import Watch
 from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -43,17 +46,24 @@ class Session:
         values = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
         }
-        about, policy = click.get_current_context().command_path.partition(" ")[2], given.get("policy")
-        with lines_about(command=about, policy=policy), step(about):
-            return verb(config=self.config, progress=self.progress, **values)
+        context, policy = click.get_current_context(), given.get("policy")
+        command, lines = context.command_path.partition(" ")[2], JSON_LINES in context.meta
+        shown = _shown(bars=not lines)
+        progress = Watch(shown, every=EVERY) if lines else Watch(shown)
+        with lines_about(command=command, policy=policy), lines_on_stdout() if lines else nullcontext(), step(command):
+            return verb(config=self.config, progress=progress, **values)
 
-    @property
-    def progress(self) -> Progress:
-        file = os.environ.get(VARIABLE)
-        if file:
-            return ProgressFile(Path(file))
-        return Bars() if sys.stderr.isatty() else Silent()
 
+def _shown(*, bars: bool) -> Progress:
+    """Where a command's progress goes: to the file of who looks on, to the terminal, or nowhere."""
+    file = os.environ.get(VARIABLE)
+    if file:
+        return ProgressFile(Path(file))
+    return Bars() if bars and sys.stderr.isatty() else Silent()
+
+
+JSON_LINES = "replicator.json_lines"
+"""In a context: its command was given --json-lines."""
 
 KNOWN = {"source", "target", "metastore", "keeper", "formats", "warehouse", "external_base"}
 KNOWN |= {"cmroot", "source_cmroot", "target_cmroot"}
@@ -112,8 +122,36 @@ def settings_option(name: str, *names: str, **attributes: Any) -> Callable[[F], 
 pass_session = click.make_pass_decorator(Session)
 # Not from the environment: what prints errors must know it before anything is parsed.
 json_option = click.option(
-    "--json", "as_json", is_flag=True, allow_from_autoenv=False, help="Print exactly one JSON object."
+    "--json",
+    "as_json",
+    is_flag=True,
+    allow_from_autoenv=False,
+    callback=lambda context, parameter, given: given or JSON_LINES in context.meta,
+    help="Print exactly one JSON object.",
 )
+
+
+def _with_lines(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given:
+        context.meta[JSON_LINES] = True
+
+
+_json_lines_option = click.option(
+    "--json-lines",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_with_lines,
+    help="Print a JSON object a line while running (steps, progress, events, warnings), and the one of --json last.",
+)
+
+
+def json_options(command: F) -> F:
+    """`--json` and `--json-lines`, of commands that may take long."""
+    return json_option(_json_lines_option(command))
+
+
 key_file_option = click.option(
     "--key-file",
     metavar="FILE",

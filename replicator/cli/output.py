@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from replicator.cli.json_lines import noted
 from replicator.cli.logs import logged
 from replicator.core.report import Report
 from replicator.errors import Error
@@ -54,6 +55,7 @@ def write(lines: Iterable[str]) -> None:
 
 def note(text: str, level: int = logging.INFO) -> None:
     """A remark beside the answer, to standard error, and to the log where that is a file."""
+    noted(text, level)
     if not logged(text, level):
         click.echo(printable_lines(text), err=True)
 

@@ -16,6 +16,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     json_option,
+    json_options,
     of_policy_argument,
     of_policy_option,
     own_catalog_option,
@@ -91,7 +92,7 @@ def purge() -> None:
 @guard_options
 @dry_run_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> int:
     """Erase the rows of all ids from the described tables.
@@ -139,7 +140,7 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
 @guard_options
 @dry_run_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def retain(session: Session, /, as_json: bool, **given: Any) -> int:
     """Recycle excess and expired backups, and remains of failed purges.
@@ -277,7 +278,7 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 )
 @guard_options
 @engine_options
-@json_option
+@json_options
 @pass_session
 def certify(session: Session, /, as_json: bool, **given: Any) -> int:
     """Prove that no copy of erased rows is left, or list the copies.

@@ -20,7 +20,7 @@ from replicator.cli.options import (
     formats_option,
     include_option,
     jobs_option,
-    json_option,
+    json_options,
     map_option,
     of_policy_argument,
     pass_session,
@@ -94,7 +94,7 @@ DIFFERENT = 4
 @dry_run_option
 @removal_options
 @engine_options
-@json_option
+@json_options
 @pass_session
 def repair(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore a replica to the state of its last load: find the differences, and copy exactly these. Exit code 4 if

@@ -15,7 +15,7 @@ from replicator.cli.options import (
     engine_options,
     formats_option,
     jobs_option,
-    json_option,
+    json_options,
     of_policy_argument,
     pass_session,
     target_catalog_option,
@@ -69,7 +69,7 @@ from replicator.pitr.restore import Restored
 @formats_option
 @dry_run_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore a database, or tables of it, to an event or a time, from the captured log and $cmroot.

@@ -15,6 +15,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     json_option,
+    json_options,
     of_policy_option,
     own_catalog_option,
     pass_session,
@@ -73,7 +74,7 @@ def retention() -> None:
 @guard_options
 @dry_run_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json: bool, **given: Any) -> int:
     """Remove expired versions of datasets; set the access of the others.

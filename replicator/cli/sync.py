@@ -16,7 +16,7 @@ from replicator.cli.options import (
     empty_option,
     engine_options,
     jobs_option,
-    json_option,
+    json_options,
     pass_session,
     policy_argument,
 )
@@ -63,7 +63,7 @@ drop_left_option = click.option(
 @jobs_option
 @removal_options
 @engine_options
-@json_option
+@json_options
 @pass_session
 def sync(session: Session, /, as_json: bool, once: bool, **given: Any) -> int:
     """Run a policy: a bootstrap if necessary, else the changes since the last run. Safe to kill and to run again.

@@ -15,7 +15,7 @@ from replicator.cli.options import (
     exclude_option,
     formats_option,
     include_option,
-    json_option,
+    json_options,
     map_option,
     of_policy_argument,
     pass_session,
@@ -71,7 +71,7 @@ DIFFERENT = 4
 )
 @formats_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def verify(session: Session, /, as_json: bool, **given: Any) -> int:
     """Compare every object and file of both sides, and list each difference. Exit code 4 if any.

@@ -74,6 +74,7 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwe
         prefix=options.prefix,
         keep=options.keep,
         jobs=options.jobs,
+        progress=options.teller,
     )
     with ExitStack() as stack:
         source = stack.enter_context(impatient(policy.source_metastore))  # it may be away: that is what drills are for

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cmroot.store.flow import FLOW
 from replicator.captures.left_out import data_connectors
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
 from replicator.compare.compare_metadata import MetadataComparison
@@ -22,6 +23,7 @@ from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.policy import same_metastore
+from replicator.core.progress import Advance
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
@@ -71,10 +73,10 @@ def verify(
     began, level = clocks.monotonic(), comparison.level
     names = [name.lower() for name in databases]
     report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
-    with runtime.progress.task("compare objects") as advance:
+    with runtime.progress.task("compare objects", live=lambda: FLOW.read // 2) as advance:  # both sides are read
         metadata = MetadataComparison(comparison, advance)
         pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
-        later = _compare_pairs(pairs, level, part, runtime, report, metadata.differences)
+        later = _compare_pairs(pairs, level, part, runtime, report, metadata.differences, advance)
     if later:
         _compare_large(later, level, part, runtime, report, metadata.differences)
     report.objects = metadata.objects
@@ -124,6 +126,7 @@ def _compare_pairs(
     runtime: Runtime,
     report: Verified,
     differences: Differences,
+    advance: Advance,
 ) -> list[Later]:
     """Compares metadata by drawing `pairs`, and their files as they come; the first of them choose the engine. Returns
     the objects whose contents were too much for one task."""
@@ -137,7 +140,7 @@ def _compare_pairs(
     objects = TASK_OBJECTS if engine.name == "spark" else THREAD_OBJECTS
     later: list[Later] = []
     for compared in engine.run(compare_files, _tasks(itertools.chain(ahead, pairs), level, part, objects)):
-        _take(compared, report, differences)
+        _take(compared, report, differences, advance)
         later += compared.later
     return later
 
@@ -152,9 +155,12 @@ def _compare_large(
 ) -> None:
     engine = runtime.engines.for_work(sum(files for _, files, _ in later), sum(size for _, _, size in later))
     tasks = list(_shares(later, level, part))
-    with runtime.progress.task("compare large objects", total=len(tasks)) as advance:
+    amounts = {"files": sum(files for _, files, _ in later), "size": sum(size for _, _, size in later)}
+    with runtime.progress.task(
+        "compare large objects", total=len(tasks), **amounts, live=lambda: FLOW.read // 2
+    ) as advance:
         for compared in engine.run(compare_files, tasks):
-            _take(compared, report, differences)
+            _take(compared, report, differences, advance)
             advance(1)
 
 
@@ -169,7 +175,8 @@ def _look_ahead(pairs: Iterator[FilePair], level: Level) -> tuple[list[FilePair]
     return ahead, size
 
 
-def _take(compared: FilesCompared, report: Verified, differences: Differences) -> None:
+def _take(compared: FilesCompared, report: Verified, differences: Differences, advance: Advance) -> None:
+    advance(0, files=compared.files, size=compared.bytes)
     report.files += compared.files
     report.files_read += compared.files_read
     report.bytes += compared.bytes

@@ -230,6 +230,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         check_service(config.service)
         check_alerts(config.alerts)
         check_lineage(config.lineage)
+        _ = config.log.interval  # raises for what is none
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
         refuse_shared_queues(read.values())
     except ConfigError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
+from replicator.core.telling.heartbeat import heartbeat
 from replicator.errors import ConfigError, UsageError
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -45,19 +46,22 @@ def follow(
 ) -> None:
     """Calls `once`, which returns the seconds to the next time, until `stop`. After an error that `passes` it is tried
     again after 1 s, twice as long after each failure in a row, up to `longest`, less up to half of it; `failed` is
-    given the error and these seconds. Raises what does not pass, and what interrupts."""
-    failures = 0
-    while not stop.is_set():
-        try:
-            wait = once()
-            failures = 0
-        except Exception as error:
-            if not passes(error):
-                raise
-            wait = min(longest(error).total_seconds(), 2.0 ** min(failures, 20)) * dice(0.5, 1.0)
-            failures += 1
-            failed(error, wait)
-        stop.wait(wait)
+    given the error and these seconds. Meanwhile the log has a heartbeat. Raises what does not pass, and what
+    interrupts."""
+    failures = rounds = 0
+    with heartbeat(lambda: {"rounds": rounds, "failures_in_a_row": failures}):
+        while not stop.is_set():
+            try:
+                wait = once()
+                failures = 0
+            except Exception as error:
+                if not passes(error):
+                    raise
+                wait = min(longest(error).total_seconds(), 2.0 ** min(failures, 20)) * dice(0.5, 1.0)
+                failures += 1
+                failed(error, wait)
+            rounds += 1
+            stop.wait(wait)
 
 
 def spread(interval: timedelta, dice: Dice = random.uniform) -> float:

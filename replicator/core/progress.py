@@ -1,19 +1,43 @@
-"""Progress of long work: bars on a terminal's standard error, nothing elsewhere."""
+"""Progress of long work: how much of it is done, by steps, files and bytes; bars on a terminal's standard error."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Protocol
+import threading
+import time as clocks
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from replicator.text.printable import printable
+from replicator.text.quantity import count_text, duration_text, size_text
+
+T = TypeVar("T")
+
+APART = 2.0  # seconds between two samples of the rate, which is that of the last SAMPLES
+SAMPLES = 15
+
+
+class Advance(Protocol):
+    """Tells of a task that so many steps, files and bytes more are done. Any thread may call it."""
+
+    def __call__(self, steps: int = 1, *, files: int = 0, size: int = 0) -> None: ...
 
 
 class Progress(Protocol):
     """Tells a person how far long work is."""
 
-    def task(self, title: str, total: int | None = None) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-        """While open, calling the value advances the task by so many steps of `total` (None: unknown)."""
+    def task(
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        files: int | None = None,
+        size: int | None = None,
+        live: Callable[[], int] | None = None,
+    ) -> contextlib.AbstractContextManager[Advance]:
+        """While open, calling the value advances the task by so many steps of `total`, of `files`, of `size` bytes
+        (None: unknown). live: a count of this process's that grows by the bytes of the task, before it is advanced."""
         ...
 
 
@@ -21,25 +45,128 @@ class Silent:
     """Shows nothing."""
 
     @contextlib.contextmanager
-    def task(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        yield lambda steps: None
+    def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
+        yield _nothing
+
+
+def _nothing(steps: int = 1, *, files: int = 0, size: int = 0) -> None:
+    """Does nothing."""
+
+
+def watched(progress: Progress, title: str, things: Sequence[T]) -> Iterator[T]:
+    """The things, each a step of a task."""
+    with progress.task(title, total=len(things)) as advance:
+        for thing in things:
+            yield thing
+            advance(1)
+
+
+class Amounts:
+    """How far a task is. Times are of the monotonic clock."""
+
+    def __init__(
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        files: int | None = None,
+        size: int | None = None,
+        live: Callable[[], int] | None = None,
+    ) -> None:
+        self.title, self.of_steps, self.of_files, self.of_size = title, total, files, size
+        self.steps = self.files = self._size = 0
+        self.began = clocks.monotonic()
+        self._live, self._before = live, live() if live else 0
+        self._samples: deque[tuple[float, int]] = deque([(self.began, 0)], SAMPLES)
+        self._lock = threading.Lock()
+
+    def advance(self, steps: int = 1, *, files: int = 0, size: int = 0) -> None:
+        with self._lock:
+            self.steps += steps
+            self.files += files
+            self._size += size
+
+    @property
+    def size(self) -> int:
+        """Bytes: those that were reported, or are more already."""
+        at_work = self._live() - self._before if self._live else 0
+        return max(self._size, at_work if self.of_size is None else min(at_work, self.of_size))
+
+    @property
+    def rate(self) -> float:
+        """Bytes in a second, of about the last half minute."""
+        now, size = clocks.monotonic(), self.size
+        with self._lock:
+            since, before = self._samples[0]
+            if now - self._samples[-1][0] >= APART:
+                self._samples.append((now, size))
+        return max(0.0, size - before) / max(now - since, 1e-3)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds, as it went until now; None: nobody can say."""
+        if self.of_size and (rate := self.rate):
+            return max(0.0, (self.of_size - self.size) / rate)
+        for done, of in ((self.files, self.of_files), (self.steps, self.of_steps)):
+            if done and of and not self.of_size:
+                return max(0.0, (clocks.monotonic() - self.began) * (of - done) / done)
+        return None
+
+    def facts(self) -> dict[str, object]:
+        """For programs. Bytes, seconds, bytes in a second; without what is not known."""
+        rate, remaining = self.rate, self.remaining
+        found: dict[str, object] = {
+            "steps": self.steps,
+            "of_steps": self.of_steps,
+            "files": self.files if self.files or self.of_files else None,
+            "of_files": self.of_files,
+            "bytes": self.size if self.size or self.of_size else None,
+            "of_bytes": self.of_size,
+            "bytes_per_second": round(rate) if rate else None,
+            "seconds": round(clocks.monotonic() - self.began, 3),
+            "remaining_seconds": None if remaining is None else round(remaining, 1),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def text(self) -> str:
+        """For people, in a line."""
+        said = []
+        if size := self.size:
+            said.append(size_text(size) + (f" of {size_text(self.of_size)}" if self.of_size else ""))
+        if self.files or self.of_files:
+            done = f"{self.files:,} of " if self.of_files else ""
+            said.append(done + count_text(self.of_files or self.files, "file"))
+        if not said:
+            said.append(f"{self.steps:,}" + (f" of {self.of_steps:,}" if self.of_steps is not None else ""))
+        if size and self.rate:
+            said.append(f"{size_text(int(self.rate))}/s")
+        if (remaining := self.remaining) is not None:
+            said.append(f"{duration_text(remaining)} left")
+        return ", ".join(said)
 
 
 class Bars:
     """Bars drawn by rich on standard error; the caller chooses it only for a terminal."""
 
     @contextlib.contextmanager
-    def task(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
+        from rich.text import Text
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
+        done = Amounts(title, total, **amounts)
+        if done.of_size:
+            whole: int | None = done.of_size
+        else:
+            whole = done.of_files or total
+
+        class Said(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                task.completed = done.size if done.of_size else done.files if done.of_files else done.steps
+                return Text(done.text())
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), Said(), TimeElapsedColumn())
         with RichProgress(*columns, console=Console(stderr=True), transient=True) as display:
-            number = display.add_task(printable(title), total=total)
-            yield lambda steps: display.advance(number, steps)
+            display.add_task(printable(title), total=whole)
+            yield done.advance

@@ -17,6 +17,7 @@ from threading import Lock
 from cmroot.store.emptied import remove_if_empty
 from replicator.core.batches import batched
 from replicator.core.model import Table, partition_name
+from replicator.core.progress import Advance
 from replicator.drills.shadows import Shadows, cannot_show, may_drop
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore
@@ -50,8 +51,8 @@ class Built:
             self.skipped[name] = why
 
 
-def build(metastore: Metastore, shadows: Shadows, *, jobs: int) -> Built:
-    """Fills the databases of the shadows, which are there. `jobs`: tables side by side."""
+def build(metastore: Metastore, shadows: Shadows, advance: Advance, *, jobs: int) -> Built:
+    """Fills the databases of the shadows, which are there. advance: by tables. `jobs`: of them side by side."""
     built = Built()
     with ThreadPoolExecutor(jobs, thread_name_prefix="drill") as pool:
         for replica in shadows.names:
@@ -59,6 +60,7 @@ def build(metastore: Metastore, shadows: Shadows, *, jobs: int) -> Built:
                 tables = metastore.tables(replica, names)
                 list(pool.map(lambda table: _show(metastore, shadows, table, built), tables))
                 _forget_gone(metastore, shadows, replica, tables, built)
+                advance(len(tables))
             for function in metastore.functions(replica):
                 with contextlib.suppress(ObjectExists):
                     metastore.create_function(shadows.function(function))

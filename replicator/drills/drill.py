@@ -20,8 +20,10 @@ import msgspec
 from cmroot.root import create_or_open
 from replicator.core.model import Database
 from replicator.core.policy import Policy, matching_databases
+from replicator.core.progress import Progress, Silent
 from replicator.core.roles import Role, mark_of
 from replicator.core.shadow import is_shadow
+from replicator.core.telling.told_steps import step as told_step
 from replicator.drills.build import build, tear_down
 from replicator.drills.drill_record import Drill, DrillPlan, Drills, Standing
 from replicator.drills.queries import QueryEngine, ask, questions
@@ -45,7 +47,7 @@ LONGEST_NAME = 128  # of a database, in the metastore's own tables
 class DrillSettings:
     """databases: only these, by their names on the replica's side; none: all. queries: one's own, as on the replica.
     sample: tables that are asked besides. prefix: of the shadows' names. keep: leave the shadows, until the next drill
-    or `clean`. jobs: tables side by side."""
+    or `clean`. jobs: tables side by side. progress: is told of tables and queries."""
 
     databases: Sequence[str] = ()
     queries: Sequence[str] = ()
@@ -53,6 +55,7 @@ class DrillSettings:
     prefix: str = PREFIX
     keep: bool = False
     jobs: int = 4
+    progress: Progress = field(default_factory=Silent)
 
 
 @dataclass(frozen=True)
@@ -187,9 +190,9 @@ class _Run:
                 with self._timed("databases"):
                     self._databases(shadows)
                 with self._timed("tables"):
-                    names = self._tables(shadows, options.jobs)
+                    names = self._tables(shadows, options)
                 self._set(ready_seconds=self._elapsed(), lag_seconds=self._lag())
-                self._ask(asking, shadows, names, [*policy.smoke, *options.queries], options.sample)
+                self._ask(asking, shadows, names, policy.smoke, options)
                 good = all(each.outcome in ("good", "changed") for each in self._record.queries)
                 self._set(status="done" if good else "incomplete")
             finally:
@@ -206,8 +209,10 @@ class _Run:
             with suppress(ObjectExists):
                 self._metastore.create_database(shadows.database(self._metastore.database(replica)))
 
-    def _tables(self, shadows: Shadows, jobs: int) -> dict[str, list[str]]:
-        built = build(self._metastore, shadows, jobs=jobs)
+    def _tables(self, shadows: Shadows, options: DrillSettings) -> dict[str, list[str]]:
+        total = sum(len(self._metastore.table_names(name)) for name in shadows.names)
+        with options.progress.task("shadow tables", total=total) as advance:
+            built = build(self._metastore, shadows, advance, jobs=options.jobs)
         self._set(
             tables=built.tables,
             views=built.views,
@@ -222,20 +227,21 @@ class _Run:
         asking: Callable[[Metastore], QueryEngine],
         shadows: Shadows,
         names: dict[str, list[str]],
-        own: Sequence[str],
-        sample: int,
+        smoke: Sequence[str],
+        options: DrillSettings,
     ) -> None:
-        asked = questions(self._metastore, shadows, names, sample, own)
+        asked = questions(self._metastore, shadows, names, options.sample, [*smoke, *options.queries])
         if not asked:
             return
         with self._timed("engine"):
             answering = asking(self._metastore)
-        with self._timed("queries"):
+        with self._timed("queries"), options.progress.task("queries", total=len(asked)) as advance:
             for question in asked:
                 answer = ask(answering, question, self._changed)
                 self._set(queries=[*self._record.queries, answer])
                 if answer.outcome == "good" and self._record.first_answer_seconds is None:
                     self._set(first_answer_seconds=self._elapsed())
+                advance(1)
 
     def _changed(self, replica: str) -> bool:
         """Whether replication has been at work on a database (no name: on any) since its shadow was begun."""
@@ -290,7 +296,8 @@ class _Run:
     def _timed(self, step: str) -> Iterator[None]:
         began = clocks.monotonic()
         try:
-            yield
+            with told_step(step):
+                yield
         finally:
             self._set(steps={**self._record.steps, step: round(clocks.monotonic() - began, 3)})
 

@@ -61,6 +61,11 @@ class Available:
     missing: FileTally = field(default_factory=FileTally)
     named: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def files(self) -> int:
+        """Those that were looked for."""
+        return self.source.files + self.cmroot.files + self.version.files + self.missing.files
+
     def add(self, other: Available) -> None:
         for name in ("source", "cmroot", "version", "missing"):
             theirs: FileTally = getattr(other, name)

@@ -286,8 +286,8 @@ def _look(reader: DumpReader, root: ChangeRoot, runtime: Runtime) -> Available:
     engine = runtime.engines.for_work(metadata.files)
     shares = max(1, -(-engine.parallelism // max(1, len(buckets))))
     tasks = [AvailabilityTask([place], root.place, share, shares) for place, _ in buckets for share in range(shares)]
-    with runtime.progress.task("look for files", total=len(tasks)) as advance:
+    with runtime.progress.task("look for files", total=len(tasks), files=metadata.files) as advance:
         for report in engine.run(look, tasks):
             found.add(report)
-            advance(1)
+            advance(1, files=report.files)
     return found

@@ -30,6 +30,7 @@ from cmroot.store.place import Place, join, normal
 from cmroot.store.resolve import as_written, resolved
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy, matching_databases
+from replicator.core.progress import watched
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.core.spark import hive_settings
@@ -160,7 +161,7 @@ def certify(
     certificate.count = ids.count
     tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)
     certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
-    for table in tables:
+    for table in watched(runtime.progress, "search tables", tables):
         rows, unread = _rows_left(metastore, ids, table, engines)
         certificate.gaps += [{"table": gap.table, "reason": gap.reason} for gap in unread]
         if rows:

@@ -119,8 +119,12 @@ class Purge(Job[Onboarded, Purged]):
                 directory.write_run(msgspec.structs.replace(directory.read_run(), status="failed"))
             raise
 
-    def pages(self) -> list[Onboarded]:
-        return self._tables
+    def pages(self) -> Iterator[Onboarded]:
+        with self.runtime.progress.task("purge tables", total=len(self._tables)) as advance:
+            for table in self._tables:
+                yield table
+                done = self.done.tables[-1]
+                advance(1, files=done.files_rewritten + done.files_carried, size=done.bytes_rewritten)
 
     def show(self, page: Onboarded) -> None:
         self.done.add(self._work.plan_table(page))

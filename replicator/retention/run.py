@@ -78,7 +78,10 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
             yield
 
     def pages(self) -> Iterator[list[PlannedItem]]:
-        return self._allowed.batches(BATCH)
+        with self.runtime.progress.task("remove versions") as advance:
+            for page in self._allowed.batches(BATCH):
+                yield page
+                advance(len(page))
 
     def show(self, page: list[PlannedItem]) -> None:
         assert isinstance(self.done, RetentionPlan)

@@ -15,7 +15,7 @@ from replicator.cli import table
 from replicator.commands.base import CATALOGS, Options, pairs, renames
 from replicator.errors import UsageError
 
-DOOR_ONLY = {"as_json", "nagios", "allow_gaps"}
+DOOR_ONLY = {"as_json", "json_lines", "nagios", "allow_gaps"}
 """Options about the door itself: how an answer looks and ends."""
 
 NOT_YET = {"completion"}

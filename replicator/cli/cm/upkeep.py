@@ -14,6 +14,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     json_option,
+    json_options,
     of_policy_argument,
     pass_session,
     root_option,
@@ -41,7 +42,7 @@ wait_option = click.option(
 @click.option("--no-bytes", is_flag=True, help="Compare names and sizes only; do not read the kept files.")
 @limit_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def check(session: Session, /, as_json: bool, **given: Any) -> int:
     """Check kept files and the captured log.
@@ -169,7 +170,7 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
 @wait_option
 @dry_run_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def expire(session: Session, /, as_json: bool, **given: Any) -> int:
     """Delete kept files that nothing needs.

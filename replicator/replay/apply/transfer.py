@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from cmroot.store.flow import FLOW
 from cmroot.store.local import is_directory
 from cmroot.store.place import is_local, local_path
 from cmroot.store.resolve import located
@@ -118,10 +119,13 @@ def run_files(replay: Replay, purpose: str) -> CopyReport:
         CopyTask([place], rules, roots, share, shares, purpose, **more) for place in parts for share in range(shares)
     ]
     total = CopyReport()
-    with runtime.progress.task(_TITLES[purpose], total=len(tasks)) as advance:
+    amounts: dict[str, Any] = {"files": files, "size": size or None}
+    if purpose == COPY:
+        amounts["live"] = lambda: FLOW.copied
+    with runtime.progress.task(_TITLES[purpose], total=len(tasks), **amounts) as advance:
         for report in fenced(engine, roots.target, run_copy_task, tasks):
             total.add(report)
-            advance(1)
+            advance(1, files=report.files_seen or report.files_removed, size=report.bytes_seen if size else 0)
     return total
 
 

@@ -74,9 +74,11 @@ class CopyTask:
 class CopyReport(CopyCounts):
     """What a task did. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`:
     parts of the dump with files of Delta logs, which are still to be published; `foreign`: commits on the target that
-    others made."""
+    others made. files_seen, bytes_seen: all that the task has come past."""
 
     files_removed: int = 0
+    files_seen: int = 0
+    bytes_seen: int = 0
     missing_count: int = 0
     missing: list[tuple[str, int, str]] = field(default_factory=list)
     logs: set[str] = field(default_factory=set)
@@ -84,6 +86,8 @@ class CopyReport(CopyCounts):
 
     def add(self, other: CopyReport) -> None:
         self.count(other)
+        self.files_seen += other.files_seen
+        self.bytes_seen += other.bytes_seen
         self.missing_count += other.missing_count
         self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
         self.foreign = (self.foreign + other.foreign)[:MISSING_SHOWN]
@@ -265,6 +269,8 @@ def _cost(file: Wanted) -> int:
 
 def count(report: CopyReport, file: Wanted, placed: Placed) -> None:
     """Adds one file to a report."""
+    report.files_seen += 1
+    report.bytes_seen += file.size or 0
     match placed.origin:
         case "missing":
             report.missing_count += 1

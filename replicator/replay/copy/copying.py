@@ -24,6 +24,7 @@ from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.recycle import recycle
 from cmroot.keep.versions import version_size
 from cmroot.store.checksum import (
+    BUFFER_SIZE,
     checksum_at,
     checksum_descriptor,
     checksum_file,
@@ -31,6 +32,7 @@ from cmroot.store.checksum import (
     copy_between,
     copy_stream,
 )
+from cmroot.store.flow import FLOW
 from cmroot.store.hdfs.attributes import carry_attributes
 from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
@@ -329,7 +331,8 @@ def _write_checked(origin: Origin, place: Place, right: tuple[str, int], how: Pl
 
 def _at_most(source: BinaryIO, size: int) -> bytes:
     data = bytearray()
-    while block := source.read(size - len(data)):
+    while block := source.read(min(BUFFER_SIZE, size - len(data))):
+        FLOW.passed(len(block))
         data += block
     return bytes(data)
 

@@ -1,0 +1,98 @@
+"""Progress: how much of a task is done, how fast, and how long it takes still; in a log, now and then."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cmroot.store.checksum import checksum_file, copy_file
+from cmroot.store.flow import FLOW
+from replicator.cli.json_lines import lines_on_stdout
+from replicator.cli.logs import begin_logging, end_logging
+from replicator.core.progress import Amounts, Silent, watched
+from replicator.core.telling.log_config import LogConfig
+from replicator.core.telling.watch import Watch
+
+PATIENCE = 30.0
+
+
+def until(what: Callable[[], object]) -> None:
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < PATIENCE
+        time.sleep(0.01)
+
+
+def test_bytes_files_rate_and_what_remains_are_told() -> None:
+    done = Amounts("copy", 4, files=8, size=4 << 20)
+    assert done.text().startswith("0 of 8 files") and done.remaining is None
+    until(lambda: time.monotonic() > done.began)
+    done.advance(1, files=2, size=1 << 20)
+    facts: dict[str, Any] = done.facts()
+    assert (facts["steps"], facts["of_steps"], facts["files"], facts["of_files"]) == (1, 4, 2, 8)
+    assert (facts["bytes"], facts["of_bytes"]) == (1 << 20, 4 << 20)
+    assert facts["remaining_seconds"] == pytest.approx(3 * (1 << 20) / facts["bytes_per_second"], rel=0.5, abs=0.2)
+    assert done.text().startswith("1.0 MiB of 4.0 MiB, 2 of 8 files, ") and done.text().endswith(" left")
+
+
+def test_without_a_total_nothing_is_said_of_the_rest() -> None:
+    done = Amounts("walk")
+    done.advance(3)
+    assert done.text() == "3" and "remaining_seconds" not in done.facts() and "bytes" not in done.facts()
+
+
+def test_what_is_being_copied_counts_before_it_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 1_000_000)
+    done, reading = (
+        Amounts("copy", 1, size=600_000, live=lambda: FLOW.copied),
+        Amounts("read", live=lambda: FLOW.read),
+    )
+    copy_file(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert done.size == 600_000 and reading.size == 0, "no more than there is"
+    checksum_file(str(tmp_path / "b"))
+    assert reading.size == 1_000_000
+    done.advance(1, size=600_000)
+    assert done.size == 600_000, "not twice"
+
+
+def test_a_log_has_a_line_now_and_then_and_lines_for_programs_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    begin_logging(LogConfig(file=str(log), format="json"))
+    watch = Watch(Silent(), every=0.02, told=0.1)
+
+    def told() -> list[dict[str, Any]]:
+        return [line for line in map(json.loads, log.read_text().splitlines()) if "progress" in line]
+
+    try:
+        with lines_on_stdout(), watch.task("copy", 2, size=10) as advance:
+            advance(1, size=5)
+            until(lambda: len(told()) >= 2)
+    finally:
+        end_logging()
+    logging.getLogger("replicator.tests").warning("not any more")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["line"], line.get("state")) for line in lines[:1] + lines[-1:]] == [
+        ("step", "begun"),
+        ("step", "ended"),
+    ]
+    progress = lines[1:-1]
+    assert {line["line"] for line in progress} == {"progress"} and len(progress) > len(told()) >= 2
+    assert (progress[-1]["progress"], progress[-1]["bytes"], progress[-1]["of_bytes"]) == ("copy", 5, 10)
+    assert lines[-1]["bytes"] == 5 and "often" not in progress[-1]
+
+
+def test_things_that_are_watched_come_all(capsys: pytest.CaptureFixture[str]) -> None:
+    begin_logging(LogConfig())
+    with lines_on_stdout():
+        assert list(watched(Watch(Silent()), "count", [1, 2, 3])) == [1, 2, 3]
+    end_logging()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["line"], each.get("steps")) for each in lines] == [("step", None), ("progress", 3), ("step", None)]
