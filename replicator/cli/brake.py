@@ -7,14 +7,15 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.options import Size
+from replicator.cli.options import Size, bandwidth_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def removal_options(command: F) -> F:
-    """`--max-share`, `--max-bytes` and `--allow-removals`: the fields of `Braked`."""
+    """`--max-share`, `--max-bytes`, `--allow-removals` and `--bandwidth`: the fields of `Braked`."""
     for option in (
+        bandwidth_option,
         click.option("--allow-removals", is_flag=True, help="Lift the removal limits for this run."),
         click.option(
             "--max-bytes",

@@ -12,6 +12,7 @@ from replicator.cli.options import (
     Duration,
     Session,
     all_databases_option,
+    bandwidth_option,
     catalog_option,
     cmroot_option,
     db_option,
@@ -56,6 +57,7 @@ from replicator.core.not_replicated import PARTIAL
 @click.option(
     "--interval", type=Duration(), default="10s", show_default=True, help="Interval between captures of --follow."
 )
+@bandwidth_option
 @engine_options
 @json_options
 @pass_session

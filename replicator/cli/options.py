@@ -22,7 +22,7 @@ from replicator.core.telling.about import lines_about
 from replicator.core.telling.progress_file import VARIABLE, ProgressFile
 from replicator.core.telling.told_steps import step
 from replicator.core.telling.watch import Watch
-from replicator.text.quantity import parse_duration, parse_size
+from replicator.text.quantity import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from replicator.commands.base import Verb
@@ -110,6 +110,18 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8
             self.fail(str(error), parameter, context)
 
 
+class Rate(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
+    """`50MB` or `50MB/s`; a bare number is bytes."""
+
+    name = "rate"
+
+    def convert(self, value: str | int, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        try:
+            return parse_rate(str(value))
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
 def settings_option(name: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     """A repeatable option of KEY=VALUE texts, which arrive as a mapping."""
 
@@ -161,6 +173,12 @@ key_file_option = click.option(
 )
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 
+bandwidth_option = click.option(
+    "--bandwidth",
+    type=Rate(),
+    help="Copy at most so many bytes a second, such as 50MB, all tasks together; default: that of the policy, else no "
+    "limit.",
+)
 jobs_option = click.option(
     "--jobs",
     type=click.IntRange(1, 64),

@@ -10,6 +10,7 @@ import click
 
 from replicator.cli.options import (
     Session,
+    bandwidth_option,
     cmroot_option,
     dry_run_option,
     engine_options,
@@ -66,6 +67,7 @@ from replicator.pitr.restore import Restored
     "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
 )
 @jobs_option
+@bandwidth_option
 @formats_option
 @dry_run_option
 @engine_options

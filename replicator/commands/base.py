@@ -26,7 +26,8 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, c
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from cmroot.store.drivers.endpoints import VARIABLE, as_text, use
-from replicator.commands.ranges import Natural, Share, check
+from cmroot.store.flow import FLOW
+from replicator.commands.ranges import Bandwidth, Natural, Share, check
 from replicator.core.config import Config, read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
@@ -112,6 +113,11 @@ class Options:
         return replace(self, config=self.settings, **bound) if bound else self
 
     @property
+    def rate(self) -> int | None:
+        """Of `Copying`."""
+        return None
+
+    @property
     def teller(self) -> Progress:
         return self.progress or Silent()
 
@@ -149,12 +155,24 @@ class Options:
     @contextmanager
     def runtime(self, jobs: int = JOBS) -> Iterator[Runtime]:
         """`engines` and `teller`, for the length of a block. jobs: as of Runtime."""
-        with self.engines() as engines:
+        with self.engines() as engines, FLOW.limited(self.rate):
             yield Runtime(engines, self.teller, jobs=jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Braked(Options):
+class Copying(Options):
+    """bandwidth: bytes a second that this process and its Spark's tasks may copy; None: as the policy says, else as
+    fast as it goes. Of several calls in one process the last one's holds."""
+
+    bandwidth: Bandwidth | None = None
+
+    @property
+    def rate(self) -> int | None:
+        return self.bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Braked(Copying):
     """What may be taken away:
 
     max_share: of the replica's bytes, 0 to 1, that a load may take away; None: as [guard] says, else 0.5.

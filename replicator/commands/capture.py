@@ -11,7 +11,7 @@ from typing import ClassVar
 from cmroot.root import create_or_open
 from replicator.captures import capture as capturing
 from replicator.captures.recording import Captured
-from replicator.commands.base import Where, names, pairs, verb
+from replicator.commands.base import Copying, Where, names, pairs, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
 from replicator.core.policy import Keeper
@@ -24,7 +24,7 @@ def _nobody(*about: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptureOptions(OfPolicy):
+class CaptureOptions(Copying, OfPolicy):
     """Arguments:
 
     source: the source's metastore: a thrift URI, several separated by commas, or a configured name.

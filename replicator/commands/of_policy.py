@@ -78,6 +78,7 @@ class OfPolicy(Options):
             "s3_events": direction.s3_events,
             "formats": policy.formats,
             "engine": policy.engine,
+            "bandwidth": policy.bandwidth,
         }
 
     def databases(self, direction: Direction) -> Sequence[str] | str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from cmroot.store.flow import FLOW
 from replicator.commands.base import Options
 from replicator.core.runtime import JOBS
 from replicator.policies.direction import Sides
@@ -21,6 +22,7 @@ def opened(options: Options, name: str, jobs: int = JOBS) -> Iterator[Sides]:
         options.connected(policy.source_metastore) as source,
         options.connected(policy.target_metastore) as target,
         options.runtime(jobs) as runtime,
+        FLOW.limited(options.rate or policy.bandwidth),
     ):
         chosen = replace(runtime, engines=runtime.engines.preferring(policy.engine))
         yield Sides(policy, source, target, chosen, list(settings.policies.values()))

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from replicator.errors import UsageError
+from replicator.text.quantity import LEAST_RATE
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ Positive = Annotated[int, Between(1)]
 Jobs = Annotated[int, Between(1, 64)]
 Port = Annotated[int, Between(1, 65535)]
 Rows = Annotated[int, Between(0, 1_000_000)]
+Bandwidth = Annotated[int, Between(LEAST_RATE)]
 Share = Annotated[float, Between(0, 1)]
 
 

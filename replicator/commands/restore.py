@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Where, names, verb
+from replicator.commands.base import Copying, Where, names, verb
 from replicator.commands.of_policy import OfPolicy, only_one
 from replicator.commands.ranges import Jobs
 from replicator.core.runtime import JOBS
@@ -20,7 +20,7 @@ from replicator.policies.direction import Direction
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreOptions(OfPolicy):
+class RestoreOptions(Copying, OfPolicy):
     """Arguments:
 
     policy: its name in the configuration: its primary is the target, and its root gives the state.

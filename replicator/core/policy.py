@@ -20,7 +20,7 @@ from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import ConfigError, Error
 from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
-from replicator.text.quantity import parse_duration, parse_size
+from replicator.text.quantity import parse_duration, parse_rate, parse_size
 from replicator.text.queues_of_buckets import check_queues
 
 T = TypeVar("T")
@@ -58,7 +58,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     how long what a snapshot has replaced stays where it was.
     smoke: queries on the replica that drills ask. key_file: of `[dumps]`, with the keys that sign its dumps. formats:
     "as-they-are" replicates tables in every format as if it was a plain one. s3_events: URLs of the queues of the
-    source's buckets. source_metastore, target_metastore: how `source` and `target` are reached."""
+    source's buckets. bandwidth: bytes a second. source_metastore, target_metastore: how `source` and `target` are
+    reached."""
 
     name: str
     source: str
@@ -87,6 +88,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     formats: FormatChoice = SUPPORTED
     preserve: tuple[Attribute, ...] = ()
     s3_events: dict[str, str] = {}
+    bandwidth: int | None = None
     source_metastore: MetastoreConfig
     target_metastore: MetastoreConfig
 
@@ -192,9 +194,6 @@ def _addresses(uri: str) -> set[str]:
     return found
 
 
-# Reading
-
-
 class _VerifyInFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     objects: int | None = None
     bytes: int | str | None = None
@@ -230,6 +229,7 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     formats: FormatChoice = SUPPORTED
     preserve: list[Attribute] = []
     s3_events: dict[str, str] = {}
+    bandwidth: str | int | None = None
 
 
 KEYS = _InFile.__struct_fields__
@@ -279,6 +279,7 @@ def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreCon
         formats=written.formats,
         preserve=tuple(written.preserve),
         s3_events=reading.queues(written.s3_events),
+        bandwidth=None if written.bandwidth is None else reading.key("bandwidth", parse_rate, str(written.bandwidth)),
     )
     _fits_together(reading, policy)
     return policy

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from cmroot.store.flow import Shared
 from replicator.core.batches import batched
 from replicator.core.cluster.failures import Careful, cause_of, hint_of
 from replicator.core.cluster.shared_places import SharedPlaces
@@ -33,7 +34,6 @@ WAVE = 4  # Spark tasks for each core that are sent together; the driver holds a
 
 
 GROUP_TASKS = 64  # Spark tasks after a shuffle of much, on few cores: an executor holds the groups of one at once
-
 
 _CATALOG = "spark.sql.catalogImplementation"
 
@@ -157,9 +157,9 @@ class SparkEngine:
         """One Spark task per task, in waves, so that a long stream of tasks does not sit in the driver. Errors of ours
         come back as they were; anything else Spark tries again, and it fails the job."""
         context = self.context
-        careful = Careful(function)
         for wave in batched(tasks, WAVE * self.parallelism):
             self._shared.check(context, wave)
+            careful = Careful(Shared(function, min(len(wave), self.parallelism)))
             try:
                 results = context.parallelize(wave, len(wave)).map(careful).collect()
             except Exception as error:

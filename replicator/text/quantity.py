@@ -40,6 +40,17 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * factor)
 
 
+LEAST_RATE = 100_000
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second of `50MB`, `50MB/s`. Raises ValueError with a text for a person, also for less than LEAST_RATE."""
+    rate = parse_size(text.strip().removesuffix("/s"))
+    if rate < LEAST_RATE:
+        raise ValueError(f"{text!r} is less than 100kB a second")
+    return rate
+
+
 def duration_text(seconds: float) -> str:
     """For a person: `45 s`, `12 min`, `5.5 h`, `3.2 d`."""
     if seconds < 120:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from cmroot.root import create_or_open
 from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Table
-from replicator.core.progress import Progress
+from replicator.core.progress import Advance, Progress, Silent
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
@@ -110,7 +111,7 @@ class TakenOver(Progress):
         self.root, self.title, self.done = root, title, False
 
     @contextlib.contextmanager
-    def task(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
         if title == self.title:
             lease = f"{self.root}/lease"
             (epoch,) = map(int, Place(lease).list())
@@ -118,7 +119,8 @@ class TakenOver(Progress):
             assert Place(f"{lease}/{epoch + 1:020d}").create_exclusive(msgspec.json.encode(holder))
             Place(f"{lease}/{epoch:020d}").remove()
             self.done = True
-        yield lambda steps: None
+        with Silent().task(title) as advance:
+            yield advance
 
 
 class Shop:

@@ -27,7 +27,7 @@ import replicator
 from cmroot.keep.content import content_name
 from cmroot.root import open_existing
 from replicator.captures.fold import open_manifest
-from replicator.core.progress import Progress
+from replicator.core.progress import Advance, Progress, Silent
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -258,8 +258,9 @@ class AtTheEnd(Progress):
         self.title, self.act, self.done = title, act, False
 
     @contextlib.contextmanager
-    def task(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        yield lambda steps: None
+    def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
+        with Silent().task(title) as advance:
+            yield advance
         if title == self.title:
             self.act()
             self.done = True
