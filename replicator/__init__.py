@@ -90,8 +90,10 @@ if TYPE_CHECKING:
     from replicator.commands.metastore import metastore_start as metastore_start
     from replicator.commands.metastore import metastore_status as metastore_status
     from replicator.commands.metastore import metastore_stop as metastore_stop
+    from replicator.commands.purge import PurgeCertificateOptions as PurgeCertificateOptions
     from replicator.commands.purge import PurgeCertifyOptions as PurgeCertifyOptions
     from replicator.commands.purge import PurgeRunOptions as PurgeRunOptions
+    from replicator.commands.purge import purge_certificate as purge_certificate
     from replicator.commands.purge import purge_certify as purge_certify
     from replicator.commands.purge import purge_run as purge_run
     from replicator.commands.purge_backups import PurgeBackupsOptions as PurgeBackupsOptions
@@ -200,7 +202,14 @@ _COMMANDS = {
     "init": ("init", "InitOptions"),
     "lag": ("lag", "LagOptions", "history", "HistoryOptions"),
     "load": ("load", "LoadOptions"),
-    "purge": ("purge_run", "PurgeRunOptions", "purge_certify", "PurgeCertifyOptions"),
+    "purge": (
+        "purge_run",
+        "PurgeRunOptions",
+        "purge_certify",
+        "PurgeCertifyOptions",
+        "purge_certificate",
+        "PurgeCertificateOptions",
+    ),
     "purge_backups": (
         "purge_backups",
         "PurgeBackupsOptions",

@@ -73,12 +73,15 @@ def audit() -> None:
     type=click.Choice(["intended", "removed", "refused", "failed", "done"]),
     help="Only rows with this outcome.",
 )
+@click.option("--who", metavar="USER", help="Only rows of this user: user@host, or user on any host.")
+@click.option("--reason", metavar="TEXT", help="Only rows with this text in their reason or detail; case is ignored.")
 @click.option("--since", metavar="TIME", help="Only rows from this time on; ISO 8601.")
+@click.option("--until", metavar="TIME", help="Only rows from before this time; ISO 8601.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of rows.")
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
-    """List removals and refusals of jobs, by job, run and time.
+    """List removals and refusals of jobs, by job, run and time. Filters narrow each other.
 
     \b
     Example:

@@ -25,9 +25,10 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, took
 from replicator.cli.renamed import renamed_command, renamed_option
-from replicator.commands.purge import purge_certify, purge_run
+from replicator.commands.purge import purge_certificate, purge_certify, purge_run
 from replicator.commands.purge_backups import purge_backups, purge_retain, purge_undo
 from replicator.core.not_replicated import PARTIAL
+from replicator.purge.certify import Certificate
 from replicator.purge.run import Purged
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,6 +56,14 @@ def whitelist_option(command: str) -> Callable[[F], F]:
         metavar="LIST",
         help="White list of tables: 'db.table1|table2,db2'; `*` matches any text; default: all.",
     )
+
+
+out_option = click.option(
+    "--out",
+    metavar="FILE",
+    help="Also write the certificate to this file: as text (*.txt), as a page (*.html), else as JSON.",
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 
 
 @click.group()
@@ -273,9 +282,8 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 @click.option(
     "--allow-gaps", is_flag=True, help="Certify despite gaps: white-listed tables or partitions that were not searched."
 )
-@click.option(
-    "--out", metavar="FILE", help="Also write the certificate to this file as JSON; an existing file is replaced."
-)
+@out_option
+@overwrite_option
 @guard_options
 @engine_options
 @json_options
@@ -296,18 +304,48 @@ def certify(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator purge certify --metastore prod --cmroot /cm --run latest --expedite --out certificate.json
     """
     done = session.call(purge_certify, **given)
+    emit(done, as_json, _certificate_lines(done, given))
+    return 0 if done.is_whole else PARTIAL
+
+
+@purge.command()
+@of_policy_argument
+@root_option
+@click.option(
+    "--run",
+    envvar="REPLICATOR_PURGE_CERTIFICATE_RUN_",
+    metavar="ID",
+    help="The certificate that covers this purge; default: the newest.",
+)
+@out_option
+@overwrite_option
+@json_option
+@pass_session
+def certificate(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Show a certificate that `certify` made, from the audit, and write it to a file. Searches nothing.
+
+    Exit 3 if it says that copies are left, or that something was not searched.
+
+    \b
+    Example: replicator purge certificate --cmroot /cm --out certificate.html
+    """
+    done = session.call(purge_certificate, **given)
+    emit(done, as_json, _certificate_lines(done, given))
+    return 0 if done.is_whole else PARTIAL
+
+
+def _certificate_lines(done: Certificate, given: dict[str, Any]) -> list[str]:
     lines = [
         (done.status, f"{count_text(done.count, 'id')} of {done.ids}, at event {done.event}"),
         ("searched", shortened(done.searched)),
         ("replicas", shortened(done.replicas)),
-        ("expedited", f"{count_text(done.expedited_files, 'file')}" if given["expedite"] else None),
+        ("expedited", f"{count_text(done.expedited_files, 'file')}" if given.get("expedite") else None),
         ("left", shortened(_holding_line(each) for each in done.holding)),
         ("gaps", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
         ("certificate", given["out"]),
-        ("took", took(done.seconds)),
+        ("took", took(done.seconds)) if "expedite" in given else ("made", done.time),
     ]
-    emit(done, as_json, aligned(lines))
-    return 0 if done.is_whole else PARTIAL
+    return aligned(lines)
 
 
 def _holding_line(each: dict[str, Any]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cmroot.pins import seconds
 from cmroot.root import open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Positive
+from replicator.errors import UsageError
 from replicator.removal.audit import AuditShown, show_audit
 from replicator.removal.bring_back import BroughtBack, bring_back
 
@@ -23,7 +25,9 @@ class AuditLsOptions(OfPolicy):
     object: only what was about this table, "db.table", regardless of case.
     path: only this path, and what lies below it.
     outcome: only rows with it: "intended", "removed", "refused", "failed" or "done".
-    since: only rows from then on; ISO 8601.
+    since, until: only rows from then on, and from before then; ISO 8601.
+    who: only this user's, "user@host" or "user".
+    reason: only rows with this text in their reason or detail, regardless of case.
     limit: at most so many rows.
     """
 
@@ -36,6 +40,9 @@ class AuditLsOptions(OfPolicy):
     path: str | None = None
     outcome: Literal["intended", "removed", "refused", "failed", "done"] | None = None
     since: str | None = None
+    until: str | None = None
+    who: str | None = None
+    reason: str | None = None
     limit: Positive = 1000
 
 
@@ -45,7 +52,7 @@ def audit_ls(options: AuditLsOptions) -> AuditShown:
 
         replicator.audit_ls(cmroot="/cm", job="purge", since="2026-11-01").to_arrow()
 
-    Raises FormatError when there is no root, or a file of the record is damaged."""
+    Raises FormatError when there is no root, or a file of the record is damaged; UsageError for a time that is none."""
     return show_audit(
         open_existing(options.cmroot).place,
         options.limit,
@@ -54,8 +61,20 @@ def audit_ls(options: AuditLsOptions) -> AuditShown:
         object=options.object,
         path=options.path,
         outcome=options.outcome,
-        since=options.since,
+        since=_time(options.since, "since"),
+        until=_time(options.until, "until"),
+        who=options.who,
+        reason=options.reason,
     )
+
+
+def _time(text: str | None, option: str) -> str | None:
+    """Raises UsageError for what is no time."""
+    try:
+        _ = text is None or seconds(text)
+    except ValueError as error:
+        raise UsageError(f"--{option} {text!r} is no time", hint="write 2026-11-01 or 2026-11-01T12:00:00Z") from error
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between
 from replicator.commands.removing import Limited, Removing
 from replicator.core.policy import same_metastore
+from replicator.purge.certificate_file import recorded_certificate, refuse_existing, write_certificate
 from replicator.purge.certify import Certificate, Replica, certify
 from replicator.purge.options import CertifyOptions, PurgeOptions, read_properties
 from replicator.purge.run import Purge, Purged
@@ -84,7 +85,8 @@ class PurgeCertifyOptions(ErasureOptions):
     expedite: first recycle the backups, and expire what nobody needs.
     grace: of expediting: touch no backup that is younger: the duration of the longest query.
     allow_gaps: certify though something on the white list was not searched.
-    out: write the certificate there, too, as JSON; what is there is replaced.
+    out: write the certificate there, too: as text or a page to a file whose name ends in .txt or .html, else as JSON.
+    overwrite: replace the file that is there.
     """
 
     renamed: ClassVar = {"readers": "grace"}
@@ -95,6 +97,7 @@ class PurgeCertifyOptions(ErasureOptions):
     grace: timedelta = timedelta(hours=2)
     allow_gaps: bool = False
     out: str | None = None
+    overwrite: bool = False
 
 
 @verb(PurgeCertifyOptions)
@@ -105,7 +108,10 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
 
         replicator.purge_certify("prod", "/cm", run="latest", out="certificate.json").holding
 
-    Raises UsageError for an unknown run, or when nobody says which ids; Refused when there are none."""
+    Raises UsageError for an unknown run, or when nobody says which ids; Refused when there are none; Exists, before it
+    begins, for a file `out` that may not be replaced."""
+    if options.out is not None and not options.overwrite:
+        refuse_existing(options.out)
     asked = options.asked() if options.run is None else PurgeOptions("")
     root = open_existing(options.cmroot)
     with ExitStack() as stack:
@@ -119,5 +125,36 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
         how = CertifyOptions(roots, options.run, options.expedite, options.allow_gaps, options.grace, options.limits)
         done = certify(metastore, root, asked, how, replicas, stack.enter_context(options.runtime()))
     if options.out is not None:
-        done.write(options.out)
+        write_certificate(done, options.out, overwrite=options.overwrite)
     return done
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeCertificateOptions(OfPolicy):
+    """Arguments:
+
+    cmroot: the change-management root whose audit has it.
+    run: that covers this purge; None: the newest.
+    out: write it there, too: as text or a page to a file whose name ends in .txt or .html, else as JSON.
+    overwrite: replace the file that is there.
+    """
+
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
+    run: str | None = None
+    out: str | None = None
+    overwrite: bool = False
+
+
+@verb(PurgeCertificateOptions)
+def purge_certificate(options: PurgeCertificateOptions) -> Certificate:
+    """Shows a certificate that was made, and writes it to a file. Searches nothing.
+
+        replicator.purge_certificate(cmroot="/cm", out="certificate.html").status
+
+    Raises ObjectNotFound when the audit has none, Exists for a file that is there."""
+    found = recorded_certificate(open_existing(options.cmroot).place, options.run)
+    if options.out is not None:
+        write_certificate(found, options.out, overwrite=options.overwrite)
+    return found

@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-import msgspec
-
 from cmroot.expire.expedite import expedite, look_at_contents
 from cmroot.expire.retention import LIVE, ends_when
 from cmroot.keep.content import content_name
@@ -27,7 +25,7 @@ from cmroot.keep.versions import keeps_versions, why_versions_unseen
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place, join, normal
-from cmroot.store.resolve import as_written, resolved
+from cmroot.store.resolve import resolved
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy, matching_databases
 from replicator.core.progress import watched
@@ -120,10 +118,6 @@ class Certificate(Report):
     def is_whole(self) -> bool:
         """Nothing is left, and nothing stayed unsearched that had to be searched."""
         return self.status == "certified"
-
-    def write(self, place: str) -> None:
-        """As JSON; what is there is replaced."""
-        as_written(place).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
 
 def certify(

@@ -230,13 +230,13 @@ def read_audit(
     run: str | None = None,
     object: str | None = None,
     path: str | None = None,
-    outcome: str | None = None,
-    since: str | None = None,
+    **others: str | None,
 ) -> Iterator[AuditRow]:
     """Rows by job and run, in the order in which they were written. object: "db.table", regardless of case; path: it
-    and what lies below; since: ISO 8601. One file at a time in memory. Raises FormatError for a damaged file."""
+    and what lies below; others: outcome, since, until, who, reason, as of `_others`. One file at a time in memory.
+    Raises FormatError for a damaged file."""
     top = Place(root) / "audit"
-    wanted = _filter(object, path, outcome, since)
+    wanted = _filter([*_about(object, path), *_others(**others)])
     for named in top.list() if job is None else [job]:
         for one in (top / named).list() if run is None else [run]:
             for name in (top / named / one).list():
@@ -267,18 +267,43 @@ def _rows(place: str, wanted: Any) -> Iterator[AuditRow]:
         yield AuditRow(**row | {"time": row["time"].isoformat(timespec="milliseconds")})
 
 
-def _filter(object: str | None, path: str | None, outcome: str | None, since: str | None) -> Any:
-    conditions = []
+def _about(object: str | None, path: str | None) -> Iterator[Any]:
     if object is not None:
-        conditions.append(pc.equal(pc.utf8_lower(pc.field("object")), object.lower()))
+        yield pc.equal(pc.utf8_lower(pc.field("object")), object.lower())
     if path is not None:
         below = path.rstrip("/") + "/"
-        conditions.append((pc.field("path") == below[:-1]) | pc.starts_with(pc.field("path"), below))
+        yield (pc.field("path") == below[:-1]) | pc.starts_with(pc.field("path"), below)
+
+
+def _others(
+    *,
+    outcome: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    who: str | None = None,
+    reason: str | None = None,
+) -> Iterator[Any]:
+    """since, until: from then on, and before then; ISO 8601. who: "user@host", or a user on whatever host. reason: text
+    in the reason or the detail, regardless of case."""
     if outcome is not None:
-        conditions.append(pc.field("outcome") == outcome)
+        yield pc.field("outcome") == outcome
     if since is not None:
-        moment = pa.scalar(int(seconds(since) * 1000), pa.timestamp("ms", tz="UTC"))
-        conditions.append(pc.field("time") >= moment)
+        yield pc.field("time") >= _moment(since)
+    if until is not None:
+        yield pc.field("time") < _moment(until)
+    if who is not None:
+        named = pc.field("who") == who
+        yield named if "@" in who else named | pc.starts_with(pc.field("who"), f"{who}@")
+    if reason is not None:
+        has = [pc.match_substring(pc.field(name), reason, ignore_case=True) for name in ("reason", "detail")]
+        yield has[0] | has[1]
+
+
+def _moment(text: str) -> Any:
+    return pa.scalar(int(seconds(text) * 1000), pa.timestamp("ms", tz="UTC"))
+
+
+def _filter(conditions: Sequence[Any]) -> Any:
     found: Any = None
     for condition in conditions:
         found = condition if found is None else found & condition

@@ -207,5 +207,16 @@ def test_gaps_are_not_certified_and_the_certificate_is_written(
     assert reported == json.loads(capsys.readouterr().out) and reported["status"] == "gaps"
     assert [gap["table"] for gap in reported["gaps"]] == ["gaps.unknown"] and reported["searched"] == ["gaps.t"]
     assert reported["replicas"] == []
-    assert run([*arguments, "--allow-gaps"]) == 0
+    assert run([*arguments, "--allow-gaps"]) == 6, "the file is there"
+    assert json.loads(out.read_bytes()) == reported and json.loads(capsys.readouterr().out)["error"] == "Exists"
+    assert run([*arguments, "--allow-gaps", "--overwrite"]) == 0
     assert json.loads(out.read_bytes())["status"] == "certified"
+    capsys.readouterr()
+    for suffix in ("html", "txt", "json"):
+        again = ["purge", "certificate", "--cmroot", root.place, "--out", f"{tmp_path}/again.{suffix}", "--json"]
+        assert run(again) == 0 and run(again) == 6
+    assert json.loads((tmp_path / "again.json").read_bytes()) == json.loads(out.read_bytes())
+    for page in ("html", "txt"):
+        text = (tmp_path / f"again.{page}").read_text()
+        assert "certified: nothing holds what was erased" in text and "gaps.t" in text and "10 ids" in text
+    assert run(["purge", "certificate", "--cmroot", root.place, "--run", "nosuch"]) == 1
