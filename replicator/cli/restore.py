@@ -38,6 +38,13 @@ from replicator.pitr.restore import Restored
     "--table", multiple=True, metavar="NAME", help="Only this table, by its name at the recovery point; repeatable."
 )
 @click.option(
+    "--partition",
+    multiple=True,
+    metavar="K=V[/K2=V2]",
+    help="Only this partition of the one --table, or all that have these values; repeatable. Into a database that does "
+    "not have the table.",
+)
+@click.option(
     "--to",
     required=True,
     metavar="X",
@@ -103,6 +110,7 @@ def _plan_lines(plan: RestorePlan) -> Iterable[str]:
             ("would restore", f"{plan.db} as at {_moment(plan)}"),
             ("into", f"{plan.into} at {plan.location}"),
             ("tables", shortened(plan.tables)),
+            ("partitions", shortened(plan.partitions)),
             ("replaced", shortened(plan.replaced)),
             ("dropped", shortened(plan.dropped)),
             ("copy", f"{count_text(plan.files_to_copy, 'file')}, {size_text(plan.bytes_to_copy)}"),
@@ -121,6 +129,7 @@ def _restored_lines(restored: Restored) -> Iterable[str]:
             (restored.status, f"{restored.db} as at {_moment(restored)}"),
             ("into", f"{restored.into} of {restored.target}"),
             ("tables", shortened(restored.tables)),
+            ("partitions", shortened(restored.partitions)),
             ("dropped", shortened(restored.dropped)),
             ("copied", f"{count_text(restored.files_copied, 'file')}, {size_text(restored.bytes_copied)}"),
             ("missing", _missing(restored)),

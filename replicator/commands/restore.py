@@ -27,6 +27,7 @@ class RestoreOptions(Copying, OfPolicy):
     cmroot: the source's change-management root.
     db: the database, by its name then.
     table: only this table, or these, by their names then.
+    partition: only these partitions of the one table, "k=v" or "k=v/k2=v2", into a database that does not have it.
     to: the moment: an event id, or a time (UTC).
     target: the metastore that gets it: a thrift URI, several separated by commas, or a configured name.
     target_catalog: the target's, on Hive 3 and newer; None: the server's default one.
@@ -48,6 +49,7 @@ class RestoreOptions(Copying, OfPolicy):
     cmroot: str = ""
     db: str = ""
     table: str | Sequence[str] = ()
+    partition: str | Sequence[str] = ()
     to: str | int
     target: Where = ""
     target_catalog: str | None = None
@@ -81,13 +83,16 @@ def restore(options: RestoreOptions) -> Restored | RestorePlan:
         replicator.restore("west", db="sales", to=4711)
 
     Raises UsageError for a moment that is none, and for tables of another database; ObjectNotFound for what did not
-    exist then; Refused for a database that exists (unless forced); FilesMissing, before anything is done, for bytes
-    that exist nowhere any more (unless that is allowed)."""
+    exist then; Refused for a database that exists (unless forced), and for partitions of a table that exists;
+    FilesMissing, before anything is done, for bytes that exist nowhere any more (unless that is allowed)."""
     db = options.db.lower()
     what = planning.RestoreSettings(
         db=db,
         to=str(options.to),
         tables=planning.tables_of(db, names(options.table)),
+        partitions=[options.partition]
+        if isinstance(options.partition, str) and options.partition
+        else options.partition,
         into=options.into,
         warehouse=options.warehouse,
         cmroot=options.target_cmroot,

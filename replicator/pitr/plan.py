@@ -32,6 +32,8 @@ from replicator.events.root_catalog import refuse_other_catalog
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.pitr.available import AvailabilityTask, Available, look
+from replicator.pitr.chosen_partitions import absent, names_in
+from replicator.pitr.chosen_partitions import chosen as chosen_partitions
 from replicator.pitr.recovery_points import moment, moment_text
 from replicator.replay.apply.planning import LoadSettings, plan_load
 from replicator.replay.apply.pricing import describe
@@ -39,6 +41,7 @@ from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import RESTORING, SOURCE
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.target import database_location, default_warehouse
+from replicator.text.partition_filter import PartitionFilter
 
 OUTSIDE = "external-data"  # in the new database's directory; no table has a hyphen in its name
 
@@ -47,16 +50,17 @@ OUTSIDE = "external-data"  # in the new database's directory; no table has a hyp
 class RestoreSettings:
     """What is restored, and where to.
 
-    db, tables: what (no tables: all of the database). to: the event id or time. into: the database that is made (None:
-    `<db>_restored_<event>`). warehouse, cmroot: the target's own, as for a load. force: write into a database that
-    exists, the live one too; what it holds in the restored scope is replaced and goes to the target's $cmroot.
-    allow_missing: restore without the files that exist nowhere. scratch: a directory for the passing dump, which
-    executors must be able to read (None: the system's). formats: "as-they-are"
-    restores tables of formats that name their files by whole paths, too."""
+    db, tables: what (no tables: all of the database). partitions: only these, of the one table. to: the event id or
+    time. into: the database that is made (None: `<db>_restored_<event>`). warehouse, cmroot: the target's own, as for a
+    load. force: write into a database that exists, the live one too; what it holds in the restored scope is replaced
+    and goes to the target's $cmroot. allow_missing: restore without the files that exist nowhere. scratch: a directory
+    for the passing dump, which executors must be able to read (None: the system's). formats: "as-they-are" restores
+    tables of formats that name their files by whole paths, too."""
 
     db: str
     to: str
     tables: Sequence[str] = ()
+    partitions: Sequence[str] = ()
     into: str | None = None
     warehouse: str | None = None
     cmroot: str | None = None
@@ -96,6 +100,7 @@ class RestorePlan(Report):
     not_replicated: list[NotReplicated]
     locations: dict[str, str]
     warnings: list[str]
+    partitions: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ class DecidedRestore:
     key: str
     reader: DumpReader
     tables: list[str]
+    partitions: list[str]
     options: LoadSettings
     available: Available
     load: dict[str, Any]
@@ -134,6 +140,7 @@ class DecidedRestore:
             position=self.point.position,
             time=moment_text(self.point),
             tables=self.tables,
+            partitions=self.partitions,
             files=self.reader.metadata.files,
             bytes=self.reader.metadata.bytes,
             files_to_copy=there.found.files,
@@ -176,18 +183,19 @@ def planned(
     into = (options.into or f"{options.db}_restored_{point.event}").lower()
     key = _key(root, options, point)
     existing = _existing(target, into, options, key)
+    _refuse_half(target, existing, options, key)
     if existing is not None and into == options.db:
         refuse_other_catalog(root.place, target)
     state = DumpSettings(
         str(log[-1].metadata.get("source", "")),
         [options.db],
-        Patterns.parse([re.escape(name) for name in options.tables]),
+        Patterns.parse([re.escape(name) for name in options.tables], partitions=_only(options)),
         until=point,
         id=key,
         empty=True,
     )
     with temporary_dump(root, "restore", state, runtime, options.scratch) as reader:
-        tables = _tables(reader, options, point)
+        tables, partitions = _tables(reader, options, point), _partitions(reader, options, point)
         location = _location(target, into, existing, options)
         live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
         chosen = LoadSettings(
@@ -211,6 +219,7 @@ def planned(
             key=key,
             reader=reader,
             tables=tables,
+            partitions=partitions,
             options=chosen,
             available=_look(reader, root, runtime),
             load=describe(plan, reader),
@@ -220,7 +229,8 @@ def planned(
 
 def _key(root: ChangeRoot, options: RestoreSettings, point: Point) -> str:
     """What is restored, in 32 hex digits: the log never changes, so neither does the state that this names."""
-    about = [root.id, options.db, sorted(set(options.tables)), point.position]
+    about: list[Any] = [root.id, options.db, sorted(set(options.tables)), point.position]
+    about += [sorted(set(options.partitions))] if options.partitions else []
     return xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
 
 
@@ -263,6 +273,42 @@ def _tables(reader: DumpReader, options: RestoreSettings, point: Point) -> list[
             f"{', '.join(f'{options.db}.{name}' for name in gone)} did not exist at event {point.event} "
             f"({moment_text(point)})",
             hint="leave out --table to restore what there was; `replicator show` of the $cmroot tells its history",
+        )
+    return names
+
+
+def _only(options: RestoreSettings) -> dict[str, PartitionFilter]:
+    """Raises UsageError for partitions of none or of several tables."""
+    if not options.partitions:
+        return {}
+    if len(options.tables) != 1:
+        raise UsageError("--partition is about one table", hint="name it with --table")
+    return {f"{options.db}.{options.tables[0]}": chosen_partitions(options.partitions)}
+
+
+def _refuse_half(target: MetastoreReader, existing: Database | None, options: RestoreSettings, key: str) -> None:
+    """Raises Refused for partitions of a table that exists: a load makes a table what it was as a whole."""
+    if existing is None or not _only(options) or existing.parameters.get(RESTORING) == key:
+        return
+    if options.tables[0] in target.table_names(existing.name):
+        raise Refused(
+            f"table {existing.name}.{options.tables[0]} exists, and --partition would take its other partitions away",
+            hint="restore into another database (without --into), look at them there, and take them over: INSERT "
+            "OVERWRITE TABLE ... PARTITION, or ALTER TABLE ... EXCHANGE PARTITION",
+        )
+
+
+def _partitions(reader: DumpReader, options: RestoreSettings, point: Point) -> list[str]:
+    """Names of the restored partitions, where only some are. Raises ObjectNotFound when one did not exist."""
+    if not options.partitions:
+        return []
+    names = names_in(reader)
+    gone = absent(options.partitions, names)
+    if gone:
+        raise ObjectNotFound(
+            f"{', '.join(f'{options.db}.{options.tables[0]}/{name}' for name in gone)} did not exist at event "
+            f"{point.event} ({moment_text(point)})",
+            hint="leave it out, or choose another moment; `replicator show --table` tells the table's history",
         )
     return names
 

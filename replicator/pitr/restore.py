@@ -33,7 +33,8 @@ from replicator.text.quantity import count_text
 
 @dataclass
 class Restored(CopyCounts):
-    """What a restore did. `event`, `position`, `time`: the moment; `files`, `bytes`: of the state; `dropped`: tables of
+    """What a restore did. `event`, `position`, `time`: the moment; `partitions`: where only some
+    came back; `files`, `bytes`: of the state; `dropped`: tables of
     an existing database that it did not have; `missing`: the first of `files_missing` files that exist nowhere;
     `not_replicated`: tables that were not restored."""
 
@@ -46,6 +47,7 @@ class Restored(CopyCounts):
     time: str
     status: str = "restored"
     tables: list[str] = field(default_factory=list)
+    partitions: list[str] = field(default_factory=list)
     files: int = 0
     bytes: int = 0
     files_missing: int = 0
@@ -78,6 +80,7 @@ def carry_out(plan: DecidedRestore, target: Metastore, runtime: Runtime) -> Rest
         time=moment_text(plan.point),
         status=INCOMPLETE if missing.files or loaded.not_replicated else "restored",
         tables=plan.tables,
+        partitions=plan.partitions,
         not_replicated=loaded.not_replicated,
         files=metadata.files,
         bytes=metadata.bytes,

@@ -1,9 +1,9 @@
 """Partition filters of a policy: `day >= '2026-01-01' and hour < 12` as a value, and which partitions match it. Pure.
 
-A filter is a conjunction of `key op literal` with op one of = != < <= > >=. A quoted literal is compared as text, with
-what the partition's value is as text; a number without quotes is compared as a number. As in SQL, a partition without
-a value (Hive's default partition) matches no condition, and neither does a value that is no number where one is asked
-for.
+A filter is made of `key op literal` with op one of = != < <= > >=, joined by `and` and `or`; `and` binds closer. A
+quoted literal is compared as text, with what the partition's value is as text; a number without quotes is compared as a
+number. As in SQL, a partition without a value (Hive's default partition) matches no condition, but that it has this
+very name, and neither does a value that is no number where one is asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONDITION = re.compile(
     (?:'(?P<single>(?:[^']|'')*)'|"(?P<double>(?:[^"]|"")*)"|(?P<number>[+-]?\d+(?:\.\d+)?)(?![\w.]))\s*""",
     re.VERBOSE,
 )
-_AND = re.compile(r"and\b", re.IGNORECASE)
+_JOINED = re.compile(r"(?:and|(?P<or>or))\b", re.IGNORECASE)
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     def matches(self, value: str) -> bool:
         if not value or value == _DEFAULT_PARTITION:
-            return False
+            return self.op == "=" and self.text == _DEFAULT_PARTITION
         compare = _OPERATORS[self.op]
         if not self.numeric:
             return compare(value, self.text)
@@ -52,15 +52,15 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class PartitionFilter(msgspec.Struct, frozen=True):
-    """All conditions must hold. `text` is what was written."""
+    """All conditions of one alternative must hold. `text` is what was written."""
 
     text: str
-    conditions: tuple[Condition, ...]
+    alternatives: tuple[tuple[Condition, ...], ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The partition keys that it asks about, each once."""
-        return tuple(dict.fromkeys(condition.key for condition in self.conditions))
+        return tuple(dict.fromkeys(condition.key for each in self.alternatives for condition in each))
 
     def unknown_keys(self, keys: Sequence[str]) -> list[str]:
         """Keys of the filter that a table with these partition keys does not have."""
@@ -71,25 +71,27 @@ class PartitionFilter(msgspec.Struct, frozen=True):
         """Whether a partition is wanted. `values` unescaped, in the order of `keys`. Raises KeyError for a key of the
         filter that the table does not have: the caller asks `unknown_keys` once a table."""
         value = dict(zip((key.lower() for key in keys), values, strict=True))
-        return all(condition.matches(value[condition.key]) for condition in self.conditions)
+        return any(all(condition.matches(value[condition.key]) for condition in each) for each in self.alternatives)
 
 
 def parse_partition_filter(text: str) -> PartitionFilter:
-    """Raises ValueError, with a text for a person, for anything that is not a conjunction of conditions."""
-    conditions: list[Condition] = []
+    """Raises ValueError, with a text for a person, for anything else than conditions that are joined."""
+    alternatives: list[list[Condition]] = [[]]
     place = 0
     while True:
         match = _CONDITION.match(text, place)
         if match is None:
             rest = text[place:].strip() or "its end"
             raise ValueError(f"{text!r} cannot be read at {rest!r}: write conditions such as day >= '2026-01-01'")
-        conditions.append(_condition(match))
+        alternatives[-1].append(_condition(match))
         place = match.end()
         if place == len(text):
-            return PartitionFilter(text, tuple(conditions))
-        joined = _AND.match(text, place)
+            return PartitionFilter(text, tuple(map(tuple, alternatives)))
+        joined = _JOINED.match(text, place)
         if joined is None:
-            raise ValueError(f"{text!r} cannot be read at {text[place:]!r}: conditions are joined by `and` only")
+            raise ValueError(f"{text!r} cannot be read at {text[place:]!r}: conditions are joined by `and` and `or`")
+        if joined["or"]:
+            alternatives.append([])
         place = joined.end()
 
 

@@ -18,6 +18,7 @@ from newer_calls import newer_client
 from replication_fixture import ReplicationFixture, command
 from restore_fixture import RestoreFixture, differences, fails, restore, restore_arguments
 
+from cmroot.store.place import local_path
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.paced import locks_event_ids
 
@@ -305,3 +306,29 @@ def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
     answer = restore(fixture, inside)  # the repair saw what had become of it
     assert answer.code == 0
     assert not differences(then.state(f"{fixture.db}_restored_{inside}"), lost)
+
+
+def test_single_partitions_come_back_beside_the_table_and_never_in_its_place(calm: RestoreFixture, into: str) -> None:
+    only = ("--table", "parts", "--partition", "p=a", "--into", into)
+    planned = restore(calm.fixture, calm.event, *only, "--dry-run")
+    assert (planned.code, planned.output["partitions"], planned.output["files"]) == (0, ["p=a"], 1)
+    answer = restore(calm.fixture, calm.event, *only)
+    assert (answer.code, answer.output["tables"], answer.output["partitions"]) == (0, ["parts"], ["p=a"])
+    metastore = calm.source.metastore
+    assert metastore.partition_names(into, "parts") == ["p=a"] and metastore.table_names(into) == ["parts"]
+    ((partition,),) = metastore.partitions(into, "parts", ["p=a"])
+    assert partition.storage and partition.storage.location
+    assert (Path(local_path(partition.storage.location)) / "file").read_text() == calm.text("a")
+
+    living = metastore.partition_names(calm.fixture.db, "parts")
+    in_place = ("--table", "parts", "--partition", "p=a", "--into", calm.fixture.db, "--force")
+    fails(restore(calm.fixture, calm.event, *in_place), 6, "Refused", "parts", "other partitions")
+    assert metastore.partition_names(calm.fixture.db, "parts") == living == ["p=b"]
+    gone = ("--table", "parts", "--partition", "p=a", "--partition", "p=z", "--into", f"{into}_z")
+    fails(restore(calm.fixture, calm.event, *gone), 1, "ObjectNotFound", "p=z")
+    fails(restore(calm.fixture, calm.latest, *gone[:-1], f"{into}_z"), 1, "ObjectNotFound", "p=a", "p=z")
+    for wrong in (("--partition", "p=a"), ("--table", "parts", "--partition", "nonsense")):
+        fails(restore(calm.fixture, calm.event, *wrong, "--into", f"{into}_z"), 2, "UsageError", "--partition")
+    other = ("--table", "t", "--partition", "p=a", "--into", f"{into}_z")
+    fails(restore(calm.fixture, calm.event, *other), 2, "UsageError", "no partition key")
+    assert f"{into}_z" not in calm.databases()

@@ -271,7 +271,6 @@ def test_every_condition_of_a_filter_must_hold() -> None:
         "day = 1x",
         "day = '1",
         "day == 1",
-        "day = 1 or day = 2",
         "day = 1 and",
         "day = 1 day = 2",
         "day = 1 andday = 2",
