@@ -1,4 +1,4 @@
-"""What commands say while they work, on real metastores: log lines, JSON lines, heartbeats."""
+"""Commands at work on real metastores: log lines, JSON lines, heartbeats, and the rate of their copies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from policies import Replication
+from replication_fixture import command
+
+import replicator
+from cmroot.store.flow import SLACK
+from replicator.errors import ConfigError, UsageError
+
+MB = 1_000_000
 
 
 def said(pair: Replication, *arguments: str, before: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]], str]:
@@ -85,3 +96,35 @@ def test_a_following_has_a_heartbeat_when_nothing_happens(pair: Replication) -> 
         child.wait()
     assert "line" not in rest[-1] and (rest[-1]["status"], rest[-1]["rounds"]) == ("stopped", 1)
     assert "at work: rounds 1, failures_in_a_row 0" in Path(pair.here / "log").read_text()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def test_a_policys_rate_holds_for_its_runs_and_an_option_overrides_it(pair: Replication) -> None:
+    pair.keys["bandwidth"] = "1MB/s"
+    pair.db("a").table("t", {"first": "1" * MB, "second": "2" * MB})
+    config = str(pair.config())
+    assert seconds(partial(command, "--config", config, "sync", pair.name)) >= 2 - SLACK
+    pair.is_same()
+    pair.db("a").write("t", {"third": "3" * MB})
+    done = command("--config", config, "sync", pair.name, "--bandwidth", "500kB")
+    assert done.output["bytes_copied"] == MB and done.output["steps"]["load"] >= 2 - SLACK
+    (pair.replica("a").home / "t" / "first").write_text("x")
+    repaired = partial(command, "--config", config, "repair", pair.name, "--bandwidth", "1MB")
+    assert seconds(repaired) >= 1 - SLACK
+    pair.is_same()
+
+
+def test_what_is_no_rate_is_refused(pair: Replication) -> None:
+    for wrong in ("1kB", "fast", "50MB/h"):
+        answer = command("load", "x", "--bandwidth", wrong)
+        assert answer.code == 2 and "--bandwidth" in answer.message, answer
+        pair.keys["bandwidth"] = wrong
+        with pytest.raises(ConfigError, match="bandwidth"):
+            _ = pair.policy
+    with pytest.raises(UsageError, match="--bandwidth"):
+        replicator.sync("x", bandwidth=99)

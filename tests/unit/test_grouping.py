@@ -1,8 +1,9 @@
-"""Grouping rows by a key: the same in this process and on Spark."""
+"""Work on engines: rows grouped by a key, the same in this process and on Spark; and a rate that tasks share."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from cmroot.store.checksum import copy_file
+from cmroot.store.flow import FLOW, SLACK
 from replicator.core.engine import Engine, LocalEngine
 from replicator.core.grouping import cut
 from replicator.core.spark import SparkEngine
@@ -91,3 +94,27 @@ def test_a_batch_is_cut_into_one_piece_for_each_key() -> None:
     assert list(cut([batch.slice(0, 0)], "key")) == []
     with pytest.raises(ValueError, match="null in the key"):
         list(cut([pa.RecordBatch.from_pydict({"key": ["a", None]})], "key"))
+
+
+def copied(pair: tuple[str, str]) -> int:
+    return copy_file(*pair)[1]
+
+
+def test_tasks_of_spark_share_a_rate(engines: dict[str, Engine], tmp_path: Path) -> None:
+    """They are processes of their own: each has its part of the rate, one alone the whole."""
+
+    def taken(name: str, tasks: int) -> float:
+        names = [str(tmp_path / f"{name}-{number}") for number in range(tasks)]
+        pairs = [(each, f"{each}-copy") for each in names]
+        for source, _ in pairs:
+            Path(source).write_bytes(os.urandom(1_000_000))
+        began = time.monotonic()
+        assert list(engines["spark"].run(copied, pairs)) == [1_000_000] * tasks
+        assert all(Path(source).read_bytes() == Path(target).read_bytes() for source, target in pairs)
+        return time.monotonic() - began
+
+    taken("free", 2)
+    with FLOW.limited(1_000_000):
+        assert taken("kept", 2) >= 2 - SLACK
+        assert taken("alone", 1) >= 1 - SLACK
+    assert FLOW.rate is None
