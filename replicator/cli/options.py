@@ -18,7 +18,7 @@ from replicator.cli.json_lines import EVERY, lines_on_stdout
 from replicator.core.config import Config, parse_settings
 from replicator.core.progress import Bars, Progress, Silent
 from replicator.core.runtime import JOBS
-from replicator.core.telling.about import lines_about
+from replicator.core.telling.about import now_about
 from replicator.core.telling.progress_file import VARIABLE, ProgressFile
 from replicator.core.telling.told_steps import step
 from replicator.core.telling.watch import Watch
@@ -50,7 +50,8 @@ class Session:
         command, lines = context.command_path.partition(" ")[2], JSON_LINES in context.meta
         shown = _shown(bars=not lines)
         progress = Watch(shown, every=EVERY) if lines else Watch(shown)
-        with lines_about(command=command, policy=policy), lines_on_stdout() if lines else nullcontext(), step(command):
+        now_about(command=command, policy=policy)  # the line of its error has it, too
+        with lines_on_stdout() if lines else nullcontext(), step(command):
             return verb(config=self.config, progress=progress, **values)
 
 

@@ -46,11 +46,7 @@ class Child:
                     stderr=log,
                     pass_fds=(leash,),
                     start_new_session=True,
-                    env={
-                        **os.environ,
-                        SERVICE_RUN: directory.name,
-                        VARIABLE: str((directory / PROGRESS).absolute()),
-                    },
+                    env={**os.environ, SERVICE_RUN: directory.name, VARIABLE: str((directory / PROGRESS).absolute())},
                 )
         except OSError:
             os.close(self._leash)

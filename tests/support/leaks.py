@@ -36,7 +36,7 @@ def replicated(config: Path, here: Path, code: int, **secrets: str | bytes) -> s
     """What capture, dump, sync (all end with `code`) and check of the policy `west` (see `secured.replicates`) say, of
     whom all secrets are unknown."""
     known = {name: value.encode() if isinstance(value, str) else value for name, value in secrets.items()}
-    begin, number = ("--config", str(config), "--verbose"), len(list(here.glob("said-*")))
+    begin, number = ("--config", str(config), "--verbose", "--log-level", "debug"), len(list(here.glob("said-*")))
     source = ("--json", "--source", "prod", "--db", "sales", "--cmroot", f"{here}/cm")
     for command in (
         ("capture", *source),

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from replicator.cli.main import run
 from replicator.core.telling.about import lines_about
 from replicator.core.telling.log_config import LogConfig
 from replicator.core.telling.told_steps import step
+from replicator.service.children import Child
 from replicator.text.credentials import without_credentials
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -48,7 +50,7 @@ def test_json_lines_are_all_that_standard_error_has(tmp_path: Path) -> None:
     done = program("--log-format", "json", "--log-level", "info", "show", f"{tmp_path}/nosuch")
     begun, failed, error = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.returncode == 1 and done.stdout == ""
-    assert all(TIME.fullmatch(each["time"]) and each["command"] == "show" for each in (begun, failed))
+    assert all(TIME.fullmatch(each["time"]) and each["command"] == "show" for each in (begun, failed, error))
     assert (begun["step"], begun["state"], failed["state"], failed["level"]) == ("show", "begun", "failed", "info")
     assert failed["seconds"] >= 0 and begun["run"] == error["run"] and re.fullmatch(r"[0-9a-f]{12}", error["run"])
     assert (error["level"], error["error"], error["exit_code"]) == ("error", "FormatError", 1) and error["hint"]
@@ -109,6 +111,17 @@ def test_passwords_of_urls_and_others_debug_lines_stay_out(capsys: pytest.Captur
     assert "hush" not in err
     assert [json.loads(line)["message"] for line in err.splitlines()] == ["postgresql://***@...", "signs", "ours"]
     assert without_credentials("thrift://a:9083, s3://bucket/a@b") == "thrift://a:9083, s3://bucket/a@b"
+
+
+def test_a_run_of_the_service_has_its_id_in_each_line(tmp_path: Path) -> None:
+    child = Child("nightly", ["--log-format", "json", "-v", "show", f"{tmp_path}/nosuch"], tmp_path / "run-7", 1.0)
+    began = time.monotonic()
+    while (ended := child.ended()) is None:
+        assert time.monotonic() - began < 60
+        time.sleep(0.02)
+    assert (ended.state, ended.exit_code) == ("failed", 1)
+    said = lines(tmp_path / "run-7" / "log.txt")
+    assert said and {each["service_run"] for each in said} == {"run-7"}
 
 
 def test_a_step_tells_its_seconds_also_when_it_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,16 @@ def about() -> Mapping[str, object]:
     return dict(_about)
 
 
+def now_about(**fields: object) -> None:
+    """Adds fields to every line, or replaces them, until the block of `lines_about` ends; None: leaves one as it is."""
+    _about.update({name: value for name, value in fields.items() if value is not None})
+
+
 @contextmanager
 def lines_about(**fields: object) -> Iterator[None]:
-    """Adds fields to every line for the length of a block, or replaces them; None: leaves one as it is."""
+    """The same for the length of a block."""
     before = dict(_about)
-    _about.update({name: value for name, value in fields.items() if value is not None})
+    now_about(**fields)
     try:
         yield
     finally:
