@@ -138,3 +138,16 @@ def test_a_step_tells_its_seconds_also_when_it_fails(capsys: pytest.CaptureFixtu
         ("count", "failed"),
     ]
     assert said[1]["files"] == 3 and said[1]["seconds"] >= 0
+
+
+def test_where_spark_runs_is_a_bare_line_unless_lines_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    spark = logging.getLogger("replicator.core.spark")
+    for wanted, said in (
+        (LogConfig(), r"Spark runs on yarn\n"),
+        (LogConfig(level="info"), r"\S+Z info    replicator\.core\.spark: Spark runs on yarn\n"),
+        (LogConfig(level="error"), ""),
+    ):
+        begin_logging(wanted)
+        spark.info("Spark runs on %s", "yarn")
+        spark.debug("not this")
+        assert re.fullmatch(said, capsys.readouterr().err)
