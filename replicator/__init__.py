@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from replicator.commands.cm.upkeep import cm_expire as cm_expire
     from replicator.commands.demo import DemoOptions as DemoOptions
     from replicator.commands.demo import demo as demo
+    from replicator.commands.diagnose import DiagnoseOptions as DiagnoseOptions
+    from replicator.commands.diagnose import diagnose as diagnose
     from replicator.commands.drill import DrillOptions as DrillOptions
     from replicator.commands.drill import drill as drill
     from replicator.commands.dump import DumpOptions as DumpOptions
@@ -188,6 +190,7 @@ _COMMANDS = {
         "CmSlotsDropOptions",
     ),
     "cm.upkeep": ("cm_check", "CmCheckOptions", "cm_compact", "CmCompactOptions", "cm_expire", "CmExpireOptions"),
+    "diagnose": ("diagnose", "DiagnoseOptions"),
     "drill": ("drill", "DrillOptions"),
     "dump": ("dump", "DumpOptions"),
     "housekeeping": ("housekeeping_run", "HousekeepingRunOptions", "housekeeping_vacuum", "HousekeepingVacuumOptions"),

@@ -27,11 +27,11 @@ from replicator.cli.output import BROKEN_PIPE, failure, note, show_error
 from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
-from replicator.core.config import Config, read_config
+from replicator.core.config import NAME, Config, read_config
 from replicator.core.telling.about import SERVICE_RUN, lines_about
 from replicator.core.telling.heartbeat import beat_each
 from replicator.core.telling.log_config import LogConfig, LogFormat, LogLevel
-from replicator.errors import Error
+from replicator.errors import ConfigError, Error
 from replicator.text.credentials import without_credentials
 
 SETTINGS = {
@@ -90,7 +90,7 @@ def cli(context: click.Context, /, config: Path | None, verbose: bool, heartbeat
     """
     given = LogConfig(**{name.removeprefix("log_"): value for name, value in log.items()})
     begin_logging(given, verbose=verbose)
-    settings = read_config(config)
+    settings = _configured(config, context.invoked_subcommand)
     begin_logging(_logged_as(given, settings.log), verbose=verbose)
     beat_each(heartbeat or settings.log.interval)
     use(settings.stores)
@@ -109,6 +109,17 @@ def _logged_as(given: LogConfig, configured: LogConfig) -> LogConfig:
         given.file or configured.file,
         configured.heartbeat,
     )
+
+
+def _configured(file: Path | None, command: str | None) -> Config:
+    """The configuration; nothing for `diagnose` where the file is wrong: it says what is."""
+    try:
+        return read_config(file)
+    except ConfigError:
+        path = file or Path(NAME)
+        if command == "diagnose" and path.is_file():
+            return Config(looked_for=str(path.absolute()))
+        raise
 
 
 def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, Any]:

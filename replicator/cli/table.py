@@ -58,6 +58,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Tools": {
         "init": ("init", "Write a first replicator.toml, and check it."),
+        "diagnose": ("diagnose", "Write a file for a support case, without secrets."),
         "completion": ("completion", "Print a shell's completion script."),
         "metastore": ("metastore", "Run a real Hive metastore out of PySpark's own jars."),
         "demo": ("demo", "Show replication on two real metastores, in a minute."),

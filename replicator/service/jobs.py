@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from replicator.core.policy import Policy
@@ -44,29 +43,6 @@ class Job:
     schedule: Schedule
     policy: str = ""
     timeout: float | None = None
-
-
-@dataclass(frozen=True)
-class Errand:
-    """A run that somebody asked for, beside all jobs. name: its command and what it is about, `verify:west`; only one
-    of a name at a time. arguments: "@RUN/FILE" is a file in the output of a run, "@/FILE" one in its own."""
-
-    name: str
-    arguments: tuple[str, ...]
-    policy: str = ""
-
-
-def is_errand(name: str) -> bool:
-    """Whether it is the name of an errand: no job's has a colon."""
-    return ":" in name
-
-
-def placed(argument: str, id: str, outputs: Path) -> str:
-    """An argument of an errand's run. outputs: where the outputs of runs lie."""
-    if not argument.startswith("@"):
-        return argument
-    run, _, file = argument[1:].partition("/")
-    return str(outputs / (run or id) / file)
 
 
 def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str, Job]:

@@ -20,7 +20,8 @@ from pathlib import Path
 from replicator.core.config import Config
 from replicator.errors import ConfigError, Error
 from replicator.service.children import Child
-from replicator.service.jobs import Job, is_errand, jobs_of, placed
+from replicator.service.errands import is_errand, placed
+from replicator.service.jobs import Job, jobs_of
 from replicator.service.store import ALL, Ended, ServiceRun, ServiceStore
 from replicator.text.quantity import parse_duration
 

@@ -8,16 +8,19 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
 
 from replicator.database import Database
 from replicator.errors import ObjectNotFound, Refused
-from replicator.service.jobs import Errand, Job
+from replicator.service.errands import Errand
 from replicator.service.measuring.counters import add
 from replicator.service.measuring.tally import counts_of
 from replicator.service.schema import REVISIONS, job, lease, run
+
+if TYPE_CHECKING:  # it needs the extra `server`, which reading does not
+    from replicator.service.jobs import Job
 
 REVISION = "0003"
 """The newest migration that this release knows."""

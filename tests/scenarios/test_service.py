@@ -25,7 +25,8 @@ from postgres import Postgres
 from replicator.errors import Error, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.service.actions import Action, action_of, actions_about, is_open, open_action, recording, set_answer
-from replicator.service.jobs import Errand, Job
+from replicator.service.errands import Errand
+from replicator.service.jobs import Job
 from replicator.service.store import Ended, ServiceStore
 from replicator.service.timetable import Every
 

@@ -15,7 +15,8 @@ from replicator.core.policy import parse_policy
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
 from replicator.core.telling.progress_file import ProgressFile
 from replicator.errors import ConfigError, Refused
-from replicator.service.jobs import Errand, jobs_of, placed
+from replicator.service.errands import Errand, placed
+from replicator.service.jobs import jobs_of
 from replicator.service.store import ServiceStore
 from replicator.service.web.deeds.bodies import BESIDE, ApplyAsk, RepairAsk, RestoreAsk, UndoAsk, options_of
 from replicator.service.web.deeds.policy_deeds import DEEDS, databases_among

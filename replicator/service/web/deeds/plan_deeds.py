@@ -11,7 +11,7 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.service.actions import Action, actions_about, is_open
 from replicator.service.api_tokens import Role
 from replicator.service.children import answer_of
-from replicator.service.jobs import Errand
+from replicator.service.errands import Errand
 from replicator.service.store import ServiceRun, ServiceStore
 from replicator.service.times import iso
 from replicator.service.web.deeds.bodies import ApplyAsk, Id, consented, options_of

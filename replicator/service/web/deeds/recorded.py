@@ -14,7 +14,8 @@ from fastapi import HTTPException, Request
 
 from replicator.errors import Error, Refused
 from replicator.service.actions import UNFINISHED, Action, action_of, is_open, open_action, recording, set_answer
-from replicator.service.jobs import Errand, Job
+from replicator.service.errands import Errand
+from replicator.service.jobs import Job
 from replicator.service.store import ServiceStore
 from replicator.service.web.permission import Who
 from replicator.service.web.serving import Serving

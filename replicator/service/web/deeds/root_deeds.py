@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Request
 from replicator.commands.cm.pins import cm_hold, cm_release, cm_slots_drop
 from replicator.commands.housekeeping_items import housekeeping_cancel, housekeeping_rearm
 from replicator.commands.legal_hold import legal_hold_add, legal_hold_release
-from replicator.service.jobs import Errand
+from replicator.service.errands import Errand
 from replicator.service.web.deeds.bodies import (
     Consent,
     HoldAsk,

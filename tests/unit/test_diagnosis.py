@@ -1,0 +1,156 @@
+"""The diagnosis of a configuration, right or wrong: each value with its source, no secret."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from leaks import search
+
+import replicator
+from replicator.cli.main import run
+from replicator.core.config import read_config
+from replicator.diagnosis.masking import Mask
+from replicator.diagnosis.sources import environment, secrets, settings
+from replicator.errors import Refused
+
+SECRETS = {
+    "password": "hunter2/of+prod",
+    "url": "p%40ss-of-the-url",
+    "spark": "s3a-secret-of-spark",
+    "webhook": "T00000000-webhook-path",
+    "argument": "argument-of-a-command",
+    "key": "line-of-the-key-file",
+    "environment": "session-token-of-aws",
+}
+
+TEXT = """
+[metastores.prod]
+uri = "thrift://a:9083"
+auth = "plain"
+user = "me"
+password = "file:{here}/password"
+
+[metastores]
+standby = {{ uri = "thrift://b:9083" }}
+
+[defaults]
+jobs = 3
+
+[spark]
+executor.memory = "4g"
+hadoop.fs.s3a.secret.key = "{spark}"
+executor.extraJavaOptions = "-Dmy.password={spark} -Xmx1g"
+
+[service]
+store = "postgresql://replicator:{url}@db/replicator"
+
+[dumps]
+key_file = "{here}/keys"
+
+[alerts.webhooks.chat]
+url = "https://chat.example.com/services/{webhook}"
+
+[alerts.commands.pager]
+command = ["/usr/bin/pager", "--key", "{argument}"]
+
+[policies.west]
+source = "prod"
+target = "standby"
+databases = "sales"
+cmroot = "{here}/a/.cmroot"
+target_cmroot = "{here}/b/.cmroot"
+dumps = "{here}/dumps"
+rename_db = {{ sales = "copy" }}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "password").write_text(SECRETS["password"])
+    (tmp_path / "keys").write_text(SECRETS["key"] + "\n")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", SECRETS["environment"])
+    file = tmp_path / "replicator.toml"
+    file.write_text(TEXT.format(here=tmp_path, **SECRETS))
+    return file
+
+
+def test_each_value_has_its_source_and_no_secret_is_shown(file: Path) -> None:
+    config = read_config(file)
+    mask = Mask(secrets(config, {"MY_TOKEN": "variable-of-mine"}))
+    found = {each.key: each for each in settings(config, file, mask)}
+    lines = file.read_text().splitlines()
+    for key, line in {
+        "defaults.jobs": "jobs = 3",
+        "spark.executor.memory": 'executor.memory = "4g"',
+        "metastores.standby.uri": 'standby = { uri = "thrift://b:9083" }',
+        "policies.west.rename_db.sales": 'rename_db = { sales = "copy" }',
+    }.items():
+        assert found[key].source == f"{file}:{lines.index(line) + 1}", key
+    assert found["policies.west.publish"].value == "mirror" and found["policies.west.publish"].source == "default"
+    assert found["guard.min_depth"].source == "default"
+    assert found["metastores.prod.password"].value == f"file:{file.parent}/password"
+    assert found["service.store"].value == "postgresql://***@db/replicator"
+    assert found["alerts.webhooks.chat.url"].value == "https://chat.example.com/***"
+    assert found["alerts.commands.pager.command"].value == ["/usr/bin/pager", "***", "***"]
+    assert found["spark.executor.extraJavaOptions"].value == "-Dmy.password=*** -Xmx1g"
+    shown = repr(found)
+    assert not [name for name, secret in SECRETS.items() if name != "environment" and secret in shown]
+    for name, secret in {
+        "password": SECRETS["password"],
+        "key": SECRETS["key"],
+        "variable": "variable-of-mine",
+    }.items():
+        assert secret not in mask.text(f"a log says {secret}!"), name
+    assert environment(mask, {"AWS_PROFILE": "x", "REPLICATOR_X_TOKEN": "t0ken", "JAVA_HOME": "/j", "HOME": "/h"}) == {
+        "AWS_PROFILE": "(set)",
+        "REPLICATOR_X_TOKEN": "***",
+        "JAVA_HOME": "/j",
+    }
+
+
+@pytest.mark.parametrize(
+    "text, masked",
+    [
+        ("see https://me:pw123@host/x?sig=abc&y=1", "see https://***@host/x?sig=***&y=1"),
+        ("Authorization: Bearer abcdefgh.ijk", "Authorization: *** ***"),
+        ('{"password": "x y", "a": 1}', '{"password": "***", "a": 1}'),
+        ("fs.azure.account.key.store=abc==", "fs.azure.account.key.store=***"),
+        ("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----", "***"),
+        ("password: cannot be read from env:NONE", "password: *** be read from env:NONE"),
+        ("no secret here, 12 keys", "no secret here, 12 keys"),
+        ("run --api-token abc --json", "run --api-token *** --json"),
+    ],
+)
+def test_secrets_are_masked_where_tools_write_them(text: str, masked: str) -> None:
+    assert Mask().text(text) == masked
+
+
+def test_a_wrong_configuration_is_diagnosed(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file.write_text(file.read_text().replace("password =", "pasword = 'typed-here'\npassword ="))
+    out, code = tmp_path / "case.tar.gz", run(["--config", str(file), "diagnose", "--out", f"{tmp_path}/case.tar.gz"])
+    said = capsys.readouterr().out
+    assert code == 3 and "configuration: ConfigError" in said and "pasword" in said
+    with tarfile.open(out) as archive:
+        archive.extractall(tmp_path / "case", filter="data")
+    parts = tmp_path / "case" / "case"
+    missing = json.loads((parts / "missing.json").read_text())
+    assert "pasword" in missing[0]["error"] and missing[0]["part"] == "configuration"
+    rows = {each["key"]: each["value"] for each in json.loads((parts / "configuration.json").read_text())}
+    assert rows["metastores.prod.pasword"] == "***" and rows["defaults.jobs"] == 3
+    assert "pyspark" in json.loads((parts / "versions.json").read_text())["packages"]
+    unread = {"password", "key"}  # nothing has read the files that a wrong configuration names
+    known = {name: each.encode() for name, each in SECRETS.items() if name not in unread} | {"typed": b"typed-here"}
+    search(parts, known)
+    assert out.stat().st_mode & 0o77 == 0
+    before = out.read_bytes()
+    with pytest.raises(Refused, match="is there already"):
+        replicator.diagnose(out=str(out), config=file)
+    assert out.read_bytes() == before and not list(tmp_path.glob(".case*"))
+    replicator.diagnose(out=str(out), config=file, overwrite=True)
+    assert out.read_bytes() != before
