@@ -39,6 +39,7 @@ __all__ = [
     "ObjectExists",
     "ObjectNotFound",
     "Refused",
+    "SparkMissing",
     "StorageUnreachable",
     "StoreUnreachable",
     "UsageError",
@@ -116,6 +117,10 @@ class NotificationRefused(NotificationLogOff):
 
 class JavaError(Error):
     """No usable Java runtime."""
+
+
+class SparkMissing(Error):
+    """The work needs Spark, and PySpark is not installed."""
 
 
 class MetastoreStartError(Error):

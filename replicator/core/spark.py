@@ -21,7 +21,7 @@ from replicator.core.cluster.failures import Careful, cause_of, hint_of
 from replicator.core.cluster.shared_places import SharedPlaces
 from replicator.core.cluster.shipping import ship
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.connections.spark_client import client_settings
+from replicator.core.connections.spark_client import client_settings, require_pyspark
 from replicator.core.grouping import BatchReader, Deciding, by_partition, unpack
 from replicator.errors import Error
 
@@ -126,6 +126,7 @@ class SparkEngine:
 
     def _found(self) -> Any:
         """The context of the caller's session, or of this process; None when there is none."""
+        require_pyspark()
         from pyspark import SparkContext
 
         if self._given is None:

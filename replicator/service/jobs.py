@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from replicator.core.policy import Policy
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError
+from replicator.service.errands import is_errand
 from replicator.service.timetable import Cron, Every, Schedule, shift_of
 from replicator.text.quantity import parse_duration
 

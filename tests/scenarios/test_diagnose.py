@@ -1,4 +1,5 @@
-"""The bundle of a policy that runs, of one whose target is gone: what is in it, what is named, and no secret."""
+"""The bundle of a policy that runs (without PySpark, as small ones do), and of one whose target is gone: what is in it,
+what is named, and no secret."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from leaks import run, said, search
+from no_spark import environment_without_spark
 from plain_tables import PlainDatabase
 
 from replicator.metastore.embedded.running import Running
@@ -67,7 +69,9 @@ def diagnosed(config: Path, here: Path, name: str, code: int) -> dict[str, Any]:
 def test_a_bundle_says_how_a_policy_is_without_secrets(config: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
-    assert run(here, "--config", str(config), "sync", "west", "--json", secrets=SECRETS) == 0, said(here)[-3000:]
+    no_spark = environment_without_spark(tmp_path / "site")
+    synced = run(here, "--config", str(config), "sync", "west", "--json", secrets=SECRETS, env=no_spark)
+    assert synced == 0, said(here)[-3000:]
     found = diagnosed(config, here, "well", 0)
     report = found.pop("report")
     assert report["status"] == "written" and sorted(found) == report["parts"] and report["missing"] == []

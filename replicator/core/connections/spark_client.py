@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import getpass
 import hashlib
+import importlib.util
 import os
 import shutil
 import ssl
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.errors import UsageError
+from replicator.errors import SparkMissing, UsageError
 
 _HIVE = "spark.hadoop.hive.metastore."
 _OWN = (_HIVE, "spark.hadoop.metastore.")
@@ -29,6 +30,18 @@ _HINT = (
     "set Spark's own access to it: spark.hadoop.hive.metastore.* in [spark], by --spark-conf or in a hive-site.xml of "
     "HADOOP_CONF_DIR"
 )
+
+
+def require_pyspark() -> None:
+    """Raises SparkMissing where it is not installed. Looks, and imports nothing."""
+    if importlib.util.find_spec("pyspark") is None:
+        home = os.environ.get("SPARK_HOME")
+        raise SparkMissing(
+            "this needs Spark, and PySpark is not installed",
+            hint=f"add {home}/python and its lib/py4j-*.zip to PYTHONPATH, or run this by {home}/bin/spark-submit"
+            if home
+            else "pip install 'replicator[spark]' ('replicator[local]': with a Java, too), or give --engine local",
+        )
 
 
 def client_settings(config: MetastoreConfig, given: Mapping[str, str]) -> dict[str, str]:

@@ -99,7 +99,7 @@ def pyspark_jars() -> Path:
     for place in (found and found.submodule_search_locations) or ():
         if (jars := Path(place) / "jars").is_dir():
             return jars
-    raise JavaError("pyspark is not installed, or without its jars", hint="pip install pyspark")
+    raise JavaError("pyspark is not installed, or without its jars", hint="pip install 'replicator[local]'")
 
 
 def pyspark_hive(jars: Path) -> str:
