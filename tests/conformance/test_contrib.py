@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from replicator.cli.table import COMMANDS
+from replicator.cli.table import command as table_command
 from replicator.core.config import parse_config
 
 HERE = Path(__file__).parents[2] / "contrib"
@@ -25,14 +30,19 @@ def manifests() -> list[dict[str, Any]]:
 def test_every_file_is_listed() -> None:
     text = (HERE / "README.md").read_text()
     files = [str(each.relative_to(HERE)) for each in HERE.rglob("*") if each.is_file() and each.name != "README.md"]
+    above = ("airflow/", "systemd/jobs/")
+    files = [next((each for each in above if file.startswith(each)), file) for file in files]
     assert [each for each in files if each not in text and each.replace("@.timer", "@.service") not in text] == []
 
 
-@pytest.mark.parametrize("name", ["replicator.service", "replicator-sync@.service", "replicator-sync@.timer"])
+UNITS = sorted(each.name for each in (HERE / "systemd").iterdir() if each.is_file())
+
+
+@pytest.mark.parametrize("name", UNITS)
 def test_units_are_valid(name: str, tmp_path: Path) -> None:
     if not (verify := shutil.which("systemd-analyze")):
         pytest.skip("systemd-analyze is not installed")
-    for file in (HERE / "systemd").iterdir():  # with a program and a user that are here
+    for file in map((HERE / "systemd").joinpath, UNITS):  # with a program and a user that are here
         text = (
             file.read_text().replace("/opt/replicator/bin/replicator", "/bin/true").replace("=replicator\n", "=root\n")
         )
@@ -52,18 +62,85 @@ def test_alert_rules_say_what_they_should(given: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_commands_are_the_programs() -> None:
-    lines = [
-        line.split("/bin/replicator ")[1].split()[0]
-        for file in (HERE / "systemd").glob("*.service")
-        for line in file.read_text().splitlines()
-        if line.startswith("ExecStart=")
-    ]
+def lines() -> dict[str, list[str]]:
+    """Command lines by where they are given."""
+    found = {}
+    for unit in (HERE / "systemd").glob("*.service"):
+        for line in unit.read_text().splitlines():
+            if line.startswith("ExecStart=") and "$ARGUMENTS" not in line:
+                found[unit.name] = shlex.split(line.split("/bin/replicator ")[1].replace("%i", "west"))
+    for job in (HERE / "systemd" / "jobs").iterdir():
+        found[f"jobs/{job.name}"] = shlex.split(job.read_text().strip().removeprefix("ARGUMENTS="))
     cron = next(each for each in manifests() if each["kind"] == "CronJob")
     job = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    lines.append(job["containers"][0]["args"][0])
-    lines.append(json.loads((HERE / "Dockerfile").read_text().rpartition("CMD ")[2])[0])
-    assert set(lines) == {"serve", "sync"} <= set(COMMANDS)
+    found["CronJob"] = job["containers"][0]["args"]
+    found["Dockerfile"] = json.loads(instructions("CMD")[-1])
+    return found
+
+
+def instructions(name: str) -> list[str]:
+    """Those of the Dockerfile, with their lines joined."""
+    text = re.sub(r"^#.*\n", "", (HERE / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", "")
+    return [line.removeprefix(f"{name} ").strip() for line in text.splitlines() if line.startswith(f"{name} ")]
+
+
+@pytest.mark.parametrize("where", lines())
+def test_the_command_line_takes_what_is_given(where: str) -> None:
+    """Parsed by the commands themselves, and not run."""
+    name, *rest = lines()[where]
+    assert name in COMMANDS
+    command = table_command(name)
+    while isinstance(command, click.Group):
+        name, *rest = rest
+        command = command.commands[name]
+    command.make_context(name, rest)
+
+
+def test_the_image_is_what_the_manifests_run() -> None:
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    assert instructions("FROM")[-1] == "python:3.12-slim" and SpecifierSet(project["requires-python"]).contains("3.12")
+    extras = next(each for each in instructions("ARG") if each.startswith("EXTRAS=")).partition("=")[2].split(",")
+    assert set(extras) <= set(project["optional-dependencies"]) and {"local", "server"} <= set(extras)
+    pods = [each["spec"]["template"]["spec"] for each in manifests() if each["kind"] == "Deployment"]
+    crons = [each["spec"]["jobTemplate"] for each in manifests() if each["kind"] == "CronJob"]
+    pods += [each["spec"]["template"]["spec"] for each in crons]
+    user = instructions("USER")[-1].partition(":")[0]
+    assert {str(pod.get("securityContext", {}).get("runAsUser", user)) for pod in pods} == {user} != {"0"}
+    run = instructions("RUN")[-1]
+    assert f"--uid {user}" in run and f"--home-dir {instructions('WORKDIR')[-1]}" in run
+    assert {each["image"] for pod in pods for each in pod["containers"]} == {f"replicator:{project['version']}"}
+    mounts = [each["mountPath"] for pod in pods for one in pod["containers"] for each in one["volumeMounts"]]
+    variable, _, config = instructions("ENV")[-1].partition("=")
+    assert variable == "REPLICATOR_CONFIG" and str(Path(config).parent) in mounts
+    assert json.loads(instructions("ENTRYPOINT")[-1]) == list(project["scripts"])
+    for line in instructions("RUN"):
+        subprocess.run(["sh", "-n", "-c", line], check=True)
+
+
+@pytest.mark.long
+def test_the_image_is_built_where_a_daemon_is() -> None:
+    docker = shutil.which("docker") or shutil.which("podman")
+    if not docker or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
+        pytest.skip("no daemon that builds images")
+    build = [docker, "build", "--file", "contrib/Dockerfile", "--tag", "replicator:test", "."]
+    subprocess.run(build, cwd=HERE.parent, check=True)
+    subprocess.run([docker, "run", "--rm", "replicator:test", "--version"], check=True)
+
+
+def test_logrotate_reads_its_file(tmp_path: Path) -> None:
+    if not (logrotate := shutil.which("logrotate", path="/usr/sbin:/usr/bin")):
+        pytest.skip("logrotate is not installed")
+    logs = tmp_path / "logs"
+    logs.mkdir(mode=0o755)
+    (logs / "sync.log").write_text("a line\n")
+    config = tmp_path / "config"
+    config.write_text((HERE / "logrotate/replicator").read_text().replace("/var/log/replicator", str(logs)))
+    config.chmod(0o644)
+    state = tmp_path / "state"
+    done = subprocess.run([logrotate, "--force", "--state", state, config], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert sorted(each.name[:9] for each in logs.iterdir()) == ["sync.log", "sync.log-"]
+    assert (logs / "sync.log").read_text() == ""
 
 
 def test_manifests_fit_together() -> None:
