@@ -125,7 +125,9 @@ def _add_policy(bundle: Bundle, policy: Policy, config: Config) -> str:
     checked: PolicyChecked | None = bundle.add(
         f"{begin}/check.json", lambda: check.check(policy, others=others, gateway=config.gateway)
     )
-    bundle.add(f"{begin}/lag.json", lambda: _lag(policy))
+    measured = bundle.add(f"{begin}/lag.json", lambda: _lag(policy))
+    for side, why in ((measured or {}).get("unreachable") or {}).items():
+        bundle.lack(f"{begin}/lag.json", f"the {side} does not answer: {why}")
     memory = bundle.add(f"{begin}/memory.json", lambda: _memory(policy))
     for damaged in (memory or {}).get("damaged", []):
         bundle.lack(f"{begin}/memory.json", f"{damaged} cannot be understood")

@@ -88,5 +88,5 @@ def test_a_bundle_says_how_a_policy_is_without_secrets(config: Path, tmp_path: P
     config.write_text(config.read_text().replace(gone, f"{gone}'thrift://127.0.0.1:1' # "))
     away = diagnosed(config, here, "away", 3)
     assert away["report"]["status"] == "partial" and away["missing.json"] == away["report"]["missing"]
-    assert "policies/west/check.json" in {each["part"] for each in away["missing.json"]}
+    assert {"policies/west/lag.json"} <= {each["part"] for each in away["missing.json"]}
     assert away["policies/west/memory.json"]["runs"] and "127.0.0.1:1" in away["README.txt"]
