@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 import time as clocks
 import uuid
@@ -30,11 +31,14 @@ from cmroot.store.local import LocalStore
 from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.spelling import naming
 from replicator.core.report import Rows
+from replicator.errors import UsageError
 from replicator.removal.removal import Refusal, Removal
 
 INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"
 """Outcomes: about to be removed; removed, its bytes in `$cmroot`; forbidden by a rule; tried in vain; a change of
 metadata that was made."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")  # of a job or run, which are directories
 
 AUDIT = pa.schema(
     [
@@ -234,7 +238,10 @@ def read_audit(
 ) -> Iterator[AuditRow]:
     """Rows by job and run, in the order in which they were written. object: "db.table", regardless of case; path: it
     and what lies below; others: outcome, since, until, who, reason, as of `_others`. One file at a time in memory.
-    Raises FormatError for a damaged file."""
+    Raises FormatError for a damaged file, UsageError for a time, job or run that is none."""
+    for option, name in (("--job", job), ("--run", run)):
+        if name is not None and not _NAME.fullmatch(name):
+            raise UsageError(f"{option} {name[:100]!r} cannot be one's name", hint="`replicator audit ls` shows them")
     top = Place(root) / "audit"
     wanted = _filter([*_about(object, path), *_others(**others)])
     for named in top.list() if job is None else [job]:
@@ -288,9 +295,9 @@ def _others(
     if outcome is not None:
         yield pc.field("outcome") == outcome
     if since is not None:
-        yield pc.field("time") >= _moment(since)
+        yield pc.field("time") >= _moment("--since", since)
     if until is not None:
-        yield pc.field("time") < _moment(until)
+        yield pc.field("time") < _moment("--until", until)
     if who is not None:
         named = pc.field("who") == who
         yield named if "@" in who else named | pc.starts_with(pc.field("who"), f"{who}@")
@@ -299,8 +306,11 @@ def _others(
         yield has[0] | has[1]
 
 
-def _moment(text: str) -> Any:
-    return pa.scalar(int(seconds(text) * 1000), pa.timestamp("ms", tz="UTC"))
+def _moment(option: str, text: str) -> Any:
+    try:
+        return pa.scalar(int(seconds(text) * 1000), pa.timestamp("ms", tz="UTC"))
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{option} {text!r}: {error}", hint="write an ISO 8601 time such as 2026-11-01") from error
 
 
 def _filter(conditions: Sequence[Any]) -> Any:

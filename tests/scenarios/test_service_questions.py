@@ -39,14 +39,14 @@ class World:
         self.viewer: dict[str, str] = {}
         self.west: dict[str, str] = {}
 
-    def ask(self, path: str, status: int = 200, **more: Any) -> Any:
+    def ask(self, path: str, wanted: int = 200, /, **more: Any) -> Any:
         """A question's answer."""
         headers = more.pop("headers", self.viewer)
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=more or None, headers=headers, timeout=60)
-        assert answer.status_code == status, f"{path}: {answer.status_code} {answer.text}"
+        assert answer.status_code == wanted, f"{path}: {answer.status_code} {answer.text}"
         said = answer.json()
-        if status >= 400:
-            assert said["status"] == status and said["hint"] and said["exit_code"], said
+        if wanted >= 400:
+            assert said["status"] == wanted and said["hint"] and said["exit_code"], said
             assert answer.headers["Content-Type"] == "application/problem+json" and "Traceback" not in answer.text
         return said
 
@@ -73,7 +73,6 @@ def world(
     replication.sync()
     source.write("t", {"g": "2\n"})
     (source.home / "t" / "f").unlink()
-    replication.sync()
     replication.sync(scan=True)
     life = LifecycleFixture(connect(source_metastore.uri), "lives", here / "lives")
     expires = {"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "P3D"}
@@ -142,7 +141,7 @@ def test_the_lag_of_a_policy_over_time(world: World) -> None:
     assert point["status"] == "current" and point["events"] == 0 and not point["error"]
     assert world.ask(f"policies/{world.policy}/lag-history", since="2999-01-01")["points"] == []
     assert world.ask(f"policies/{world.policy}/lag")["policy"] == world.policy
-    assert [each["status"] for each in world.all(f"policies/{world.policy}/history", "runs", limit=1)] == ["done"] * 3
+    assert [each["status"] for each in world.all(f"policies/{world.policy}/history", "runs", limit=1)] == ["done"] * 2
 
 
 def test_the_last_verification_of_a_policy_and_its_checks(world: World) -> None:
@@ -182,17 +181,17 @@ def test_a_root_by_its_name(world: World) -> None:
         and names["jobs/expire/cmroot"]["place"] == world.root
     )
     kept = world.ask("cmroot/ls", root=root, limit=1)
-    listed = world.all("cmroot/ls", "entries", root=root, limit=2)
-    assert kept["total"]["entries"] == len(listed) == len({each["checksum"] for each in listed}) > 1
+    total = kept["total"]["entries"]
+    second = world.ask("cmroot/ls", root=root, limit=1, cursor=kept["next"])
+    assert kept["total"] == second["total"] and kept["entries"] != second["entries"] and total > 1
     found = world.ask("cmroot/find", root=root, table=f"{world.db}.t")
     assert {Path(each["path"]).name for each in found["entries"]} == {"f", "g"}
     assert [each["name"] for each in world.ask("cmroot/slots", root=root)["slots"]] == [world.policy]
     assert world.ask("cmroot/held", root=root)["slots"][0]["held"]["entries"] >= 0
     assert [each["name"] for each in world.ask("cmroot/holds", root=root)["holds"]] == ["before"]
     assert world.ask("cmroot/expiry", root=root)["older_than_seconds"] == 30 * 86_400  # as the job has it
-    assert world.ask("cmroot/expiry", root=root, older_than="1d")["kept_entries"] == len(listed)
     sizes = eventually(lambda: world.ask("cmroot/size", root=root)["points"])
-    assert (sizes[0]["entries"], sizes[0]["error"]) == (len(listed), "")
+    assert (sizes[0]["entries"], sizes[0]["error"]) == (total, "")
 
 
 def test_a_tables_life(world: World) -> None:
@@ -201,7 +200,8 @@ def test_a_tables_life(world: World) -> None:
     assert [each["at"] for each in entries] == sorted(each["at"] for each in entries)
     assert len({(each["kind"], each["id"]) for each in entries}) == len(entries)
     records = [each for each in entries if each["kind"] == "record"]
-    assert records[0]["what"] == "create_table" and records == world.all(path, "entries", root=root, kind="record")
+    assert [each["what"] for each in records[:2]] == ["create_database", "create_table"]
+    assert records == world.all(path, "entries", root=root, kind="record")
     assert {each["kind"] for each in entries} >= {"record", "verification", "run", "hold"}
     assert world.ask(path, root=root, since="2999-01-01")["entries"] == []
     other = {each["text"] for each in world.all(f"tables/{world.db}.u/timeline", "entries", root=root, kind="record")}
@@ -211,17 +211,17 @@ def test_a_tables_life(world: World) -> None:
 
 
 def test_what_goes_and_what_went(world: World) -> None:
-    items = world.all("housekeeping/items", "content", limit=3, status="scheduled")
-    assert len(items) == 4 and len({each["id"] for each in items}) == 4
+    items = world.all("housekeeping/items", "content", limit=2, status="scheduled")
+    assert len(items) == 3 and len({each["id"] for each in items}) == 3
     assert world.ask("housekeeping/items", db="lives", partition="p=b")["totalElements"] == 1
     upcoming = world.ask("removals/upcoming")
-    assert sum(each["items"] for each in upcoming["removals"]) == 4
+    assert sum(each["items"] for each in upcoming["removals"]) == 3
     assert upcoming["removals"][0]["reason"] == "expired, P3D" and upcoming["removals"][0]["bytes"] is None
     assert any("retention of job clean" in each for each in upcoming["lacking"])
     listed = world.ask(upcoming["removals"][0]["more"].partition("?")[0], deleted_after=upcoming["removals"][0]["day"])
     assert listed["totalElements"] == 4
     explained = {each["key"]: each for each in world.ask("retention/clean/explain", path="/data/a")["values"]}
-    assert explained["gobblin.retention.dataset.pattern"]["at"].endswith("job.properties: 1"), explained
+    assert explained["gobblin.retention.dataset.pattern"]["at"].endswith("job.properties:1"), explained
     assert "hidden4711" not in json.dumps(explained)
     (purge,) = world.ask("purges")["purges"]
     assert purge["id"] == PURGE
@@ -264,7 +264,11 @@ def test_what_has_not_changed_is_not_sent_again(world: World) -> None:
         ("audit?limit=1001", 422, "not valid"),
         ("audit?cursor=gone", 400, "no cursor"),
         ("audit?since=soon", 400, "soon"),
+        ("housekeeping/items?deleted_after=soon", 400, "soon"),
         ("audit?path=%00", 400, "NUL"),
+        ("audit?job=", 400, "--job"),
+        ("audit?job=../legal", 400, "--job"),
+        ("audit?run=..", 400, "--run"),
         ("audit?root=/etc", 404, "no root of the configuration"),
         ("audit?root=policies/../etc", 404, "no root of the configuration"),
         ("cmroot/find", 400, "find what?"),

@@ -93,10 +93,9 @@ def _tell_problems(path: str, operation: dict[str, Any]) -> None:
     """Not as FastAPI describes errors, which are others here."""
     responses = operation.setdefault("responses", {})
     responses.pop("422", None)
+    content: dict[str, Any] = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     if path.startswith(BEEKEEPERS):
-        responses["default"] = {"description": "An error as Beekeeper has it.", "content": {"application/json": {}}}
-        return
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        content = {"application/json": {}, **content}  # as Beekeeper has it; of what it would not be asked, a problem
     responses["default"] = {"description": "A problem, with a hint.", "content": content}
 
 

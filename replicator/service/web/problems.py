@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from cmroot.errors import Exists, FormatError, PinError
+from cmroot.errors import Exists, FormatError, PinError, UnknownPlace
 from replicator.errors import ConfigError, Error, LeaseHeld, NoSpace, ObjectNotFound, Refused, UsageError
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 STATUSES: tuple[tuple[type[Error], int], ...] = (
     (ObjectNotFound, 404),
     (UsageError, 400),
+    (UnknownPlace, 400),
     (ConfigError, 500),
     (LeaseHeld, 409),
     (Refused, 409),
