@@ -17,6 +17,9 @@ from replicator.service.web.questions.question import Question
 
 BEEKEEPERS = "/api/v1/database/"
 
+LARGE = 10**12
+"""A limit above this tells a person nothing."""
+
 PROBLEM: dict[str, Any] = {
     "title": "Problem",
     "description": "Problem details (RFC 9457). exit_code: as of the command line; transient: a later try may succeed.",
@@ -144,7 +147,7 @@ def _shown(path: str, method: str, operation: dict[str, Any], schemas: dict[str,
         _ShownParameter(
             each["name"],
             each["in"],
-            _kind(each["schema"]),
+            _kind(each["schema"]).removesuffix(" or null"),
             each.get("required", False),
             each.get("description") or each["schema"].get("description", ""),
         )
@@ -174,6 +177,6 @@ def _kind(schema: dict[str, Any]) -> str:
         return f"list of {_kind(schema.get('items', {}))}"
     text = " or ".join(kind) if isinstance(kind, list) else str(kind)
     least, most = schema.get("minimum"), schema.get("maximum")
-    if least is not None or most is not None:
-        text += f", {'' if least is None else f'{least:g}'} to {'any' if most is None else f'{most:g}'}"
+    if least is not None:
+        text += f", {least} or more" if most is None or most > LARGE else f", {least} to {most}"
     return text
