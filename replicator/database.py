@@ -14,6 +14,8 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable
 
+LITTLE = 4096  # KiB of SQLite's memory for one of several connections
+
 
 class Database:
     """Connections to one database. Several threads may use it. All that it does raises StoreUnreachable (try again),
@@ -23,8 +25,8 @@ class Database:
 
     def __init__(self, url: str, name: str, given_by: str, connections: int = 0) -> None:
         """Nothing is sent before the first question. name, given_by: in messages, the database and the option or key of
-        its URL. connections: that stay open, for who asks all the time; 0: few. Raises ConfigError for a URL that names
-        no known database."""
+        its URL. connections: that stay open, for who asks all the time, and remember little; 0: few. Raises ConfigError
+        for a URL that names no known database."""
         try:
             parsed = make_url(url)
             if parsed.drivername in ("postgresql", "postgres"):
@@ -119,7 +121,8 @@ def _engine(url: Any, connections: int) -> Engine:
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # SQLAlchemy says when a transaction begins
-        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
+        cache = f"cache_size=-{LITTLE if connections else 65536}"
+        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", cache):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

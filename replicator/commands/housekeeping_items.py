@@ -87,7 +87,7 @@ def housekeeping_ls(options: HousekeepingLsOptions) -> ItemPage:
 
     Raises UsageError for a state, time or column that is none, and before the first run."""
     wanted, sort = options.wanted, (options.sort,) if isinstance(options.sort, str) else options.sort
-    with opened(open_existing(options.cmroot).place, options.url) as store:
+    with opened(open_existing(options.cmroot).place, options.url, connections=0 if options.counted else 1) as store:
         store.check()
         found, total = list_items(store, wanted, size=options.size, page=options.page, sort=sort)
         return ItemPage(store.url, found, total, options.page, options.size, store.counts() if options.counted else {})

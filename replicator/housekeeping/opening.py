@@ -19,9 +19,10 @@ from replicator.housekeeping.store import ItemStore, store_url
 
 
 @contextmanager
-def opened(root: str, url: str | None) -> Iterator[ItemStore]:
-    """The store at `url`, else the root's own. Raises UsageError where it has none, ConfigError for a wrong URL."""
-    with ItemStore(store_url(root, url)) as store:
+def opened(root: str, url: str | None, connections: int = 0) -> Iterator[ItemStore]:
+    """The store at `url`, else the root's own. connections: as `Database`. Raises UsageError where it has none,
+    ConfigError for a wrong URL."""
+    with ItemStore(store_url(root, url), connections) as store:
         yield store
 
 

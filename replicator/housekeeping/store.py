@@ -44,9 +44,10 @@ def store_url(root: str, url: str | None) -> str:
 class ItemStore(Database):
     """Items by what is asked. Raises StoreUnreachable (try again), NoSpace, or Error with the database's words."""
 
-    def __init__(self, url: str) -> None:
-        """Nothing is sent before the first question. Raises ConfigError for a URL that names no known database."""
-        super().__init__(url, "housekeeping store", "--store")
+    def __init__(self, url: str, connections: int = 0) -> None:
+        """Nothing is sent before the first question. connections: as `Database`. Raises ConfigError for a URL that
+        names no known database."""
+        super().__init__(url, "housekeeping store", "--store", connections)
 
     # ---- opening --------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def _row(uri: str, place: Path, url: str | None, count: int, runs: int) -> list[
     where = store_url(root.place, url)
     with ItemStore(where) as store:
         store.prepare(root)
-        scheduling = timed(lambda: fill(store, str(place.parent), count))
+        scheduling = timed(lambda: _schedule(store, str(place.parent), count))
     answers: list[dict[str, float]] = []
 
     def ours(number: int) -> float:
@@ -93,8 +93,7 @@ def _row(uri: str, place: Path, url: str | None, count: int, runs: int) -> list[
     ]
 
 
-def fill(store: ItemStore, home: str, count: int) -> None:
-    """So many items, of a few tables; nine of ten are due."""
+def _schedule(store: ItemStore, home: str, count: int) -> None:
     now = int(time.time())
     for start in range(0, count, STEP):
         items = []

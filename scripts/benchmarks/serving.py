@@ -19,19 +19,22 @@ from pathlib import Path
 from postgres import running_postgres
 from sqlalchemy import insert
 
-from benchmarks import housekeeping
 from benchmarks.measure import Outcome, quantile
 from cmroot.root import create_or_open
 from replicator.core.config import read_config
+from replicator.housekeeping.items import Item
+from replicator.housekeeping.schema import item, to_row
+from replicator.housekeeping.settings import UNREFERENCED
 from replicator.housekeeping.store import ItemStore
 from replicator.service.jobs import jobs_of
 from replicator.service.schema import run as runs_table
 from replicator.service.store import ServiceStore
 
-SIZES = {"full": (10_000, 1_000_000, 200, 60.0), "small": (1_000, 20_000, 20, 5.0)}
+SIZES = {"full": (10_000, 1_000_000, 200, 30.0), "small": (1_000, 20_000, 20, 5.0)}
 """Runs, items, readers, seconds."""
 
 JOBS = 20
+STEP = 20_000
 PAUSE = 1.0  # seconds on average between an answer and the next question
 ASKED = {
     "page": "/",
@@ -92,7 +95,7 @@ def _fill(here: Path, store: str, items: str | None, number: int, many: int) -> 
     config = read_config(here / "replicator.toml")
     with ItemStore(where) as kept:
         kept.prepare(root)
-        housekeeping.fill(kept, str(here), many)
+        _fill_items(kept, many)
     with ServiceStore(store) as made:
         made.prepare()
         now, rows = made.now(), []
@@ -126,6 +129,30 @@ def _fill(here: Path, store: str, items: str | None, number: int, many: int) -> 
         with made.transaction() as connection:
             connection.execute(insert(runs_table), rows)
     return str(rows[-1]["id"])
+
+
+def _fill_items(store: ItemStore, many: int) -> None:
+    """As housekeeping would have scheduled them."""
+    now = int(time.time())
+    with store.transaction() as connection:
+        for start in range(0, many, STEP):
+            rows = []
+            for number in range(start, min(many, start + STEP)):
+                path = f"/old/t{number % JOBS}/day={number // 50}/{number}"
+                one = Item(
+                    lifecycle=UNREFERENCED,
+                    db="many",
+                    table=f"t{number % JOBS}",
+                    partition=f"day={number // 50}",
+                    path=f"file:{path}",
+                    place=path,
+                    created=now - 5 * 86_400 + number % 3600,
+                    modified=now,
+                    cleanup=now + number % 3600,
+                    delay="P3D",
+                )
+                rows.append(to_row(one))
+            connection.execute(insert(item), rows)
 
 
 @contextmanager

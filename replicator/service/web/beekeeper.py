@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
@@ -23,6 +26,9 @@ from replicator.service.web.serving import Serving
 
 LARGEST = 2000
 """Items of a page, as Spring has it: more are not given."""
+
+_AT_ONCE = CapacityLimiter(4)
+"""Questions: of many items they take tens of milliseconds, and memory; the page does not wait behind them."""
 
 _METADATA = (
     *("path", "databaseName", "tableName", "partitionName", "housekeepingStatus", "creationTimestamp"),
@@ -67,7 +73,7 @@ class _Paging:
 
 
 @beekeeper.get("/metadata")
-def metadata(
+async def metadata(
     request: Request,
     who: Who,
     database: str,
@@ -76,11 +82,11 @@ def metadata(
     paging: Annotated[_Paging, Depends()],
 ) -> JSONResponse:
     """Tables and partitions that expire."""
-    return _answer(request, who, (database, table), "expired", filters, paging)
+    return await _answer(request, who, (database, table), "expired", filters, paging)
 
 
 @beekeeper.get("/unreferenced-paths")
-def unreferenced_paths(
+async def unreferenced_paths(
     request: Request,
     who: Who,
     database: str,
@@ -90,16 +96,16 @@ def unreferenced_paths(
 ) -> JSONResponse:
     """Paths that nothing refers to any more. `partition_name` is accepted, and filters nothing."""
     filters.partition_name = None
-    return _answer(request, who, (database, table), "unreferenced", filters, paging)
+    return await _answer(request, who, (database, table), "unreferenced", filters, paging)
 
 
-def _answer(
+async def _answer(
     request: Request, who: Who, table: tuple[str, str], lifecycle: str, filters: _Filters, paging: _Paging
 ) -> JSONResponse:
     require(who, "viewer", "")
     serving: Serving = request.app.state.serving
     try:
-        found = _items(serving, table, lifecycle, filters, paging)
+        found = await run_sync(partial(_items, serving, table, lifecycle, filters, paging), limiter=_AT_ONCE)
     except Error as error:
         status = status_of(error)
         body = {
