@@ -292,15 +292,18 @@ class ServiceStore(Database):
         return self._runs(*where, order=(run.c.id.desc(),), limit=limit)
 
     def newest(self) -> dict[str, ServiceRun]:
-        """The newest run of each job."""
-        last = select(func.max(run.c.id)).group_by(run.c.job)
+        """The newest run of each job that was ever planned: one look into the index for each."""
+        other = run.alias("other")
+        newest = select(func.max(other.c.id)).where(other.c.job == job.c.name).scalar_subquery()
+        last = select(newest).select_from(job)
         return {each.job: each for each in self._runs(run.c.id.in_(last))}
 
     def successes(self) -> dict[str, float]:
-        """When each job was done last."""
-        query = select(run.c.job, func.max(run.c.ended)).where(run.c.state == "done").group_by(run.c.job)
+        """When each job that was ever planned was done last; without those that never were."""
+        done = select(func.max(run.c.ended)).where(run.c.job == job.c.name, run.c.state == "done").scalar_subquery()
         with self.transaction() as connection:
-            return {str(name): float(ended) for name, ended in connection.execute(query)}
+            found = connection.execute(select(job.c.name, done.label("ended")))
+            return {str(row.name): float(row.ended) for row in found if row.ended is not None}
 
     def first_runs(self) -> dict[str, float]:
         """When each job's oldest run that is remembered was queued."""
