@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -154,3 +155,15 @@ def test_manifests_fit_together() -> None:
     assert ports["http"] == 8484 and container["livenessProbe"]["httpGet"]["port"] == "http"
     names = {each["name"] for each in pod["spec"]["volumes"]}
     assert {each["name"] for each in container["volumeMounts"]} == names
+
+
+def test_the_airflow_provider_is_whole() -> None:
+    """What it tells Airflow is there; `scripts/airflow_provider` runs it."""
+    here = HERE / "airflow"
+    project = tomllib.loads((here / "pyproject.toml").read_text())["project"]
+    told = runpy.run_path(str(here / "airflow_replicator" / "get_provider_info.py"))["get_provider_info"]()
+    assert told["package-name"] == project["name"] and told["versions"] == [project["version"]]
+    for module in re.findall(r"airflow_replicator\.(\w+)", json.dumps(told)):
+        assert (here / "airflow_replicator" / f"{module}.py").is_file(), module
+    operators = re.findall(r"^class (\w+)\(", (here / "airflow_replicator/operators.py").read_text(), re.MULTILINE)
+    assert operators and not [each for each in operators if each not in (here / "README.md").read_text()]
