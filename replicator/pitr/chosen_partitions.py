@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from replicator.core.model import partition_spec
 from replicator.dumps.reader import DumpReader
 from replicator.errors import FormatError, UsageError
-from replicator.events.record import AddPartitions
 from replicator.events.scope import matches_name
 from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
 
@@ -30,9 +29,8 @@ def _condition(text: str) -> str:
 
 
 def names_in(reader: DumpReader) -> list[str]:
-    """Of a dump's partitions."""
-    changes = (record.change for record in reader.records())
-    return sorted({name for change in changes if isinstance(change, AddPartitions) for name in change.partition_names})
+    """Of the partitions of a dump of the whole, which drops none."""
+    return sorted({name for record in reader.records() for name in record.change.partition_names})
 
 
 def absent(texts: Iterable[str], names: Sequence[str]) -> list[str]:

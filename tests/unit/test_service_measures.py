@@ -15,7 +15,7 @@ from replicator.service.jobs import Job
 from replicator.service.lag_watch import MeasuredLag
 from replicator.service.measuring.counters import Sample, counts, remember, samples
 from replicator.service.measuring.families import of_counts, of_policies, of_roots, text_of, verified_age
-from replicator.service.measuring.roots import sample_root
+from replicator.service.measuring.root_sizes import sample_root
 from replicator.service.measuring.tally import counts_of
 from replicator.service.store import Ended, ServiceStore
 from replicator.service.timetable import Every

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from replicator.core.policy import Policy
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import MeasuredLag
-from replicator.service.measuring.roots import RootSample
+from replicator.service.measuring.root_sizes import RootSample
 from replicator.service.measuring.tally import BEEKEEPERS, BUCKETS, Count
 
 STATUSES = ("current", "behind", "late", "blocked", "none", "unknown")

@@ -16,7 +16,7 @@ from replicator.errors import Error
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import LagWatch
 from replicator.service.measuring.counters import Sample, remember, samples
-from replicator.service.measuring.roots import RootSample, sample_root
+from replicator.service.measuring.root_sizes import RootSample, sample_root
 from replicator.service.store import ServiceStore
 
 ROOT, COMPARED = "root", "compared"
