@@ -63,7 +63,7 @@ def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[
     with store.transaction() as connection:
         if connection.execute(select(token.c.name).where(token.c.name == name)).first():
             raise UsageError(f"there is a token {name!r}", hint=f"`replicator token revoke {name}` ends it")
-        values = {"digest": _digest(made), "role": role, "policies": json.dumps(list(policies))}
+        values = {"digest": digest_of(made), "role": role, "policies": json.dumps(list(policies))}
         connection.execute(insert(token).values(name=name, created=now, expires=now + seconds, **values))
     return made
 
@@ -88,11 +88,12 @@ def identify(store: ServiceStore, given: str) -> Identity | None:
     """Whose token it is; None: nobody's, or one that has expired."""
     now = store.now()
     with store.transaction() as connection:
-        row = connection.execute(select(token).where(token.c.digest == _digest(given))).first()
+        row = connection.execute(select(token).where(token.c.digest == digest_of(given))).first()
     if row is None or row.expires <= now:
         return None
     return Identity(row.name, row.role, tuple(json.loads(row.policies)))
 
 
-def _digest(given: str) -> str:
+def digest_of(given: str) -> str:
+    """SHA-256 in hex, under which the store knows a secret."""
     return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()

@@ -76,6 +76,16 @@ token = Table(
 )
 """`digest`: SHA-256 of the token, in hex; the token itself is nowhere. `policies`: a JSON list, empty for all."""
 
+session = Table(
+    "service_session",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("token_digest", String(64), nullable=False),
+    Column("expires", Float(53), nullable=False),
+)
+"""Browsers that have signed in. `digest`: SHA-256 of the cookie, in hex; `token_digest`: of the token, with which the
+session ends."""
+
 alert = Table(
     "service_alert",
     metadata,

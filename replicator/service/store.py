@@ -22,7 +22,7 @@ from replicator.service.schema import REVISIONS, job, lease, run
 if TYPE_CHECKING:  # it needs the extra `server`, which reading does not
     from replicator.service.jobs import Job
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration that this release knows."""
 
 CONNECTIONS = 8

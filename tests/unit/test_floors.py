@@ -40,10 +40,18 @@ LIBRARIES = {
         "replicator.service.migrations",
         "replicator.service.migrations.versions",
     },
-    "fastapi": {"replicator.service.web", "replicator.service.web.deeds", "replicator.service.web.questions"},
+    "fastapi": {
+        "replicator.service.web",
+        "replicator.service.web.deeds",
+        "replicator.service.web.questions",
+        "replicator.service.pages",
+    },
     "pydantic": {"replicator.service.web", "replicator.service.web.deeds"},
     "uvicorn": {"replicator.service", "replicator.service.entrance"},
     "structlog": {"replicator.cli"},
+    "starlette": {"replicator.service.web", "replicator.service.pages"},
+    "jinja2": {"replicator.service.pages"},
+    "markupsafe": {"replicator.service.pages"},
 }
 """Rooms that may import them."""
 

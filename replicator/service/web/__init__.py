@@ -1,1 +1,1 @@
-"""The service over HTTP: API, metrics, health, and a page."""
+"""The service over HTTP: API, metrics, health, and pages."""

@@ -1,16 +1,17 @@
-"""The application: API, metrics, health and the page behind the same limits and headers."""
+"""The application: API, metrics, health and the pages behind the same limits and headers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from fastapi.responses import JSONResponse
 
+from replicator.service.pages.form_routes import forms
+from replicator.service.pages.page_routes import pages
+from replicator.service.pages.signing_in import signing_in
 from replicator.service.web.api import api
 from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
@@ -25,22 +26,23 @@ from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.questions.catalogue import QUESTIONS
 from replicator.service.web.questions.endpoint import router_of
 from replicator.service.web.serving import Serving
-from replicator.text.quantity import duration_text, size_text
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """There a service may show itself without tokens; not under other names, by which a foreign page may ask."""
 
 STALE = 30.0  # seconds without a step of the scheduler
+OWN = ("style-src", "script-src", "connect-src", "form-action")  # only from this server, and nothing inline
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
+    "Content-Security-Policy": "default-src 'none'; img-src data:; "
+    + "".join(f"{each} 'self'; " for each in OWN)
+    + "frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-
-_PAGES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "pages"), autoescape=select_autoescape(), undefined=StrictUndefined
-)
 
 
 def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
@@ -55,6 +57,8 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     app.include_router(beekeeper)
     app.include_router(router_of(QUESTIONS))
     describe(app, QUESTIONS)
+    for router in (signing_in, forms, pages):
+        app.include_router(router)
 
     @app.middleware("http")
     async def limited(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -63,6 +67,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
         else:
             found = await answer(request)
         found.headers.update(HEADERS)
+        found.headers.setdefault("Cache-Control", "no-store")
         return found
 
     @app.get("/healthz", include_in_schema=False)
@@ -81,17 +86,6 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     @app.get("/metrics", include_in_schema=False)
     def metrics(who: Who) -> Response:
         return Response(metrics_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/", include_in_schema=False)
-    def overview(who: Who) -> HTMLResponse:
-        shown = {
-            "status": serving.status(),
-            "policies": [each for each in serving.policies() if who.may("viewer", each.name)],
-            "jobs": [each for each in serving.jobs() if who.may("viewer", each.policy)],
-            "duration": duration_text,
-            "size": size_text,
-        }
-        return HTMLResponse(_PAGES.get_template("overview.html").render(shown))
 
     app.add_middleware(ETags)
     return app

@@ -1,0 +1,153 @@
+"""Parts of the service's pages: what needs somebody, charts, times, and sessions of browsers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replicator.service.alert_store import OpenAlert
+from replicator.service.api_tokens import create_token, revoke_token
+from replicator.service.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
+from replicator.service.pages.chart import LagPoint, chart_of
+from replicator.service.pages.needing import behind_text, needs
+from replicator.service.pages.rendering import HERE, lines, when
+from replicator.service.pages.visiting import safe_place
+from replicator.service.store import ServiceStore
+from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
+
+STATUS = ServiceStatus("a", "a", 1, True, False, (), 0, 0, "1")
+POLICY = PolicyView(
+    "west", "thrift://a:1", "thrift://b:1", ("x",), 60.0, "current", 0, 0.0, 0, 900.0, None, "2026-01-01", ()
+)
+NOW = "2026-11-24T00:00:00.000+00:00"
+RUN = RunView(
+    "r1", "west", "west", ("replicator", "sync", "west"), "schedule", "", 0, NOW, NOW, NOW, NOW, 1.0, "failed", "", 1,
+    "it broke", "mend it", "a"
+)  # fmt: skip
+JOB = JobView("west", "west", ("replicator", "sync", "west"), "every 60 s", NOW, False, "", "", None)
+
+
+def test_nothing_needs_anybody_where_all_is_well() -> None:
+    assert needs(STATUS, [POLICY], [JOB], []) == []
+    assert needs(STATUS, [replace(POLICY, status="unknown", measured=None)], [JOB], []) == []  # not measured yet
+
+
+def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
+    late = replace(POLICY, status="late", lag_seconds=2460.0, lag_events=7, lag_bytes=2048)
+    alerts = [
+        OpenAlert("late:west", "1", "late", "west", "west is late", "", 5.0, None, {}),
+        OpenAlert("headroom:west", "2", "headroom", "west", "little room", "keep more", 6.0, None, {}),
+        OpenAlert("disk:west/cmroot", "3", "disk", "west/cmroot", "full", "free it", 7.0, None, {}),
+        OpenAlert("late:east", "4", "late", "east", "over", "", 1.0, 2.0, {}),
+    ]
+    (need,) = needs(STATUS, [late], [replace(JOB, last=RUN)], alerts)
+    texts = [(each.text, each.hint, each.since) for each in need.causes]
+    assert texts == [
+        ("41 min behind (objective 15 min): 7 events and 2.0 KiB wait", "", 5.0),
+        ("the last run: failed: it broke", "mend it", NOW),
+        ("little room", "keep more", 6.0),
+        ("full", "free it", 7.0),
+    ]
+    assert (need.subject, need.place, need.run, need.next) == ("west", "/policies/west", "r1", NOW)
+
+
+def test_the_service_itself_comes_first() -> None:
+    found = needs(replace(STATUS, led=False, paused=True), [], [replace(JOB, last=RUN)], [])
+    assert [each.subject for each in found] == ["", "west"] and len(found[0].causes) == 2
+
+
+def test_a_policy_that_cannot_be_measured_says_so() -> None:
+    assert behind_text(replace(POLICY, lag_seconds=None)) == "how far it is behind is not known yet"
+    assert behind_text(POLICY) == "nothing waits"
+
+
+@pytest.mark.parametrize("lags", [(0.0, 0.0), (1.0, 5.0), (0.0, 9e5), (3e8, 1.0)])
+def test_a_chart_has_its_points_inside_and_few_lines(lags: tuple[float, float]) -> None:
+    chart = chart_of([LagPoint(100.0 * at, lag) for at, lag in enumerate(lags)], 60.0)
+    assert chart is not None and chart.objective is not None and len(chart.across) <= 5
+    assert all(chart.left <= each.x <= chart.right and 0 <= each.y <= chart.bottom for each in chart.points)
+
+
+def test_one_point_is_no_chart() -> None:
+    assert chart_of([], None) is chart_of([LagPoint(1.0, 2.0)], None) is None
+
+
+def test_times_are_relative_with_the_absolute_one_at_hand() -> None:
+    text = when(time.time() - 660)
+    assert re.fullmatch(r'<time datetime="\S+\+00:00" title="[\d-]+ [\d:]+ UTC">11 min ago</time>', text), text
+    assert when(time.time() + 38).endswith(("in 38 s</time>", "in 37 s</time>"))
+    assert when(None) == "" and when("<b>") == "&lt;b&gt;" and when(1e300) == "1e+300"
+
+
+def test_a_log_neither_marks_up_nor_turns_around() -> None:
+    assert lines("<b>\nx\u202ey\x1b[2J") == "&lt;b&gt;\nx\\u202ey\\x1b[2J"
+
+
+def test_no_template_has_scripts_styles_or_foreign_places() -> None:
+    for file in (HERE / "templates").iterdir():
+        text = file.read_text()
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:|https?://|\|\s*safe\b", text), file
+        assert all("src=" in each for each in re.findall(r"<script[^>]*>", text)), file
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ("/jobs/a?x=1", "/jobs/a?x=1"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("/a\r\nSet-Cookie: x", "/"),
+        ("", "/"),
+    ],
+)
+def test_signing_in_leads_to_this_server_only(given: str, place: str) -> None:
+    assert safe_place(given) == place
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ServiceStore]:
+    with ServiceStore(f"sqlite:///{tmp_path}/s.sqlite") as made:
+        made.prepare()
+        yield made
+
+
+def test_a_session_ends_with_its_token(store: ServiceStore, tmp_path: Path) -> None:
+    token = create_token(store, "me", "operator", ["west"], 1000.0)
+    assert sign_in(store, "rpl_wrong") is None
+    cookie = sign_in(store, token)
+    assert cookie is not None
+    found = session_of(store, cookie)
+    assert found is not None and (found.name, found.role, found.policies) == ("me", "operator", ("west",))
+    assert session_of(store, cookie + "x") is None and session_of(store, token) is None
+    stored = (tmp_path / "s.sqlite").read_bytes()
+    assert cookie.encode() not in stored and token.encode() not in stored
+    revoke_token(store, "me")
+    assert session_of(store, cookie) is None
+    create_token(store, "me", "admin", [], 1000.0)
+    assert session_of(store, cookie) is None  # of another token, though of the same name
+
+
+def test_a_session_ends_by_time_and_by_signing_out(store: ServiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    brief = sign_in(store, create_token(store, "brief", "viewer", [], 100.0))
+    token = create_token(store, "me", "viewer", [], 10 * LASTS)
+    mine, other = sign_in(store, token), sign_in(store, token)
+    assert brief and mine and other
+    sign_out(store, other)
+    sign_out(store, other)
+    assert session_of(store, other) is None and session_of(store, mine) is not None
+    begun = store.now()
+    monkeypatch.setattr(ServiceStore, "_now", lambda self, connection: begun + 200)
+    assert session_of(store, brief) is None and session_of(store, mine) is not None
+    monkeypatch.setattr(ServiceStore, "_now", lambda self, connection: begun + LASTS + 1)
+    assert session_of(store, mine) is None
+
+
+def test_a_form_is_of_one_cookie() -> None:
+    assert is_csrf_of("a", csrf_of("a"))
+    assert not is_csrf_of("a", csrf_of("b")) and not is_csrf_of("a", "") and not is_csrf_of("a", "é\ud800")
