@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from replicator.core.config import parse_config
 from replicator.service.alert_store import OpenAlert
-from replicator.service.api_tokens import create_token, revoke_token
+from replicator.service.api_tokens import Identity, create_token, revoke_token
 from replicator.service.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
 from replicator.service.pages.chart import LagPoint, chart_of
 from replicator.service.pages.needing import behind_text, needs
-from replicator.service.pages.rendering import HERE, lines, when
+from replicator.service.pages.rendering import HERE, lines, said, when
+from replicator.service.pages.root_routes import roots_of
 from replicator.service.pages.visiting import safe_place
 from replicator.service.store import ServiceStore
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
@@ -88,6 +90,11 @@ def test_a_log_neither_marks_up_nor_turns_around() -> None:
     assert lines("<b>\nx\u202ey\x1b[2J") == "&lt;b&gt;\nx\\u202ey\\x1b[2J"
 
 
+def test_what_stands_between_backticks_is_code() -> None:
+    assert said("run `a <b>` or `c`\n, not <d>") == "run <code>a &lt;b&gt;</code> or <code>c</code>\\n, not &lt;d&gt;"
+    assert said("one ` alone") == "one ` alone" and said("") == ""
+
+
 def test_no_template_has_scripts_styles_or_foreign_places() -> None:
     for file in (HERE / "templates").iterdir():
         text = file.read_text()
@@ -108,6 +115,21 @@ def test_no_template_has_scripts_styles_or_foreign_places() -> None:
 )
 def test_signing_in_leads_to_this_server_only(given: str, place: str) -> None:
     assert safe_place(given) == place
+
+
+def test_a_root_is_seen_by_who_may_see_all_its_policies() -> None:
+    keys = {"source": "thrift://a:1", "target": "thrift://b:1", "databases": "d", "dumps": "/d"}
+    names = {"west": "/cm", "east": "/cm", "north": "/other"}
+    policies = {name: {**keys, "cmroot": root, "target_cmroot": f"/{name}"} for name, root in names.items()}
+    config = parse_config({"policies": policies, "defaults": {"cmroot": "/mine"}}, "x")
+
+    def seen(*allowed: str) -> set[str]:
+        return {each.place for each in roots_of(config, Identity("me", "viewer", allowed))}
+
+    assert seen() == {"/cm", "/other", "/mine", "/west", "/east", "/north"}
+    assert seen("west") == {"/west"}
+    assert seen("west", "east") == {"/cm", "/west", "/east"}
+    assert seen("north") == {"/other", "/north"}
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +43,9 @@ WORDS = {
 
 ILL = frozenset({"late", "blocked", "unknown", "failed", "lost", "differs", "partial", "killed", "incomplete"})
 WELL = frozenset({"current", "done"})
+
+
+_CODE = re.compile("`([^`]+)`")
 
 
 def _shown(value: Any) -> Any:
@@ -90,6 +95,13 @@ def lines(text: str) -> Markup:
     return Markup("\n").join(printable(each) for each in text.split("\n"))
 
 
+def said(text: str) -> Markup:
+    """A message or hint, with what stands between backticks as code."""
+    parts = _CODE.split(text)
+    codes = (Markup("<code>{}</code>").format(printable(each)) for each in parts[1::2])
+    return Markup("").join(each for pair in zip(map(printable, parts[::2]), [*codes, ""], strict=True) for each in pair)
+
+
 def css_class(state: str) -> str:
     """How a state looks; it is always a word, too."""
     return "ill" if state in ILL else "well" if state in WELL else "work" if state == "running" else "calm"
@@ -98,6 +110,14 @@ def css_class(state: str) -> str:
 def as_json(value: Any) -> Markup:
     """An answer as a person reads it."""
     return lines(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def pretty(text: str) -> Markup:
+    """JSON on lines of its own; another text as it is."""
+    try:
+        return as_json(json.loads(text))
+    except ValueError:
+        return lines(text)
 
 
 _TEMPLATES = Environment(
@@ -116,6 +136,10 @@ _TEMPLATES.filters |= {
     "count": count_text,
     "lines": lines,
     "as_json": as_json,
+    "pretty": pretty,
+    "said": said,
+    "quote": shlex.quote,
+    "shell": shlex.join,
     "look": css_class,
     "word": lambda state: WORDS.get(state, state),
 }
@@ -129,6 +153,7 @@ def render(request: Request, template: str, shown: dict[str, Any], status: int =
     query = f"?{request.url.query}" if request.url.query else ""
     more = {
         "here": f"{request.url.path}{query}",
+        "as_data": f"{request.url.path}{query}{'&' if query else '?'}format=json",
         "path": request.url.path,
         "now": time.time(),
         "visitor": getattr(request.state, "visitor", None),
