@@ -169,7 +169,7 @@ def test_a_policy_is_kept_in_step(
     assert re.search(r'^replicator_lag_objective_seconds\{policy="west"\} 600\.0$', metrics, re.M), metrics
     assert re.search(r'^replicator_last_success_timestamp_seconds\{job_name="west"\} \d', metrics, re.M), metrics
     page = httpx.get(service.urls[0]).text
-    assert "All is well" in page and "1 policy, 1 job" in page and "in sync" in page
+    assert "All is well" in page and "1 policy, 1 job" in page and "/policies/west" in page
     page = httpx.get(f"{service.urls[0]}/policies/west").text
     assert "<polyline" in page or "from the second run on" in page
     assert source.name in page

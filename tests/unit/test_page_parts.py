@@ -16,7 +16,7 @@ from replicator.service.api_tokens import Identity, create_token, revoke_token
 from replicator.service.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
 from replicator.service.pages.chart import LagPoint, chart_of
 from replicator.service.pages.needing import behind_text, needs
-from replicator.service.pages.rendering import HERE, lines, said, when
+from replicator.service.pages.rendering import HERE, lines, said, schedule, when
 from replicator.service.pages.root_routes import roots_of
 from replicator.service.pages.visiting import safe_place
 from replicator.service.store import ServiceStore
@@ -93,6 +93,11 @@ def test_a_log_neither_marks_up_nor_turns_around() -> None:
 def test_what_stands_between_backticks_is_code() -> None:
     assert said("run `a <b>` or `c`\n, not <d>") == "run <code>a &lt;b&gt;</code> or <code>c</code>\\n, not &lt;d&gt;"
     assert said("one ` alone") == "one ` alone" and said("") == ""
+
+
+def test_schedules_are_written_as_people_say_them() -> None:
+    assert schedule("every 86400 s") == "every 24.0 h" and schedule("every 300 s") == "every 5 min"
+    assert schedule("every 1e+06 s") == "every 11.6 d" and schedule("cron 1 2 * * * UTC") == "cron 1 2 * * * UTC"
 
 
 def test_no_template_has_scripts_styles_or_foreign_places() -> None:

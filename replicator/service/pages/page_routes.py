@@ -24,8 +24,8 @@ from replicator.service.web import api
 from replicator.service.web.permission import require
 from replicator.service.web.serving import Serving
 
-RUNS = 200
-"""Of a policy's history that the chart shows."""
+RUNS = 100
+"""Of a policy's history that the chart shows: files of its root, which may be far away."""
 
 STATES = ("queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost")
 

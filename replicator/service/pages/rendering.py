@@ -107,6 +107,12 @@ def css_class(state: str) -> str:
     return "ill" if state in ILL else "well" if state in WELL else "work" if state == "running" else "calm"
 
 
+def schedule(text: str) -> str:
+    """A job's schedule; `every 300 s` is `every 5 min`."""
+    match = re.fullmatch(r"every ([\d.e+]+) s", text)
+    return f"every {duration_text(float(match[1]))}" if match else text
+
+
 def as_json(value: Any) -> Markup:
     """An answer as a person reads it."""
     return lines(json.dumps(value, ensure_ascii=False, indent=2, default=str))
@@ -138,6 +144,7 @@ _TEMPLATES.filters |= {
     "as_json": as_json,
     "pretty": pretty,
     "said": said,
+    "schedule": schedule,
     "quote": shlex.quote,
     "shell": shlex.join,
     "look": css_class,
