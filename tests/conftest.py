@@ -36,7 +36,7 @@ if os.environ.get("CI"):
     settings.load_profile("gate")
 
 
-pytest_plugins = ["object_servers", "versity", "stores", "kerberos", "hadoop", "key_server", "spark_cluster"]
+pytest_plugins = ["object_servers", "versity", "stores", "kerberos", "hadoop", "key_server", "spark_cluster", "browser"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,367 @@
+"""Pages of the service in a real Chromium: for everybody, with a keyboard, without scripts, on a telephone; and what
+they refuse. Names and messages are full of markup."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from browser import violations, watched
+from certificates import Authority
+from housekeeping import LifecycleFixture
+from test_service import Service, eventually, hanging, service
+
+from cmroot.root import create_or_open
+from replicator import cm_hold, legal_hold_add
+from replicator.drills.drill_record import Asked, Drill, Drills
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+from replicator.policies.memory import Memory, Run
+from replicator.service.api_tokens import Role, create_token, revoke_token
+from replicator.service.store import ServiceStore
+
+__all__ = ["service"]
+
+MARKUP = "<script>alert(1)</script>"
+USUAL = {"width": 1280, "height": 720}
+IMAGE = "<img src=x onerror=alert(2)>"
+EXPIRES = {"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "P3D"}
+
+
+@dataclass
+class World:
+    """A server whose policy is in trouble, with a token of an admin's."""
+
+    service: Service
+    token: str
+    root: str
+
+    @property
+    def url(self) -> str:
+        return self.service.urls[0]
+
+    @property
+    def places(self) -> list[str]:
+        """All pages."""
+        run, job = self.service.runs(IMAGE)[0]["id"], f"/jobs/{quote(IMAGE)}"
+        usage = f"/cmroot/usage?root={quote(self.root, safe='')}"
+        some = ["/", "/policies/west", "/jobs", job, "/jobs/hangs", "/runs", f"/runs/{run}", "/runs?state=lost"]
+        roots = ["/cmroot", usage, "/removals", "/tables/shop.days", "/tables/shop.none", "/drills", "/purges"]
+        return [*some, *roots, "/policies/none", "/sign-in?wrong=1"]
+
+
+@pytest.fixture(scope="module")
+def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    here = tmp_path_factory.mktemp("pages")
+    with connect(source_metastore.uri) as metastore:
+        life = LifecycleFixture(metastore, "shop", here)
+        life.partitioned("days", ["a", "<b>x"], **EXPIRES)
+        life.run()
+    root, target = life.root.place, str(here / "target")
+    cm_hold("before", cmroot=root, reason=IMAGE)
+    legal_hold_add("case", cmroot=root, pattern="shop.*", reason=MARKUP)
+    _remember(Memory(create_or_open(target), "west"))
+    made = Service(here)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        jobs = {
+            f'"{IMAGE}"': {"command": ["cm", "ls", "--cmroot", str(here / MARKUP)], "every": "1d"},
+            "hangs": hanging(f"thrift://127.0.0.1:{listening.getsockname()[1]}", here),
+        }
+        west = {
+            "source": source_metastore.uri,
+            "target": "thrift://127.0.0.1:9",
+            "databases": ["shop", MARKUP],
+            "cmroot": root,
+            "target_cmroot": target,
+            "dumps": str(here / "dumps"),
+            "max_lag": "1m",
+            "schedule": "1d",
+        }
+        made.configure(jobs, {"west": west})
+        token = token_of(made, "me", "admin")
+        made.start()
+        eventually(lambda: made.get("policies/west")["measured"])
+        for job in (IMAGE, "west"):
+            eventually(lambda job=job: (runs := made.runs(job)) and runs[0]["ended"])  # type: ignore[misc]
+        yield World(made, token, root)
+        made.stop()
+
+
+def token_of(service: Service, name: str, role: Role, *policies: str) -> str:
+    with ServiceStore(service.store) as store:
+        store.prepare()
+        return create_token(store, name, role, policies, 3600.0)
+
+
+def _remember(memory: Memory) -> None:
+    """A history of runs and a drill."""
+    begin = datetime.now(UTC) - timedelta(hours=6)
+    for number in range(12):
+        at = begin + timedelta(minutes=20 * number)
+        ill = number == 7
+        memory.write_run(
+            Run(
+                id=f"r{number}",
+                policy="west",
+                started=at.isoformat(timespec="milliseconds"),
+                ended=(at + timedelta(seconds=9)).isoformat(timespec="milliseconds"),
+                kind="incremental",
+                status="failed" if ill else "done",
+                lag_seconds=4.0 + 13 * (number % 5),
+                records=number,
+                error=MARKUP if ill else "",
+            )
+        )
+    asked = Asked(query=f"SELECT '{MARKUP}'", outcome="failed", error=IMAGE)
+    drill = Drill(
+        id="d1",
+        policy="west",
+        started=begin.isoformat(),
+        by="me",
+        metastore="thrift://t:1",
+        status="incomplete",
+        ready_seconds=12.0,
+        first_answer_seconds=48.25,
+        torn_down=True,
+        queries=[asked],
+    )
+    Drills(memory).write(drill)
+
+
+def visit(chromium: Any, world: World, place: str = "/", **person: Any) -> tuple[Any, list[str]]:
+    """A page of a browser of its own, and what it complains of."""
+    page = chromium.new_context(base_url=world.url, **person).new_page()
+    complaints = watched(page)
+    page.goto(place)
+    return page, complaints
+
+
+def sign_in(page: Any, token: str) -> None:
+    page.goto("/sign-in?next=/jobs")
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+
+
+# ---- to read ---------------------------------------------------------------------------------------------------------
+
+
+def test_anybody_can_use_each_page(chromium: Any, axe: str, world: World) -> None:
+    page, complaints = visit(chromium, world, viewport=USUAL)
+    page.set_content("<title>x</title><img src='data:,'>")
+    assert any("image-alt" in each for each in violations(page, axe))
+    sign_in(page, world.token)
+    for place in [*world.places, "/actions"]:
+        page.goto(place)
+        assert violations(page, axe) == [], place
+        page.emulate_media(color_scheme="dark")
+        assert violations(page, axe, ["color-contrast"]) == [], place
+        page.emulate_media(color_scheme="light")
+        assert page.locator("main img").count() == 0 and page.locator("script:not([src])").count() == 0, place
+        for width in (320, 3840):
+            page.set_viewport_size({"width": width, "height": 720})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+        page.set_viewport_size(USUAL)
+    page.goto("/cmroot")
+    page.get_by_role("columnheader", name="needed by").first.wait_for()  # a part that comes by itself
+    assert violations(page, axe) == []
+    assert [each for each in complaints if "404" not in each] == []
+    page.context.close()
+
+
+def test_names_and_messages_are_shown_and_not_obeyed(chromium: Any, world: World) -> None:
+    page, complaints = visit(chromium, world)
+    page.get_by_role("link", name=IMAGE).first.click()
+    assert page.get_by_role("heading", level=1).inner_text().startswith(IMAGE)
+    assert MARKUP in page.locator("main").inner_text()
+    page.goto("/policies/west")
+    page.get_by_text("Configuration, of").click()
+    assert MARKUP in page.locator("main").inner_text()
+    assert [each for each in complaints if "404" not in each] == []
+    page.context.close()
+
+
+def test_a_keyboard_is_enough(chromium: Any, world: World) -> None:
+    page, _ = visit(chromium, world, "/jobs")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText") == "Skip to the content"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+    seen = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert seen == "solid"
+    wanted = page.evaluate("document.activeElement.href")
+    page.keyboard.press("Enter")
+    page.wait_for_url(wanted)
+    page.context.close()
+
+
+def test_everything_works_without_scripts(chromium: Any, world: World) -> None:
+    page, _ = visit(chromium, world, "/cmroot", java_script_enabled=False)
+    page.get_by_role("link", name="Count what it keeps").click()
+    assert page.get_by_role("heading", level=1).inner_text().endswith("keeps")
+    for place in world.places:
+        page.goto(place)
+        assert page.get_by_role("heading", level=1).inner_text(), place
+    sign_in(page, world.token)
+    page.goto("/jobs/hangs")
+    page.get_by_label("Why pause").fill("without scripts")
+    page.get_by_role("button", name="Pause").click()
+    assert "Paused by me: without scripts" in page.locator("main").inner_text()
+    page.get_by_label("Why resume").fill("again")
+    page.get_by_role("button", name="Resume").click()
+    assert "Paused by" not in page.locator("main").inner_text()
+    page.context.close()
+
+
+def test_only_what_has_changed_is_swapped(chromium: Any, world: World) -> None:
+    page = chromium.new_context(base_url=world.url).new_page()
+    page.clock.install()
+    sign_in(page, world.token)
+    page.goto("/jobs")
+    page.get_by_role("link", name="hangs").focus()
+    page.evaluate("document.querySelector('tbody').remembered = true")
+    page.evaluate("document.querySelector('.as-of time').setAttribute('title', 'old')")
+    with page.expect_response(lambda answer: answer.request.headers.get("hx-request") == "true"):
+        page.clock.run_for(11_000)
+    page.wait_for_function("document.querySelector('.as-of time').title !== 'old'")
+    assert page.evaluate("document.querySelector('tbody').remembered === true")
+    assert page.evaluate("document.activeElement.innerText") == "hangs"
+    page.context.close()
+
+
+# ---- to act ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_person_signs_in_acts_and_signs_out(chromium: Any, world: World) -> None:
+    page, complaints = visit(chromium, world, "/jobs/hangs")
+    assert page.get_by_role("button").count() == 0  # nobody may act
+    sign_in(page, "rpl_wrong")
+    assert "wrong, revoked or expired" in page.get_by_role("alert").inner_text()
+    sign_in(page, world.token)
+    page.wait_for_url("**/jobs")
+    page.goto("/jobs/hangs")
+    page.get_by_label("Why pause").fill(f"month's end {MARKUP}")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text(f"Paused by me: month's end {MARKUP}").wait_for()
+    page.get_by_label("Why resume").fill("it is over")
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_label("Why run now").fill("now")
+    page.get_by_role("button", name="Run now").click()
+    page.wait_for_url("**/runs/*")  # the one that is at work
+    page.get_by_label("Why cancel").fill("enough")
+    page.get_by_role("button", name="Cancel this run").click()
+    page.get_by_text("asked to end by me").wait_for()
+    page.goto("/actions")
+    assert "enough" in page.locator("tbody tr").first.inner_text()
+    said = world.service.get("actions", headers={"Authorization": f"Bearer {world.token}"})["items"][:4]
+    assert [(each["action"], each["reason"]) for each in said] == [
+        ("cancel", "enough"),
+        ("run", "now"),
+        ("resume", "it is over"),
+        ("pause", f"month's end {MARKUP}"),
+    ]
+    page.get_by_role("button", name="Sign out").click()
+    page.goto("/jobs/hangs")
+    assert page.get_by_role("button").count() == 0
+    assert complaints == []
+    page.context.close()
+
+
+def session(url: str, token: str, **more: Any) -> tuple[httpx.Client, httpx.Response]:
+    """A client that has signed in, and what it was answered."""
+    client = httpx.Client(base_url=url, **more)
+    fields = {"csrf": mark(client.get("/sign-in").text), "token": token, "next": "//evil.example"}
+    return client, client.post("/sign-in", data=fields)
+
+
+def mark(text: str) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', text)
+    assert found, text
+    return found[1]
+
+
+def test_a_form_is_taken_from_its_own_page_only(world: World) -> None:
+    client, answer = session(world.url, world.token)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("replicator-session=") and "secure" not in cookie.lower()
+    assert all(each in cookie for each in ("HttpOnly", "SameSite=strict", "Max-Age=43200", "Path=/"))
+    place, own = "/jobs/hangs/pause", mark(client.get("/jobs/hangs").text)
+    other, _ = session(world.url, world.token)
+    foreign = mark(other.get("/jobs/hangs").text)
+    for fields, headers, status in (
+        ({"reason": "x"}, {}, 403),
+        ({"reason": "x", "csrf": foreign}, {}, 403),
+        ({"reason": "x", "csrf": own}, {"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"reason": "x", "csrf": own}, {"Content-Type": "text/plain"}, 415),
+        ({"reason": "x" * 70_000, "csrf": own}, {}, 413),
+    ):
+        assert client.post(place, data=fields, headers=headers).status_code == status, (fields, headers)
+    assert httpx.post(world.url + place, data={"csrf": own}).status_code == 401
+    assert httpx.post(f"{world.url}/sign-in", data={"csrf": own, "token": world.token}).status_code == 403
+    assert client.post("/api/v1/jobs/hangs:pause", json={}).status_code == 401  # the API takes no cookies
+    assert not world.service.get("jobs")["items"][-2]["paused"]
+    assert client.post("/jobs/none/run", data={"csrf": own}).status_code == 404
+    assert client.post(place, data={"reason": "x", "csrf": own}).status_code == 303
+    assert client.post("/jobs/hangs/resume", data={"csrf": own}).status_code == 303
+
+
+def test_a_session_may_what_its_token_may(world: World) -> None:
+    client, _ = session(world.url, token_of(world.service, "eyes", "viewer", "west"))
+    page = client.get("/jobs/west").text
+    assert "eyes (viewer)" in page and "Run now" not in page
+    assert client.post("/jobs/west/run", data={"csrf": mark(page)}).status_code == 403
+    assert client.get("/jobs/hangs").status_code == 404 and client.get("/actions").status_code == 403
+    with ServiceStore(world.service.store) as store:
+        revoke_token(store, "eyes")
+    assert "eyes" not in client.get("/").text
+
+
+def test_pages_open_nothing_else(world: World) -> None:
+    for place in ("/cmroot?root=/etc", "/removals?root=/", "/cmroot?policy=none", "/runs/none"):
+        answer = httpx.get(world.url + place)
+        assert answer.status_code == 404 and "<h1>" in answer.text, place
+    for place in ("/assets/..%2Frendering.py", "/runs/..%2F..%2Fetc%2Fpasswd", "/assets/page.css%00", "/assets/none"):
+        assert httpx.get(world.url + place).status_code == 404, place
+    for place in world.places[:-2]:
+        data = httpx.get(world.url + place, params={**_asked(place), "format": "json"})
+        assert data.status_code == 200 and data.json(), place
+    headers = httpx.get(world.url).headers
+    policy = headers["content-security-policy"]
+    assert "unsafe" not in policy and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
+    assert "immutable" in httpx.get(f"{world.url}/assets/page.css").headers["cache-control"]
+
+
+def _asked(place: str) -> dict[str, str]:
+    return dict(httpx.URL(place).params)
+
+
+def test_with_tls_a_session_is_bound_to_this_host(service: Service, tmp_path: Path) -> None:
+    service.configure({})
+    token = token_of(service, "me", "viewer")
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server")
+    url = service.start("--require-token", "--tls-certificate", certificate, "--tls-key", key)
+    trusted = ssl.create_default_context(cafile=str(authority.ca))
+    assert httpx.get(f"{url}/jobs?x=1", verify=trusted).headers["location"] == "/sign-in?next=%2Fjobs%3Fx%3D1"
+    part = httpx.get(url, verify=trusted, headers={"HX-Request": "true"})
+    assert (part.status_code, part.headers["hx-redirect"]) == (401, "/sign-in?next=%2F")
+    assert httpx.get(url, verify=trusted, headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    assert httpx.get(url, verify=trusted, headers={"Authorization": "Bearer x"}).status_code == 401
+    client, answer = session(url, token, verify=trusted)
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-replicator-session=") and "Secure" in cookie
+    page = client.get("/").text
+    assert "me (viewer)" in page and "replicator init" in page  # and says how to begin
+    assert client.post("/sign-out", data={"csrf": mark(page)}).status_code == 303
+    assert client.get("/").status_code == 303
