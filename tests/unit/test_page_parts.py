@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 
+from replicator.cli.main import cli
 from replicator.core.config import parse_config
 from replicator.service.alert_store import OpenAlert
 from replicator.service.api_tokens import Identity, create_token, revoke_token
@@ -105,6 +107,25 @@ def test_no_template_has_scripts_styles_or_foreign_places() -> None:
         text = file.read_text()
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:|https?://|\|\s*safe\b", text), file
         assert all("src=" in each for each in re.findall(r"<script[^>]*>", text)), file
+
+
+def test_command_lines_on_pages_are_some() -> None:
+    found = 0
+    for file in (HERE / "templates").iterdir():
+        text = re.sub(r'"?\s~.*?(~ "|\)| \}\})|\{\{.*?\}\}|\{%.*?%\}', "X", file.read_text())
+        for line in re.findall(r"\breplicator ((?:[a-z-]+ )*[a-z-]+[^\n<\"`\\;]*)", text):
+            command: click.Command | None = cli
+            for word in (words := line.split()):
+                if not isinstance(command, click.Group) or command.get_command(click.Context(command), word) is None:
+                    break
+                command = command.get_command(click.Context(command), word)
+            if command is cli or command is None:
+                assert not re.match(r"[a-z]+ --", line), (file.name, line)
+                continue  # a sentence about replicator
+            options = {option for each in command.params for option in each.opts}
+            assert {each for each in words if each.startswith("--")} <= options, (file.name, line)
+            found += 1
+    assert found > 10
 
 
 @pytest.mark.parametrize(
