@@ -60,6 +60,15 @@ def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
     assert (need.subject, need.place, need.run, need.next) == ("west", "/policies/west", "r1", NOW)
 
 
+def test_one_cause_is_said_once_with_its_hint() -> None:
+    broken = "cannot connect to standby:9083: refused"
+    blocked = replace(POLICY, status="blocked", trouble=(f"target: {broken}", f"the run at 9:00 failed: {broken}"))
+    failed = replace(RUN, message=broken, hint="start it")
+    (need,) = needs(STATUS, [blocked], [replace(JOB, last=failed)], [])
+    assert [(each.text, each.hint) for each in need.causes] == [(f"target: {broken}", "start it")]
+    assert behind_text(blocked) == "how far it is behind is not known"
+
+
 def test_the_service_itself_comes_first() -> None:
     found = needs(replace(STATUS, led=False, paused=True), [], [replace(JOB, last=RUN)], [])
     assert [each.subject for each in found] == ["", "west"] and len(found[0].causes) == 2

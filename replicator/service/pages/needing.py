@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from replicator.service.alert_store import OpenAlert
 from replicator.service.web.views import JobView, PolicyView, ServiceStatus
 from replicator.text.quantity import count_text, duration_text, size_text
 
 ILL_STATUS = frozenset({"late", "blocked", "unknown"})
+UNSURE = frozenset({"blocked", "unknown", "none"})
 ILL_STATE = frozenset({"failed", "lost", "differs", "partial"})
+
+SAID = frozenset({"late", "blocked", "unreachable", "unknown", "failing", "differs", "stale"})
+"""Alerts that say of a subject in trouble what its lag and its last run say already."""
+
+CORE = 15
+"""Characters of a message that make it that message."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,18 @@ class Need:
     command: str = ""
 
     def add(self, cause: Cause) -> None:
-        """Each text once."""
-        if cause.text not in [each.text for each in self.causes]:
-            self.causes.append(cause)
+        """Unless another says the same in other words; a hint that it lacks is taken over."""
+        for number, each in enumerate(self.causes):
+            if _core(each.text) in cause.text:
+                self.causes[number] = each if each.hint else replace(each, hint=cause.hint)
+                return
+        self.causes.append(cause)
+
+
+def _core(text: str) -> str:
+    """What failed, without who said so."""
+    said = text.partition(": ")[2]
+    return said if len(said) >= CORE else text
 
 
 def needs(
@@ -72,7 +88,7 @@ def needs(
     for each in open_:
         subject = _about(each)
         if subject in found:
-            if each.kind not in ("late", "blocked", "unreachable", "unknown", "failing", "differs"):
+            if each.kind not in SAID:
                 found[subject].add(Cause(each.text, each.hint, each.since))
         elif subject in seen or "/" not in each.subject:
             place = f"/policies/{subject}" if subject in names else f"/jobs/{subject}" if subject in seen else "/jobs"
@@ -90,7 +106,7 @@ def behind_text(policy: PolicyView) -> str:
     if policy.lag_seconds is None:
         return "how far it is behind is not known yet"
     if not policy.lag_seconds and not policy.lag_events:
-        return "nothing waits"
+        return "nothing waits" if policy.status not in UNSURE else "how far it is behind is not known"
     objective = f" (objective {duration_text(policy.objective_seconds)})" if policy.objective_seconds else ""
     waits = (
         f": {count_text(policy.lag_events, 'event')} and {size_text(policy.lag_bytes or 0)} wait"
@@ -110,8 +126,8 @@ def _of_service(status: ServiceStatus) -> Iterable[tuple[str, str]]:
         yield each, "the server goes on with what it had before"
     if not status.led:
         yield (
-            "no server schedules: nothing begins by itself",
+            "no server schedules, so nothing begins by itself",
             "is `replicator serve` at work, and does its store answer?",
         )
     if status.paused:
-        yield "all schedules are paused: nothing begins by itself", "an admin resumes them: POST scheduler:resume"
+        yield "all schedules are paused, so nothing begins by itself", "an admin resumes them: POST scheduler:resume"

@@ -81,8 +81,11 @@ def one_policy(request: Request, visitor: Visiting, policy: str) -> Response:
         if each.ended and each.lag_seconds is not None
     ]
     job = next((each for each in api.jobs(request, visitor.identity).items if each.policy == policy), None)
+    alerts = [each for each in open_alerts(serving.store) if each.subject.split("/")[0] == policy]
+    ill = needs(api.status(request, visitor.identity), [view], [job] if job else [], alerts)
     shown = {
         "policy": view,
+        "causes": [cause for each in ill if each.subject == policy for cause in each.causes],
         "sentence": behind_text(view),
         "lag": measured.lag if measured else None,
         "chart": chart_of(points, view.objective_seconds),
