@@ -28,6 +28,7 @@ LIBRARIES = {
         "replicator.housekeeping",
         "replicator.housekeeping.migrations.versions",
         "replicator.service",
+        "replicator.service.alerts",
         "replicator.service.measuring",
         "replicator.service.migrations.versions",
         "replicator.service.series",
@@ -50,7 +51,7 @@ LIBRARIES = {
     "uvicorn": {"replicator.service", "replicator.service.entrance"},
     "structlog": {"replicator.cli"},
     "starlette": {"replicator.service.web", "replicator.service.pages"},
-    "jinja2": {"replicator.service.pages"},
+    "jinja2": {"replicator.service.pages", "replicator.service.web"},
     "markupsafe": {"replicator.service.pages"},
 }
 """Rooms that may import them."""

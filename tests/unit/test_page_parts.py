@@ -13,7 +13,7 @@ import pytest
 
 from replicator.cli.main import cli
 from replicator.core.config import parse_config
-from replicator.service.alert_store import OpenAlert
+from replicator.service.alerts.alert_store import OpenAlert
 from replicator.service.api_tokens import Identity, create_token, revoke_token
 from replicator.service.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
 from replicator.service.pages.chart import LagPoint, chart_of

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replicator.errors import Error
-from replicator.service.alert_store import OpenAlert, finish, forget, open_alerts, record, remember
+from replicator.service.alerts.alert_store import OpenAlert, finish, forget, open_alerts, record, remember
 from replicator.service.alerts.channels import Message, channels_of
 from replicator.service.alerts.conditions import (
     Condition,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from replicator.service.alert_store import OpenAlert
+from replicator.service.alerts.alert_store import OpenAlert
 from replicator.service.web.views import JobView, PolicyView, ServiceStatus
 from replicator.text.quantity import count_text, duration_text, size_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -14,12 +14,13 @@ from replicator.commands.lag import history
 from replicator.core.policy import KEYS, Policy
 from replicator.errors import Error
 from replicator.policies.memory import ShownHistory
-from replicator.service.alert_store import open_alerts
+from replicator.service.alerts.alert_store import open_alerts
 from replicator.service.children import answer_of
 from replicator.service.pages.chart import LagPoint, chart_of
 from replicator.service.pages.needing import behind_text, is_ill, needs
 from replicator.service.pages.rendering import ASSETS, BYTES, render, seconds_of
 from replicator.service.pages.visiting import PageRoute, Visiting
+from replicator.service.store import RunState
 from replicator.service.web import api
 from replicator.service.web.permission import require
 from replicator.service.web.serving import Serving
@@ -120,7 +121,7 @@ def all_runs(
     request: Request,
     visitor: Visiting,
     job: str = "",
-    state: str = "",
+    state: RunState | Literal[""] = "",
     cursor: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
     """Runs, newest first."""
