@@ -68,7 +68,7 @@ def run_service(settings: ServiceSettings) -> None:
         application = make_app(Serving(store, scheduler, watch), open_to_all=open_to_all)
         server = _Server(
             uvicorn.Config(
-                Admission(application, config.service, HEADERS),
+                Admission(application, config.service, HEADERS | {"Cache-Control": "no-store"}),
                 host=host,
                 port=port,
                 log_config=None,

@@ -212,7 +212,7 @@ def test_a_refused_plan_is_not_applied_and_a_database_is_restored_beside(world: 
         ("policies/P:failover", {"force": True}, "ad", 400),
         ("policies/P:switchover", {"confirm": "P"}, "op", 403),
         ("policies/P:verify", {"target_cmroot": "/etc"}, "op", 422),
-        ("policies/P:verify", {"reason": "\0"}, "op", 422),
+        ("policies/P:verify", {"reason": "\0"}, "op", 400),
         ("policies/P:verify", {}, "other", 403),
         ("policies/none:verify", {}, "op", 404),
         ("restores", {"policy": "P", "db": "P_a", "to": "/etc/passwd"}, "op", 422),

@@ -265,7 +265,7 @@ def test_what_has_not_changed_is_not_sent_again(world: World) -> None:
         ("audit?cursor=gone", 400, "no cursor"),
         ("audit?since=soon", 400, "soon"),
         ("housekeeping/items?deleted_after=soon", 400, "soon"),
-        ("audit?path=%00", 400, "NUL"),
+        ("audit?path=%00", 400, "zero byte"),
         ("audit?job=", 400, "--job"),
         ("audit?job=../legal", 400, "--job"),
         ("audit?run=..", 400, "--run"),

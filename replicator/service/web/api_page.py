@@ -52,6 +52,11 @@ WORDS = {
     "page": "Which page, from 0.",
     "size": "Items of a page.",
     "sort": "NAME or NAME,desc; may be given several times.",
+    "last-event-id": "The id of the last event that arrived: what came after it is sent.",
+    "root": "A root by its name: a policy's (`P`, `P:target`), or `defaults`.",
+    "name": "A name, of a hold or a slot.",
+    "plan": "The id of the run that made the plan.",
+    "item": "The id of an item of housekeeping.",
 }
 """Of parameters that their endpoints do not describe."""
 
