@@ -54,6 +54,7 @@ Index(
 )
 Index("housekeeping_item_below", item.c.place_head, sqlite_where=ACTIVE_ONLY, postgresql_where=ACTIVE_ONLY)
 Index("housekeeping_item_object", item.c.database_name, item.c.table_name, item.c.partition_name)
+Index("housekeeping_item_lifecycle", item.c.database_name, item.c.table_name, item.c.lifecycle_type, item.c.id)
 
 state = Table(
     "housekeeping_state", metadata, Column("key", String(50), primary_key=True), Column("value", Text, nullable=False)

@@ -21,7 +21,7 @@ from replicator.housekeeping.settings import EXPIRED
 if TYPE_CHECKING:
     from cmroot.root import ChangeRoot
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration that this release knows."""
 
 FILE = "housekeeping.sqlite"
