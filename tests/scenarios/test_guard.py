@@ -308,7 +308,7 @@ def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
     assert (db.home / "t" / "old-1" / "sub").read_text() == "two"
     assert bring_back(root.place, hands.audit.run).files == 0, "what is there stays"
     with pytest.raises(ObjectNotFound):
-        bring_back(root.place, "no such run")
+        bring_back(root.place, "no-such-run")
 
 
 def test_holds_and_the_record_are_reports_in_python(root: ChangeRoot, capsys: pytest.CaptureFixture[str]) -> None:

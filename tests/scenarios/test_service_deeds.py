@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -179,6 +180,41 @@ def test_a_plan_is_made_approved_and_applied(world: World) -> None:
     world.pair.is_same()
 
 
+def test_a_plan_is_decided_and_applied_on_its_page(world: World) -> None:
+    name = world.pair.name
+    world.pair.sync()
+    world.pair.db().write("t", {"fourth": "4444"})
+    page = httpx.Client(base_url=world.service.urls[-1], follow_redirects=True, timeout=60)
+
+    def mark(place: str) -> str:
+        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', page.get(place).text)
+        assert found, place
+        return found[1]
+
+    token = world.who["op"]["Authorization"].removeprefix("Bearer ")
+    assert page.post("/sign-in", data={"csrf": mark("/sign-in"), "token": token}).status_code == 200
+    own = mark(f"/policies/{name}")
+    made = page.post(f"/policies/{name}/plan", data={"csrf": own, "reason": "<i>month's end"})
+    plan = made.url.path.rpartition("/")[2]
+    assert made.url.path == f"/plans/{plan}" and "&lt;i&gt;month" in made.text, made.text
+    world.ended(plan)
+    shown = page.get(f"/plans/{plan}").text
+    assert "Copies 1 files (4 B)" in shown and "Nobody has decided yet" in shown and "/apply" not in shown, shown
+    approved = page.post(f"/plans/{plan}/approve", data={"csrf": own, "reason": "looked at"})
+    assert "approved by op: looked at" in approved.text and f'action="/plans/{plan}/apply"' in approved.text
+    wrong = page.post(f"/plans/{plan}/apply", data={"csrf": own, "confirm": "other"})
+    assert wrong.status_code == 400 and "needs consent" in wrong.text
+    assert page.post(f"/plans/{plan}/apply", data={"confirm": name}).status_code == 403
+    applied = page.post(f"/plans/{plan}/apply", data={"csrf": own, "confirm": name})
+    assert applied.url.path.startswith("/runs/"), applied.text
+    assert world.ended(applied.url.path.rpartition("/")[2])["state"] == "done"
+    world.pair.is_same()
+    shown = page.get(f"/plans/{plan}").text
+    assert ">applied<" in shown and "/apply" not in shown
+    assert page.get("/plans/none").status_code == 404
+    page.close()
+
+
 def test_a_refused_plan_is_not_applied_and_a_database_is_restored_beside(world: World) -> None:
     name, db = world.pair.name, f"{world.pair.name}_a"
     plan = world.asked(f"policies/{name}:plan")
@@ -197,7 +233,7 @@ def test_a_refused_plan_is_not_applied_and_a_database_is_restored_beside(world: 
     done = world.ended(world.asked("restores", asked, "limited"))
     assert done["state"] == "done", done
     rescued = PlainDatabase(world.pair.source, f"rescue_{name}", world.pair.here)
-    assert set(rescued.shown()["t"]["files"]) == {"first", "second", "third"}
+    assert set(rescued.shown()["t"]["files"]) == {"first", "second", "third", "fourth"}
     world.pair.is_same()
     over = world.post("restores", {**asked, "into": db, "force": True})
     assert over.status_code == 400 and f'"confirm": "{db}"' in over.json()["hint"]

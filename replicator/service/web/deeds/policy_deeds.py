@@ -55,10 +55,11 @@ class Deed:
     more: tuple[str, ...] = ()
 
 
+PLANNING = Deed("plan", PlanAsk, "Makes a plan of the next run; its id is the run's.", more=("--out", f"@/{PLAN}"))
 DEEDS = (
     Deed("verify", VerifyAsk, "Compares both sides."),
     Deed("drill", DrillAsk, "Rehearses a failover on shadow databases."),
-    Deed("plan", PlanAsk, "Makes a plan of the next run; its id is the run's.", more=("--out", f"@/{PLAN}")),
+    PLANNING,
     Deed("repair", RepairAsk, "Copies what differs.", dangerous=_really),
     Deed("switchover", SwitchoverAsk, "Exchanges primary and replica.", "admin", _really),
     Deed("failover", FailoverAsk, "Makes the replica the primary.", "admin", lambda ask: bool(ask.force)),
@@ -84,17 +85,22 @@ def databases_among(policy: Policy, names: Sequence[str]) -> list[str]:
     return [*matching_databases(policy, lower), *(name for name in lower if name in replicas)]
 
 
+def queue_deed(deed: Deed, request: Request, who: Who, policy: str, ask: Any) -> Asked:
+    """Its run, for a policy, as `ask` (of `deed.body`) says. Raises as `policy_for`, and UsageError without consent."""
+    found = policy_for(request, who, deed.role, policy)
+    if deed.dangerous(ask):
+        assert isinstance(ask, Consent)
+        consented(ask, policy, f"{deed.name} of {policy}")
+    given: Any = getattr(ask, "db", None) or ()
+    wanted = (given,) if isinstance(given, str) else given
+    only(wanted, databases_among(found, wanted), policy)
+    errand = Errand(f"{deed.name}:{policy}", (deed.name, policy, *deed.more, *options_of(ask)), policy)
+    return queue_once(request, who, What(deed.name, policy, ask.reason), errand)
+
+
 def _add(deed: Deed) -> None:
     def act(request: Request, who: Who, policy: str, ask: Any) -> Asked:
-        found = policy_for(request, who, deed.role, policy)
-        if deed.dangerous(ask):
-            assert isinstance(ask, Consent)
-            consented(ask, policy, f"{deed.name} of {policy}")
-        given: Any = getattr(ask, "db", None) or ()
-        wanted = (given,) if isinstance(given, str) else given
-        only(wanted, databases_among(found, wanted), policy)
-        errand = Errand(f"{deed.name}:{policy}", (deed.name, policy, *deed.more, *options_of(ask)), policy)
-        return queue_once(request, who, What(deed.name, policy, ask.reason), errand)
+        return queue_deed(deed, request, who, policy, ask)
 
     act.__name__, act.__doc__ = f"{deed.name}_policy", deed.summary
     act.__annotations__["ask"] = deed.body
