@@ -22,6 +22,7 @@ from plain_tables import PlainDatabase, text_storage
 
 import replicator
 from cmroot.errors import Exists, FormatError
+from cmroot.pins import iso
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Table
@@ -309,6 +310,24 @@ def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
     assert bring_back(root.place, hands.audit.run).files == 0, "what is there stays"
     with pytest.raises(ObjectNotFound):
         bring_back(root.place, "no-such-run")
+
+
+def test_files_of_an_earlier_directory_at_the_same_place_stay_away(db: PlainDatabase, root: ChangeRoot) -> None:
+    place = db.home / "t" / "old"
+    runs = []
+    for name in ("erased", "kept"):
+        begun = int(time.time()) + 1  # moments of backups are whole seconds
+        while time.time() < begun:
+            pass
+        db.write("t/old", {name: name})
+        with LiveLocations(db.metastore) as live:
+            hands = remover(root, live)
+            assert hands.remove([removal(str(place), object=f"{db.name}.t")]).files == 1
+        runs.append(iso(begun))
+    back = bring_back(root.place, None, job="test", path=str(place), since=runs[1])
+    assert back.files == 1 and [each.name for each in place.iterdir()] == ["kept"]
+    assert bring_back(root.place, None, job="test", path=str(place), since=runs[0]).files == 1
+    assert {each.name for each in place.iterdir()} == {"erased", "kept"}
 
 
 def test_holds_and_the_record_are_reports_in_python(root: ChangeRoot, capsys: pytest.CaptureFixture[str]) -> None:
