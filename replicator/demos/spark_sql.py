@@ -19,8 +19,9 @@ class SparkSql:
     """Spark SQL against a metastore. Slow to start (about 10 s): share one a module."""
 
     def __init__(self, uri: str, warehouse: str | Path, settings: dict[str, str] | None = None) -> None:
-        arguments = [sys.executable, "-m", __name__, uri, str(warehouse), json.dumps(settings or {})]
-        home = Path(warehouse).parent
+        place = Path(warehouse).absolute()  # Spark is at home above it
+        arguments = [sys.executable, "-m", __name__, uri, str(place), json.dumps(settings or {})]
+        home = place.parent
         self._log = home / "spark.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

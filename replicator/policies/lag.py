@@ -77,8 +77,8 @@ class Lag(Report):
     replicated yet). `events`: changes of the policy's databases that the target lacks; `seconds`: the age of the oldest
     one; `bytes`: of files that were captured, and not loaded. `captured_event`: how far the log is, `source_event`: the
     source. The event log: `needed_seconds`, the age of the next event to be captured; `kept_seconds`, how long the
-    server keeps one (None: it does not tell); `headroom_seconds`, what is left before it is gone;
-    `reaches_back_seconds`, the age of the oldest it has. `last_run`, `last_error`: of the history.
+    server keeps one (None: it does not tell); `headroom_seconds`, what is left before it is gone, all of it where none
+    waits; `reaches_back_seconds`, the age of the oldest it has. `last_run`, `last_error`: of the history.
 
     `not_replicated`: what the target does not have as the source has it, by the source's names; what nobody can see at
     the source counts as behind since then.
@@ -248,6 +248,7 @@ def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, no
     report.kept_seconds = reach.life.total_seconds() if reach.life else None
     if report.captured_event is None:
         return
+    report.headroom_seconds = report.kept_seconds
     if reach.needed is not None:
         report.needed_seconds = round(max(0.0, now - reach.needed.time), 3)
         if reach.needed.id > report.captured_event + 1:
