@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ MESSAGE = 2000
 
 
 class Child:
-    """A run at work. `wanted`: why it was asked to end; empty: it was not."""
+    """A run at work. `wanted`: why it was asked to end; empty: it was not. Several threads may use it."""
 
     def __init__(self, job: str, arguments: Sequence[str], directory: Path, grace: float) -> None:
         """directory: of its output; made. grace: seconds from SIGTERM to SIGKILL. Raises OSError."""
@@ -36,6 +37,7 @@ class Child:
         self.begun = time.monotonic()
         self.wanted = ""
         self._asked = 0.0
+        self._lock = threading.Lock()
         leash, self._leash = os.pipe()
         try:
             with (directory / ANSWER).open("wb") as answer, (directory / LOG).open("wb") as log:
@@ -57,20 +59,24 @@ class Child:
     def stop(self, why: str, grace: float | None = None) -> None:
         """Asks it to end; a second time, after its grace (None: as given at first), ends it with its group. Does not
         wait."""
-        if not self.wanted:
-            self.wanted, self._asked = why, time.monotonic()
-            self._signal(signal.SIGTERM, group=False)
-        elif time.monotonic() - self._asked > (self._grace if grace is None else grace):
-            self._signal(signal.SIGKILL, group=True)
+        with self._lock:
+            if self._process.returncode is not None:
+                return
+            if not self.wanted:
+                self.wanted, self._asked = why, time.monotonic()
+                self._signal(signal.SIGTERM, group=False)
+            elif time.monotonic() - self._asked > (self._grace if grace is None else grace):
+                self._signal(signal.SIGKILL, group=True)
 
     def ended(self) -> Ended | None:
         """How it ended; None: it is at work. What is left of its group is ended."""
-        if self._process.returncode is None:
-            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return None
-            self._signal(signal.SIGKILL, group=True)  # before its number is free for another
-            os.close(self._leash)
-        code = self._process.wait()
+        with self._lock:
+            if self._process.returncode is None:
+                if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return None
+                self._signal(signal.SIGKILL, group=True)  # before its number is free for another
+                os.close(self._leash)
+            code = self._process.wait()
         said = answer_of(self._directory)
         message, hint = str(said.get("message", ""))[:MESSAGE], str(said.get("hint", ""))[:MESSAGE]
         error = str(said.get("error", ""))[:60]

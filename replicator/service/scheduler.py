@@ -1,7 +1,7 @@
 """The scheduler: begins the runs that are due, looks after their processes, and hands over when it cannot go on.
 
-One of all servers on a store schedules: it has the store's lease. Each step asks for it again; a server that cannot
-ends its runs before another may begin any.
+One of all servers on a store schedules: it has the store's lease. Each step asks for it again; a server that cannot,
+or whose question hangs, ends its runs before another may begin any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replicator.core.config import Config
-from replicator.errors import ConfigError, Error
+from replicator.errors import ConfigError, Error, StoreUnreachable
 from replicator.service.children import Child
 from replicator.service.errands import is_errand, placed
 from replicator.service.jobs import Job, jobs_of
@@ -58,6 +58,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._children: dict[str, Child] = {}
+        self._over = threading.Event()
         self._led_until = float("-inf")
         self._forgot = float("-inf")
         self._stamp: tuple[int, int] | None = None
@@ -66,18 +67,32 @@ class Scheduler:
 
     def run(self) -> None:
         """Until `stopping` is set; then ends its runs, each with its grace. Goes on when the store is away."""
-        while not self.stopping.is_set():
-            self.step()
-            self.stopping.wait(STEP)
-        self._end_all("the service was stopped")
-        if self.health.leads:
-            self._try(lambda: self.store.resign(self.name))
+        threading.Thread(target=self._guard, name="lease", daemon=True).start()
+        try:
+            while not self.stopping.is_set():
+                self.step()
+                self.stopping.wait(STEP)
+            self._end_all("the service was stopped")
+            if self.health.leads:
+                self._try(lambda: self.store.resign(self.name))
+        finally:
+            self._over.set()
 
     def step(self) -> None:
         """Everything that is to be done now."""
         self._try(self._step)
-        if self._children and time.monotonic() > self._led_until:
-            self._end_all("the server lost its lease", self.lease / 6)  # before another has it
+
+    def _guard(self) -> None:
+        """Ends the runs before another server may have the lease, in a thread of its own: a step may wait for a store
+        that hangs."""
+        while not self._over.wait(STEP):
+            if self._late():
+                for child in list(self._children.values()):
+                    child.stop("the server lost its lease", self.lease / 6)
+
+    def _late(self) -> bool:
+        """Whether the lease may soon be another's."""
+        return time.monotonic() > self._led_until
 
     def _try(self, do: Callable[[], None]) -> None:
         try:
@@ -97,14 +112,18 @@ class Scheduler:
         epoch = self.store.lead(self.name, self.lease)
         if epoch is None:
             self.health.leads = False
+            self._reap()
             return
         self._led_until = asked + self.lease * 2 / 3  # ends what runs while the lease is still its own
+        if self._late():
+            raise StoreUnreachable(f"{self.store.url} took too long to answer", hint="look at its load")
         if not self.health.leads or epoch != self.health.epoch:
             log.info("%s schedules, epoch %s", self.name, epoch)
             for id in self.store.lose(epoch):
                 log.warning("run %s was lost with its server", id)
         self.health.leads, self.health.epoch = True, epoch
         self._reap()
+        self._lose_strays(epoch)
         self._plan(self.store.now())
         self._begin(epoch)
         self._forget()
@@ -133,8 +152,7 @@ class Scheduler:
                 self.store.plan(name, job.schedule.text, job.schedule.first(now))
             elif state.due <= now and name not in at_work and not state.paused and not all_paused:
                 following, missed = job.schedule.next(state.due, now)
-                self.store.enqueue(job, state.due, by="schedule", missed=missed)
-                self.store.plan(name, job.schedule.text, following)
+                self.store.enqueue_due(job, state.due, missed, following)
 
     def _begin(self, epoch: int) -> None:
         open_runs = self.store.open_runs()
@@ -147,7 +165,7 @@ class Scheduler:
             gone = self._gone(each)
             if gone:
                 self.store.end(each.id, Ended("cancelled", message=f"{gone} is configured no more"))
-            elif self.store.begin(each.id, self.name, epoch):
+            elif self.store.begin(each.id, self.name, epoch) and not self._late():
                 busy |= {each.policy} - {""}
                 arguments = ["--config", str(self.config_file), *self._arguments(each), "--json"]
                 try:
@@ -176,6 +194,15 @@ class Scheduler:
         job = self.jobs.get(name)
         return job.timeout if job else None
 
+    def _lose_strays(self, epoch: int) -> None:
+        """Ends runs that the store believes to be at work here: it went away while one began."""
+        for each in self.store.open_runs():
+            stray = each.state == "running" and each.epoch == epoch and each.id not in self._children
+            if stray:
+                hint = "nothing was done; the next run makes up for it"
+                self.store.end(each.id, Ended("lost", message="the store went away while it began", hint=hint))
+                log.warning("run %s was lost as it began", each.id, extra={"service_run": each.id, "job": each.job})
+
     def _reap(self) -> None:
         asked = {each.id: each.cancelled_by for each in self.store.open_runs() if each.cancelled_by}
         for id, child in list(self._children.items()):
@@ -197,15 +224,12 @@ class Scheduler:
             elif timeout is not None and time.monotonic() - child.begun > timeout:
                 child.stop(f"took longer than its timeout of {timeout:g} s")
 
-    def _end_all(self, why: str, grace: float | None = None) -> None:
-        while self._children:
-            for id, child in list(self._children.items()):
-                child.stop(why, grace)
-                ended = child.ended()
-                if ended is not None:
-                    self._try(lambda id=id, ended=ended: self.store.end(id, ended))  # type: ignore[misc]
-                    del self._children[id]
+    def _end_all(self, why: str) -> None:
+        while any(child.ended() is None for child in self._children.values()):
+            for child in self._children.values():
+                child.stop(why)
             time.sleep(0.05)
+        self._try(self._reap)
 
     def _forget(self) -> None:
         if time.monotonic() - self._forgot > FORGET:

@@ -206,6 +206,15 @@ class ServiceStore(Database):
             beside(connection, found, found == id)
         return found, found == id
 
+    def enqueue_due(self, wanted: Job, due: float, missed: int, following: float) -> None:
+        """A run of a job's schedule, and when the next one is due, together: a server that is killed leaves both, or
+        neither."""
+
+        def planned(connection: Connection, *_: object) -> None:
+            self._upsert(connection, wanted.name, schedule=wanted.schedule.text, due=following)
+
+        self.enqueue(wanted, due, by="schedule", missed=missed, beside=planned)
+
     def _refuse_another(self, connection: Connection, found: str, wanted: Errand) -> None:
         arguments = connection.execute(select(run.c.arguments).where(run.c.id == found)).scalar_one()
         if tuple(json.loads(arguments)) != wanted.arguments:

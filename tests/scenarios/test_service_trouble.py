@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,10 @@ import pytest
 from postgres import running_postgres
 from test_service import Service, eventually, hanging, processes, service, silent
 from test_service_limits import token
+
+from replicator.core.config import read_config
+from replicator.service.scheduler import Scheduler
+from replicator.service.store import ServiceStore
 
 __all__ = ["service", "silent"]
 
@@ -65,6 +71,45 @@ def test_a_store_that_goes_away_comes_back_and_clocks_do_not_matter(
         eventually(lambda: {each["id"] for each in ended(service, "often")} - before)
         assert not service.get("status")["trouble"]
         assert service.stop() == 0
+
+
+def test_runs_end_before_another_may_lead_and_are_followed_by_others(silent: str, tmp_path: Path) -> None:
+    """A store that stops to answer, one that hangs, and one that goes away just as a run begins."""
+    if os.environ.get("REPLICATOR_TEST_POSTGRES"):
+        pytest.skip("somebody else's PostgreSQL is not stopped")
+    file, root = tmp_path / "replicator.toml", f"{tmp_path}/cm"
+    command = ["capture", "--source", silent, "--db", "d", "--cmroot", root]
+    with running_postgres() as postgres:
+        url = postgres.database()
+        job = f"[service.jobs.hanging]\ncommand = {json.dumps(command)}\nevery = '1s'\njitter = '0s'\n"
+        file.write_text(f"[service]\nstore = '{url}'\nlogs = '{tmp_path}/logs'\n{job}")
+        with ServiceStore(url) as store, ServiceStore(url) as seen:
+            store.prepare()
+            scheduler = Scheduler(store, lambda: read_config(file), file, lease=3.0)
+            running = threading.Thread(target=scheduler.run)
+            running.start()
+            try:
+                for stop, start in ((postgres.stop, postgres.start), (postgres.freeze, postgres.thaw)):
+                    eventually(lambda: processes(root))
+                    (run,) = seen.open_runs()
+                    stop()
+                    eventually(lambda: not processes(root))
+                    start()
+                    ended = eventually(lambda id=run.id: (found := seen.run(id)).ended and found)
+                    assert (ended.state, ended.message) == ("cancelled", "the server lost its lease"), ended
+                eventually(lambda: processes(root))
+                (run,) = seen.open_runs()
+                scheduler.stopping.set()
+                running.join()
+                stray, _ = seen.enqueue(scheduler.jobs["hanging"], seen.now(), by="me")
+                epoch = seen.lead(scheduler.name, 3.0)
+                assert epoch and seen.begin(stray, scheduler.name, epoch)
+                scheduler.step()
+                assert seen.run(run.id).message == "the service was stopped"
+                assert seen.run(stray).state == "lost" and "while it began" in seen.run(stray).message
+            finally:
+                scheduler.stopping.set()
+                running.join()
 
 
 def test_runs_end_with_their_policy_their_patience_or_their_server(

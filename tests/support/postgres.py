@@ -55,6 +55,24 @@ class Postgres:
             self._process = self._begin()
         _wait(self._url.format(db="postgres"), self._process, log or Path(os.devnull))
 
+    def freeze(self) -> None:
+        """It takes connections, and answers nothing until `thaw`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """After `freeze`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """To all its processes."""
+        if self._process is None:
+            raise RuntimeError("this server is not ours to stop")
+        ours = str(self._process.pid)
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if ours in (place.name, (place / "stat").read_text().rpartition(")")[2].split()[1]):
+                    os.kill(int(place.name), number)
+
     def database(self) -> str:
         """The URL of a new, empty database."""
         name = f"t{os.getpid()}_{next(_numbers)}"
