@@ -171,7 +171,7 @@ def test_a_policy_is_kept_in_step(
     page = httpx.get(service.urls[0]).text
     assert "All is well" in page and "1 policy, 1 job" in page and "/policies/west" in page
     page = httpx.get(f"{service.urls[0]}/policies/west").text
-    assert "<polyline" in page or "from the second run on" in page
+    assert "<polyline" in page or "from the second measurement on" in page
     assert source.name in page
     assert service.stop() == 0
     starts = sorted((each["begun"], each["ended"]) for each in _all(service.store))

@@ -81,13 +81,21 @@ def test_a_policy_that_cannot_be_measured_says_so() -> None:
 
 @pytest.mark.parametrize("lags", [(0.0, 0.0), (1.0, 5.0), (0.0, 9e5), (3e8, 1.0)])
 def test_a_chart_has_its_points_inside_and_few_lines(lags: tuple[float, float]) -> None:
-    chart = chart_of([LagPoint(100.0 * at, lag) for at, lag in enumerate(lags)], 60.0)
-    assert chart is not None and chart.objective is not None and len(chart.across) <= 5
+    chart = chart_of([], [LagPoint(100.0 * at, lag) for at, lag in enumerate(lags)], 60.0)
+    assert chart is not None and len(chart.points) == 2 and chart.objective is not None and len(chart.across) <= 5
     assert all(chart.left <= each.x <= chart.right and 0 <= each.y <= chart.bottom for each in chart.points)
 
 
 def test_one_point_is_no_chart() -> None:
-    assert chart_of([], None) is chart_of([LagPoint(1.0, 2.0)], None) is None
+    assert chart_of([], [], None) is chart_of([LagPoint(1.0, 2.0)], [LagPoint(1.0, 2.0)], None) is None
+
+
+def test_a_line_has_gaps_where_nobody_knows_and_keeps_its_peaks() -> None:
+    lags = [LagPoint(30.0 * at, 99.0 if at == 1000 else None if at == 2000 else 1.0) for at in range(2880)]
+    chart = chart_of(lags, [LagPoint(-60.0, 7.0), LagPoint(600.0, 2.0, ill=True)], None)
+    assert chart is not None and len(chart.lines) == 2 and [each.ill for each in chart.points] == [True]
+    heights = [float(pair.split(",")[1]) for line in chart.lines for pair in line.split()]
+    assert len(heights) <= 240 and min(heights) < chart.bottom / 4, "the peak is drawn"
 
 
 def test_times_are_relative_with_the_absolute_one_at_hand() -> None:

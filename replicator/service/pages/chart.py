@@ -14,12 +14,16 @@ STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400, 
 """Seconds between lines of the lag's axis, at most four of them."""
 
 
+POINTS = 240
+"""Of a line: each is the longest lag of its time, as what is higher must be seen."""
+
+
 @dataclass(frozen=True)
 class LagPoint:
-    """at: seconds since 1970. seconds: of lag then. ill: the run that ended then failed."""
+    """at: seconds since 1970. seconds: of lag then; None: nobody knows. ill: the run that ended then failed."""
 
     at: float
-    seconds: float
+    seconds: float | None
     ill: bool = False
 
 
@@ -35,10 +39,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """line: points of an SVG polyline. across: lines of the lag's axis; below: times; objective: its height, or
-    None."""
+    """lines: points of SVG polylines, from each time that nobody knows to the next. points: runs. across: lines of the
+    lag's axis; below: times; objective: its height, or None."""
 
-    line: str
+    lines: list[str]
     points: list[Mark]
     across: list[Mark]
     below: list[Mark]
@@ -50,13 +54,17 @@ class Chart:
     bottom: int = HEIGHT - BOTTOM
 
 
-def chart_of(points: Sequence[LagPoint], objective: float | None) -> Chart | None:
-    """None for fewer than two points: a number says that."""
-    drawn = sorted(points, key=lambda each: each.at)
-    if len(drawn) < 2 or drawn[0].at == drawn[-1].at:
+def chart_of(samples: Sequence[LagPoint], runs: Sequence[LagPoint], objective: float | None) -> Chart | None:
+    """samples: the lag as it was measured; runs: at the ends of runs, drawn as points, and as the line where nothing
+    was measured. None for fewer than two times: a number says that."""
+    known = [each for each in samples if each.seconds is not None]
+    line = sorted(samples if len(known) > 1 else runs, key=lambda each: each.at)
+    if len(line) < 2 or line[0].at == line[-1].at:
         return None
-    first, last = drawn[0].at, drawn[-1].at
-    top = max(1.0, *(each.seconds for each in drawn), objective or 0.0) * 1.1
+    first, last = line[0].at, line[-1].at
+    drawn = _thinned(line, first, last)
+    ends = sorted((each for each in runs if first <= each.at <= last), key=lambda each: each.at)
+    top = max(1.0, *(each.seconds or 0.0 for each in (*drawn, *ends)), objective or 0.0) * 1.1
     step = next((each for each in STEPS if top / each <= 4), STEPS[-1] * int(top / STEPS[-1] / 4 + 1))
 
     def x(at: float) -> float:
@@ -69,11 +77,41 @@ def chart_of(points: Sequence[LagPoint], objective: float | None) -> Chart | Non
         form = "%H:%M" if last - first < 2 * 86_400 else "%b %d"
         return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S" if last - first < 300 else form)
 
-    marks = [Mark(x(each.at), y(each.seconds), duration_text(each.seconds), each.ill) for each in drawn]
     return Chart(
-        line=" ".join(f"{each.x},{each.y}" for each in marks),
-        points=marks,
+        lines=[" ".join(f"{x(at)},{y(seconds)}" for at, seconds in part) for part in _parts(drawn)],
+        points=[
+            Mark(x(each.at), y(each.seconds), duration_text(each.seconds), each.ill)
+            for each in ends
+            if each.seconds is not None
+        ],
         across=[Mark(LEFT, y(each * step), duration_text(each * step)) for each in range(int(top / step) + 1)],
         below=[Mark(x(at), HEIGHT - 8, clock(at)) for at in (first + part * (last - first) / 4 for part in range(5))],
         objective=Mark(LEFT, y(objective), f"objective {duration_text(objective)}") if objective else None,
     )
+
+
+def _thinned(line: Sequence[LagPoint], first: float, last: float) -> list[LagPoint]:
+    """At most POINTS, each the longest of its time; one that nobody knows before all others."""
+    if len(line) <= POINTS:
+        return list(line)
+    worst: dict[int, LagPoint] = {}
+    for each in line:
+        place = int((each.at - first) / (last - first) * (POINTS - 1))
+        if place not in worst or _height(each) > _height(worst[place]):
+            worst[place] = each
+    return list(worst.values())
+
+
+def _height(point: LagPoint) -> float:
+    return float("inf") if point.seconds is None else point.seconds
+
+
+def _parts(line: Sequence[LagPoint]) -> list[list[tuple[float, float]]]:
+    """Between times that nobody knows."""
+    parts: list[list[tuple[float, float]]] = [[]]
+    for each in line:
+        if each.seconds is None:
+            parts.append([])
+        else:
+            parts[-1].append((each.at, each.seconds))
+    return [part for part in parts if part]

@@ -17,9 +17,10 @@ from replicator.policies.memory import ShownHistory
 from replicator.service.alerts.alert_store import open_alerts
 from replicator.service.children import answer_of
 from replicator.service.pages.chart import LagPoint, chart_of
-from replicator.service.pages.needing import behind_text, is_ill, needs
+from replicator.service.pages.needing import behind_text, needs
 from replicator.service.pages.rendering import ASSETS, BYTES, render, seconds_of
 from replicator.service.pages.visiting import PageRoute, Visiting
+from replicator.service.series.series_store import FINE, lag_samples
 from replicator.service.store import RunState
 from replicator.service.web import api
 from replicator.service.web.permission import require
@@ -27,6 +28,9 @@ from replicator.service.web.serving import Serving
 
 RUNS = 100
 """Of a policy's history that the chart shows: files of its root, which may be far away."""
+
+SAMPLES = 5_000
+"""Of a day of a policy's lag: more than there are."""
 
 STATES = ("queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost")
 
@@ -56,10 +60,11 @@ def overview(request: Request, visitor: Visiting) -> Response:
     shown = {
         "status": status,
         "needs": ill,
-        "ill_policies": sum(is_ill(each) for each in policies),
+        "fresh": [each for each in policies if each.status == "none" or not each.measured],
         "policies": [(each, behind_text(each)) for each in policies],
         "jobs": {each.name: each for each in jobs},
         "of_policies": {each.policy: each for each in jobs if each.policy},
+        "compared_of": _serving(request).watch.compared,
         "next_runs": sorted((each for each in jobs if each.next and not each.paused), key=lambda each: each.next or "")[
             :8
         ],
@@ -76,7 +81,7 @@ def one_policy(request: Request, visitor: Visiting, policy: str) -> Response:
     serving = _serving(request)
     measured = serving.watch.found.get(policy)
     runs, missing = _history(serving, policy)
-    points = [
+    ends = [
         LagPoint(seconds_of(each.ended), each.lag_seconds, each.status in ("failed", "killed"))
         for each in (runs.runs if runs else [])
         if each.ended and each.lag_seconds is not None
@@ -89,7 +94,7 @@ def one_policy(request: Request, visitor: Visiting, policy: str) -> Response:
         "causes": [cause for each in ill if each.subject == policy for cause in each.causes],
         "sentence": behind_text(view),
         "lag": measured.lag if measured else None,
-        "chart": chart_of(points, view.objective_seconds),
+        "chart": chart_of(_samples(serving, policy), ends, view.objective_seconds),
         "runs": runs.runs[:20] if runs else [],
         "missing": missing,
         "job": job,
@@ -97,6 +102,13 @@ def one_policy(request: Request, visitor: Visiting, policy: str) -> Response:
         "file": serving.config.looked_for,
     }
     return render(request, "policy.html", shown)
+
+
+def _samples(serving: Serving, policy: str) -> list[LagPoint]:
+    """As it was measured over the last day."""
+    since = serving.store.now() - FINE
+    found = lag_samples(serving.store, policy, since=since, after=0.0, limit=SAMPLES)
+    return [LagPoint(each.at, each.seconds) for each in found]
 
 
 @pages.get("/jobs")
