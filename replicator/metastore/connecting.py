@@ -141,7 +141,10 @@ class Opener:
                 if isinstance(error, kind):
                     return kind(said, hint=error.hint or fitting({}, self.config))
         silent = any(isinstance(error, SilentPeer) for error in told)
-        return MetastoreUnreachable(said, hint=away_hint(self.config.uri), details={"silent": True} if silent else None)
+        hint = away_hint(self.config.uri)
+        if self.config.tls and not self.config.certificate and any(isinstance(e, ConnectionResetError) for e in told):
+            hint += "; it may want a client certificate: set certificate and key in [metastores.NAME]"
+        return MetastoreUnreachable(said, hint=hint, details={"silent": True} if silent else None)
 
     def _explained(self, address: Address, error: Exception) -> Exception:
         """The failure, or what the peer speaks in place of what is configured."""

@@ -172,12 +172,25 @@ def terminator(uri: str, certificates: Path) -> Iterator[MetastoreConfig]:
         with suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)
 
+    def drain(refused: ssl.SSLSocket) -> None:
+        """Reads until the client goes: what it has sent would reset the connection, and the alert be lost."""
+        with socket.socket(fileno=refused.detach()) as plain:
+            plain.settimeout(10)
+            plain.shutdown(socket.SHUT_WR)
+            while plain.recv(65536):
+                pass
+
     def serve() -> None:
         with suppress(OSError):
             while True:
                 client, _ = listening.accept()
                 with suppress(OSError):
-                    inside = context.wrap_socket(client, server_side=True)
+                    inside = context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+                    try:
+                        inside.do_handshake()
+                    except ssl.SSLError:
+                        drain(inside)
+                        continue
                     server = socket.create_connection((host, int(port)))
                     for pair in ((inside, server), (server, inside)):
                         threading.Thread(target=pump, args=pair, daemon=True).start()
