@@ -95,7 +95,7 @@ class MetastoreReader(Protocol):
         ...
 
     def table_names(self, db: str) -> list[str]:
-        """Tables and views of a database. Raises ObjectNotFound when the database does not exist."""
+        """Tables and views of a database, sorted. Raises ObjectNotFound when the database does not exist."""
         ...
 
     def table(self, db: str, name: str) -> Table:

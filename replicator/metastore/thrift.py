@@ -146,7 +146,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
     # --- tables
 
     def table_names(self, db: str) -> list[str]:
-        found = list(self._read(f"table names of {db}", call("get_all_tables", db)))
+        found = sorted(self._read(f"table names of {db}", call("get_all_tables", db)))
         if not found:
             self.database(db)  # a missing database has no tables either, says 2.3
         return found
