@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,7 @@ class Database:
         self._name = name
         self.url = _without_secrets(parsed)
         self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+        self._open = threading.local()
 
     def close(self) -> None:
         self._engine.dispose()
@@ -54,8 +56,22 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """All that is done in the block becomes durable together, or nothing."""
+        if (shared := getattr(self._open, "connection", None)) is not None:
+            yield shared
+            return
         with self._named(), self._engine.begin() as connection:
             yield connection
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All questions of this thread in the block are one transaction: many small ones cost more to begin and end
+        than to answer."""
+        with self.transaction() as connection:
+            before, self._open.connection = getattr(self._open, "connection", None), connection
+            try:
+                yield
+            finally:
+                self._open.connection = before
 
     def revision(self, table: str, newest: str) -> str | None:
         """Its migrations' state, which stands in `table`; None without tables. Raises FormatError for one above

@@ -25,9 +25,13 @@ from replicator.service.store import RunState
 from replicator.service.web import api
 from replicator.service.web.permission import require
 from replicator.service.web.serving import Serving
+from replicator.service.web.views import RunView
 
 RUNS = 100
 """Of a policy's history that the chart shows: files of its root, which may be far away."""
+
+AT_WORK = 20
+"""Runs of the overview that are queued or at work."""
 
 SAMPLES = 5_000
 """Of a day of a policy's lag: more than there are."""
@@ -50,12 +54,13 @@ def asset(name: str) -> Response:
 @pages.get("/")
 def overview(request: Request, visitor: Visiting) -> Response:
     """Is everything well; if not, what, since when, and what now; what comes next."""
-    who = visitor.identity
-    status, policies, jobs = api.status(request, who), api.policies(request, who).items, api.jobs(request, who).items
+    who, store = visitor.identity, _serving(request).store
+    with store.together():
+        status, jobs, alerts = api.status(request, who), api.jobs(request, who).items, open_alerts(store)
+        at_work = [RunView.of(each) for each in store.open_runs() if who.may("viewer", each.policy)]
+    policies = api.policies(request, who).items
     mine = {each.name for each in policies} | {each.name for each in jobs}
-    alerts = [
-        each for each in open_alerts(_serving(request).store) if not who.policies or each.subject.split("/")[0] in mine
-    ]
+    alerts = [each for each in alerts if not who.policies or each.subject.split("/")[0] in mine]
     ill = needs(status, policies, jobs, alerts)
     shown = {
         "status": status,
@@ -69,7 +74,7 @@ def overview(request: Request, visitor: Visiting) -> Response:
             :8
         ],
         "paused": [each for each in jobs if each.paused],
-        "running": api.runs(request, who, state=["running", "queued"], limit=20).items,
+        "running": at_work[:AT_WORK],
     }
     return render(request, "overview.html", shown)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replicator.service.pages.form_routes import forms
 from replicator.service.pages.page_routes import pages
@@ -27,7 +26,7 @@ from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.questions.catalogue import QUESTIONS
 from replicator.service.web.questions.endpoint import router_of
-from replicator.service.web.serving import Serving
+from replicator.service.web.serving import VERSION, Serving
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """There a service may show itself without tokens; not under other names, by which a foreign page may ask."""
@@ -49,7 +48,7 @@ HEADERS = {
 
 def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     """open_to_all: without a token a request may look."""
-    app = FastAPI(title="replicator", version=version("replicator"), docs_url=None, redoc_url=None)
+    app = FastAPI(title="replicator", version=VERSION, docs_url=None, redoc_url=None)
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
     app.state.streams = 0  # of events, open now
     add_problems(app)
@@ -61,16 +60,6 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     describe(app, QUESTIONS)
     for router in (signing_in, forms, plans, pages, of_roots):
         app.include_router(router)
-
-    @app.middleware("http")
-    async def limited(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        if open_to_all and request.url.hostname not in LOOPBACK:
-            found: Response = problem(421, "UsageError", "without tokens only names of this host are answered")
-        else:
-            found = await answer(request)
-        found.headers.update(HEADERS)
-        found.headers.setdefault("Cache-Control", "no-store")
-        return found
 
     @app.get("/healthz", include_in_schema=False)
     def alive() -> JSONResponse:
@@ -90,4 +79,22 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
         return Response(metrics_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_middleware(ETags)
+    if open_to_all:
+        app.add_middleware(_OwnNames)
     return app
+
+
+class _OwnNames:
+    """Refuses requests under other names than this host's own: where no token is asked for, a foreign page could ask
+    under its name."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and Request(scope).url.hostname not in LOOPBACK:
+            await problem(421, "UsageError", "without tokens only names of this host are answered")(
+                scope, receive, send
+            )
+        else:
+            await self.app(scope, receive, send)

@@ -17,6 +17,8 @@ from replicator.service.store import ALL, ServiceStore
 from replicator.service.times import iso
 from replicator.service.web.views import JobView, PolicyView, ServiceStatus
 
+VERSION = version("replicator")
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -41,7 +43,8 @@ class Serving:
 
     def jobs(self) -> list[JobView]:
         """By name."""
-        states, last = self.store.jobs(), self.store.newest()
+        with self.store.together():
+            states, last = self.store.jobs(), self.store.newest()
         return [JobView.of(job, states.get(name), last.get(name)) for name, job in sorted(self.scheduled.items())]
 
     def policies(self) -> list[PolicyView]:
@@ -50,9 +53,11 @@ class Serving:
 
     def status(self) -> ServiceStatus:
         """Raises StoreUnreachable."""
-        leader, epoch, led = self.store.leader()
-        states = [each.state for each in self.store.open_runs()]
-        health, known = self.scheduler.health, self.store.jobs()
+        with self.store.together():
+            leader, epoch, led = self.store.leader()
+            states = [each.state for each in self.store.open_runs()]
+            known = self.store.jobs()
+        health = self.scheduler.health
         return ServiceStatus(
             here=self.scheduler.name,
             leader=leader,
@@ -62,7 +67,7 @@ class Serving:
             trouble=tuple(each for each in (health.trouble, health.configuration) if each),
             running=states.count("running"),
             queued=states.count("queued"),
-            version=version("replicator"),
+            version=VERSION,
         )
 
 
