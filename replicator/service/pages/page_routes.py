@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from replicator.commands.lag import history
@@ -24,11 +24,14 @@ from replicator.service.series.series_store import FINE, lag_samples
 from replicator.service.store import RunState
 from replicator.service.web import api
 from replicator.service.web.permission import require
+from replicator.service.web.questions.time_limits import Askers, Late
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import RunView
 
 RUNS = 100
 """Of a policy's history that the chart shows: files of its root, which may be far away."""
+
+PATIENCE = 5.0  # seconds for that history: the page shows the rest without it
 
 AT_WORK = 20
 """Runs of the overview that are queued or at work."""
@@ -79,13 +82,31 @@ def overview(request: Request, visitor: Visiting) -> Response:
     return render(request, "overview.html", shown)
 
 
+async def history_of(request: Request, visitor: Visiting, policy: str) -> tuple[ShownHistory | None, str]:
+    """A policy's runs, or why they cannot be read: its root may hang."""
+    require(visitor.identity, "viewer", policy)
+    config = _serving(request).config
+    if policy not in config.policies:
+        return None, ""
+    askers: Askers = request.app.state.askers
+    try:
+        return await askers.ask(policy, PATIENCE, lambda: history(policy, limit=RUNS, config=config)), ""
+    except Late:
+        return None, f"the root of its target did not answer within {PATIENCE:g} s"
+    except Error as error:
+        return None, error.message
+
+
+History = Annotated[tuple[ShownHistory | None, str], Depends(history_of)]
+
+
 @pages.get("/policies/{policy}")
-def one_policy(request: Request, visitor: Visiting, policy: str) -> Response:
+def one_policy(request: Request, visitor: Visiting, policy: str, remembered: History) -> Response:
     """A policy's state, lag, runs and configuration."""
     view = api.policy(request, visitor.identity, policy)
     serving = _serving(request)
     measured = serving.watch.found.get(policy)
-    runs, missing = _history(serving, policy)
+    runs, missing = remembered
     ends = [
         LagPoint(seconds_of(each.ended), each.lag_seconds, each.status in ("failed", "killed"))
         for each in (runs.runs if runs else [])
@@ -173,14 +194,6 @@ def all_actions(request: Request, visitor: Visiting, cursor: Annotated[int, Quer
 def _serving(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
     return serving
-
-
-def _history(serving: Serving, policy: str) -> tuple[ShownHistory | None, str]:
-    """A policy's runs, or why they cannot be read."""
-    try:
-        return history(policy, limit=RUNS, config=serving.config), ""
-    except Error as error:
-        return None, error.message
 
 
 def _steps(answer: Mapping[str, object]) -> dict[str, float]:

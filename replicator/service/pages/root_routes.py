@@ -5,10 +5,12 @@ engine, never in a Spark of the service."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
@@ -32,12 +34,30 @@ from replicator.service.api_tokens import Identity
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import PageRoute, Visiting
 from replicator.service.web.permission import require
+from replicator.service.web.questions.question import SECONDS
+from replicator.service.web.questions.time_limits import Askers, Late
+from replicator.service.web.questions.within import within
 from replicator.service.web.serving import Serving
 
 ROWS = 500
 """Rows of a list; the command line has all of them."""
 
-of_roots = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+class RootPage(PageRoute):
+    """Its pages call commands about a root, each in a thread of its own and within a time limit, as questions are."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
+        bounded = within(SECONDS, _asked_root, lambda request: request.app.state.askers)
+        super().__init__(path, bounded(endpoint), **more)
+
+
+def _asked_root(given: dict[str, Any]) -> str:
+    """The place that a page is about. Raises as `_chosen`."""
+    identity = given["visitor"].identity
+    return _place(_chosen(given["request"], identity, given.get("root", ""), given.get("policy", ""))[1])
+
+
+of_roots = APIRouter(route_class=RootPage, include_in_schema=False)
 
 
 @dataclass(frozen=True)
@@ -112,15 +132,12 @@ def one_table(request: Request, visitor: Visiting, table: str, root: str = "", p
 
 
 @of_roots.get("/drills")
-def drills(request: Request, visitor: Visiting) -> Response:
-    """Drills of all policies with their measured recovery times."""
+async def drills(request: Request, visitor: Visiting) -> Response:
+    """Drills of all policies with their measured recovery times. A root that hangs keeps no other waiting."""
     config = _config(request)
-    found = {
-        name: _said(lambda name=name: _listed(name, config))  # type: ignore[misc]
-        for name in sorted(config.policies)
-        if visitor.identity.may("viewer", name)
-    }
-    return render(request, "drills.html", {"policies": found})
+    names = [name for name in sorted(config.policies) if visitor.identity.may("viewer", name)]
+    found = await asyncio.gather(*(_asked(request, name, partial(_listed, name, config)) for name in names))
+    return render(request, "drills.html", {"policies": dict(zip(names, found, strict=True))})
 
 
 @of_roots.get("/purges")
@@ -188,6 +205,15 @@ def _said(ask: Callable[[], object]) -> Said:
         return Said(ask())
     except Error as error:
         return Said(None, error.message, error.hint or "")
+
+
+async def _asked(request: Request, policy: str, ask: Callable[[], object]) -> Said:
+    """As `_said`, within a time limit."""
+    askers: Askers = request.app.state.askers
+    try:
+        return await askers.ask(policy, SECONDS, lambda: _said(ask))
+    except Late:
+        return Said(None, f"no answer within {SECONDS:g} s")
 
 
 def _listed(policy: str, config: Config) -> ShownDrills:

@@ -26,12 +26,15 @@ from replicator.service.web.permission import Who
 from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.questions.catalogue import QUESTIONS
 from replicator.service.web.questions.endpoint import router_of
+from replicator.service.web.questions.time_limits import Askers, Late
+from replicator.service.web.questions.within import too_late
 from replicator.service.web.serving import VERSION, Serving
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """There a service may show itself without tokens; not under other names, by which a foreign page may ask."""
 
 STALE = 30.0  # seconds without a step of the scheduler
+READY = 5.0  # seconds in which a store answers that is there
 OWN = ("style-src", "script-src", "connect-src", "form-action")  # only from this server, and nothing inline
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src data:; "
@@ -51,6 +54,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     app = FastAPI(title="replicator", version=VERSION, docs_url=None, redoc_url=None)
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
     app.state.streams = 0  # of events, open now
+    app.state.askers, app.state.deed_askers, readiness = Askers(), Askers(), Askers()
     add_problems(app)
     app.include_router(api)
     for deeds in (run_events, policy_deeds, plan_deeds, root_deeds):
@@ -62,16 +66,19 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
         app.include_router(router)
 
     @app.get("/healthz", include_in_schema=False)
-    def alive() -> JSONResponse:
-        """Whether the scheduler's thread goes on, also when the store is away."""
+    async def alive() -> JSONResponse:
+        """Whether the scheduler's thread goes on, also when the store is away; needs no thread."""
         health = serving.scheduler.health
         still = bool(health.trouble) or time.monotonic() - health.step < STALE
         return JSONResponse({"alive": still}, 200 if still else 503)
 
     @app.get("/readyz", include_in_schema=False)
-    def ready() -> JSONResponse:
-        """Whether the store answers. Raises StoreUnreachable."""
-        _, _, led = serving.store.leader()
+    async def ready() -> JSONResponse:
+        """Whether the store answers. Raises StoreUnreachable, and HTTPException where it does not in time."""
+        try:
+            _, _, led = await readiness.ask("", READY, serving.store.leader)
+        except Late as late:
+            raise too_late(late, READY) from None
         return JSONResponse({"ready": True, "led": led})
 
     @app.get("/metrics", include_in_schema=False)

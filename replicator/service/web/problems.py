@@ -38,6 +38,7 @@ HINTS: dict[int, tuple[str, int]] = {
     409: ("give each action an Idempotency-Key of its own", 6),
     500: ("see the log of the service", 1),
     503: ("ask again later", 75),
+    504: ("ask again later; what was begun goes on. The command line has no such limit", 75),
 }
 """Hint and exit code for what no error of ours says."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
+from fastapi.routing import APIRoute
 
 from replicator.commands.cm.pins import cm_hold, cm_release, cm_slots_drop
 from replicator.commands.housekeeping_items import housekeeping_cancel, housekeeping_rearm
@@ -22,14 +24,34 @@ from replicator.service.web.deeds.bodies import (
     consented,
     options_of,
 )
-from replicator.service.web.deeds.known_roots import KnownRoot, root_for
+from replicator.service.web.deeds.known_roots import KnownRoot, known_roots, root_for
 from replicator.service.web.deeds.recorded import What, do_once, queue_once, serving_of
 from replicator.service.web.permission import Who
+from replicator.service.web.questions.within import within
 from replicator.service.web.views import Ask, Asked
 
 Number = Annotated[int, Path(ge=1, le=2**53)]
 
-root_deeds = APIRouter(prefix="/api/v1")
+SECONDS = 90.0
+"""For an action that calls a command: some wait a minute for a run at work."""
+
+
+class DeedRoute(APIRoute):
+    """Its actions call commands within a time limit. What comes too late goes on, and its record says how it ended."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
+        bounded = within(SECONDS, _place_of, lambda request: request.app.state.deed_askers)
+        super().__init__(path, bounded(endpoint), **more)
+
+
+def _place_of(given: dict[str, Any]) -> str:
+    """Of the root that the path or the body names; "" for none."""
+    name = given.get("root") or given["ask"].root
+    found = known_roots(_config(given["request"])).get(name)
+    return found.place if found else ""
+
+
+root_deeds = APIRouter(prefix="/api/v1", route_class=DeedRoute)
 
 
 @root_deeds.post("/cmroots/{root}/holds", status_code=201)

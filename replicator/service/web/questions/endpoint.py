@@ -40,11 +40,10 @@ _PAGING = (
 def router_of(questions: Sequence[Question]) -> APIRouter:
     """Their endpoints. `add_schemas` gives the description the schemas that they refer to."""
     router = APIRouter(prefix="/api/v1", dependencies=[Depends(refuse_unknown_parameters)])
-    askers = Askers()
     for each in questions:
         router.add_api_route(
             f"/{each.path}",
-            _endpoint(each, askers),
+            _endpoint(each),
             methods=["GET"],
             summary=each.summary,
             operation_id=each.path.replace("/", "_").replace("{", "").replace("}", "").replace("-", "_"),
@@ -60,9 +59,10 @@ def parameters_of(question: Question) -> list[Parameter]:
     return [*found, *question.parameters, *(_PAGING if question.listed else ())]
 
 
-def _endpoint(question: Question, askers: Askers) -> Callable[..., Awaitable[Response]]:
+def _endpoint(question: Question) -> Callable[..., Awaitable[Response]]:
     async def endpoint(**given: Any) -> Response:
         request, who = given.pop("request"), given.pop("who")
+        askers: Askers = request.app.state.askers
         asking = _asking(question, request, who, given)
         about = asking.given_root.place if asking.given_root else asking.policy.name if asking.given_policy else ""
         try:

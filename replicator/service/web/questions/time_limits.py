@@ -57,6 +57,9 @@ class Askers:
         except TimeoutError:
             _release(taken)
             raise Late(begun=False) from None
+        except asyncio.CancelledError:
+            _release(taken)
+            raise
         future: asyncio.Future[T] = loop.create_future()
 
         def finish(result: Callable[[], T]) -> None:
