@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,7 +126,10 @@ def _without_secrets(url: URL) -> str:
     return url.set(query=hidden).render_as_string(hide_password=True)
 
 
-def _engine(url: Any, connections: int) -> Engine:
+@functools.lru_cache(maxsize=16)
+def _engine(url: URL, connections: int) -> Engine:
+    """The same one for the same database: it remembers how questions are written, which takes longer than to ask them.
+    Who closes it closes the connections that are idle."""
     if url.get_backend_name() != "sqlite":
         size = connections or 2
         return create_engine(url, pool_pre_ping=True, pool_size=size, connect_args={"connect_timeout": 10})

@@ -89,8 +89,10 @@ def housekeeping_ls(options: HousekeepingLsOptions) -> ItemPage:
     wanted, sort = options.wanted, (options.sort,) if isinstance(options.sort, str) else options.sort
     with opened(open_existing(options.cmroot).place, options.url, connections=0 if options.counted else 1) as store:
         store.check()
-        found, total = list_items(store, wanted, size=options.size, page=options.page, sort=sort)
-        return ItemPage(store.url, found, total, options.page, options.size, store.counts() if options.counted else {})
+        with store.together():
+            found, total = list_items(store, wanted, size=options.size, page=options.page, sort=sort)
+            counts = store.counts() if options.counted else {}
+        return ItemPage(store.url, found, total, options.page, options.size, counts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,9 +67,10 @@ class ItemStore(Database):
 
     def check(self) -> None:
         """For those who only look, or change single items. Raises UsageError when no run has made the tables yet."""
-        if self._revision() is None:
+        found = self._revision()
+        if found is None:
             raise UsageError(f"{self.url}: no items yet", hint="`replicator housekeeping run` makes them")
-        if self._revision() != REVISION:
+        if found != REVISION:
             raise UsageError(f"{self.url}: of an older release", hint="`replicator housekeeping run` migrates it")
 
     def _revision(self) -> str | None:
