@@ -14,7 +14,7 @@ from sqlalchemy import delete, insert, select
 
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.service.schema import token
-from replicator.service.store import ServiceStore
+from replicator.service.store import SCHEDULE, ServiceStore
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
@@ -56,7 +56,7 @@ class ShownToken:
 def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[str], seconds: float) -> str:
     """Makes a token that holds for so long; the only time that it can be read. Raises UsageError for a name that is
     none, or that another token has."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name == SCHEDULE:
         raise UsageError(f"{name!r} is no name of a token", hint="letters, digits and . _ @ -, up to 100")
     made = PREFIX + secrets.token_urlsafe(32)
     now = store.now()

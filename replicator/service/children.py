@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,24 +26,31 @@ STATES: Mapping[int, RunState] = {0: "done", 3: "partial", 4: "differs"}
 MESSAGE = 2000
 """Characters of a failure that the store keeps."""
 
+_ID = re.compile(r"\d{13}-[0-9a-f]{12}")
+
 
 class Child:
     """A run at work. `wanted`: why it was asked to end; empty: it was not. Several threads may use it."""
 
-    def __init__(self, job: str, arguments: Sequence[str], directory: Path, grace: float) -> None:
-        """directory: of its output; made. grace: seconds from SIGTERM to SIGKILL. Raises OSError."""
+    def __init__(
+        self, job: str, arguments: Sequence[str], directory: Path, grace: float, alone: float | None = None
+    ) -> None:
+        """directory: of its output; made. grace: seconds from SIGTERM to SIGKILL; alone: the same, without its server,
+        where it is another. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._grace = directory, grace
         self.job = job
         self.begun = time.monotonic()
         self.wanted = ""
+        self._again = False
         self._asked = 0.0
         self._lock = threading.Lock()
         leash, self._leash = os.pipe()
+        leashed = str(grace if alone is None else alone)
         try:
             with (directory / ANSWER).open("wb") as answer, (directory / LOG).open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "replicator.service.child", str(leash), str(grace), *arguments],
+                    [sys.executable, "-m", "replicator.service.child", str(leash), leashed, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=answer,
                     stderr=log,
@@ -56,14 +64,14 @@ class Child:
         finally:
             os.close(leash)
 
-    def stop(self, why: str, grace: float | None = None) -> None:
+    def stop(self, why: str, grace: float | None = None, *, again: bool = False) -> None:
         """Asks it to end; a second time, after its grace (None: as given at first), ends it with its group. Does not
-        wait."""
+        wait. again: its work is still wanted, as in `Ended`."""
         with self._lock:
             if self._process.returncode is not None:
                 return
             if not self.wanted:
-                self.wanted, self._asked = why, time.monotonic()
+                self.wanted, self._again, self._asked = why, again, time.monotonic()
                 self._signal(signal.SIGTERM, group=False)
             elif time.monotonic() - self._asked > (self._grace if grace is None else grace):
                 self._signal(signal.SIGKILL, group=True)
@@ -81,7 +89,7 @@ class Child:
         message, hint = str(said.get("message", ""))[:MESSAGE], str(said.get("hint", ""))[:MESSAGE]
         error = str(said.get("error", ""))[:60]
         if self.wanted and code not in STATES:
-            return Ended("cancelled", code, self.wanted, hint, error, said)
+            return Ended("cancelled", code, self.wanted, hint, error, said, again=self._again)
         if code in STATES:
             return Ended(STATES[code], code, message, hint, error, said)
         message = message or f"ended with {code} and no answer; see its log"
@@ -90,6 +98,17 @@ class Child:
     def _signal(self, number: int, *, group: bool) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.killpg if group else os.kill)(self._process.pid, number)
+
+
+def outputs_before(logs: Path, moment: float) -> list[str]:
+    """Ids of runs that were queued before a moment, in seconds since 1970, and whose outputs lie there; oldest
+    first."""
+    try:
+        with os.scandir(logs) as found:
+            ids = [each.name for each in found if _ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:  # nothing ran yet
+        return []
+    return sorted(id for id in ids if int(id[:13]) < moment * 1000)
 
 
 def answer_of(directory: Path) -> Mapping[str, object]:

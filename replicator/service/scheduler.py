@@ -13,31 +13,33 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from replicator.core.config import Config
 from replicator.errors import ConfigError, Error, StoreUnreachable
-from replicator.service.children import Child
+from replicator.service.children import Child, outputs_before
 from replicator.service.errands import is_errand, placed
 from replicator.service.jobs import Job, jobs_of
-from replicator.service.store import ALL, Ended, ServiceRun, ServiceStore
+from replicator.service.store import ALL, SCHEDULE, Ended, JobState, ServiceRun, ServiceStore
 from replicator.text.quantity import parse_duration
 
 LEASE = 30.0  # seconds
 STEP = 0.5  # seconds
 FORGET = 3600.0  # seconds from one removal of old runs to the next
+PORTION = 100  # outputs of runs that are removed without a pause
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Health:
-    """What the scheduler says of itself. `step`: of the monotonic clock, its last one that succeeded. leads: it has the
-    lease. trouble: what keeps it from its work; configuration: why the file is not heeded as it is now."""
+    """What the scheduler says of itself. `step`: of the monotonic clock, the end of its last one, well or in trouble.
+    leads: it has the lease. trouble: what keeps it from its work; configuration: why the file is not heeded as it is
+    now."""
 
-    step: float = 0.0
+    step: float = field(default_factory=time.monotonic)
     leads: bool = False
     epoch: int = 0
     trouble: str = ""
@@ -68,6 +70,7 @@ class Scheduler:
     def run(self) -> None:
         """Until `stopping` is set; then ends its runs, each with its grace. Goes on when the store is away."""
         threading.Thread(target=self._guard, name="lease", daemon=True).start()
+        threading.Thread(target=self._sweep_hourly, name="outputs", daemon=True).start()
         try:
             while not self.stopping.is_set():
                 self.step()
@@ -88,7 +91,7 @@ class Scheduler:
         while not self._over.wait(STEP):
             if self._late():
                 for child in list(self._children.values()):
-                    child.stop("the server lost its lease", self.lease / 6)
+                    child.stop("the server lost its lease", self.lease / 6, again=True)
 
     def _late(self) -> bool:
         """Whether the lease may soon be another's."""
@@ -97,7 +100,7 @@ class Scheduler:
     def _try(self, do: Callable[[], None]) -> None:
         try:
             do()
-            self.health.step, self.health.trouble = time.monotonic(), ""
+            self.health.trouble = ""
         except Error as error:
             if self.health.trouble != error.message:
                 log.warning("%s", error.message)
@@ -105,6 +108,7 @@ class Scheduler:
         except Exception as error:  # a defect in one step must not end all schedules
             log.exception("internal error")
             self.health.trouble = f"internal error: {type(error).__name__}: {error}; see the log of the service"
+        self.health.step = time.monotonic()
 
     def _step(self) -> None:
         self._read()
@@ -114,7 +118,7 @@ class Scheduler:
             self.health.leads = False
             self._reap()
             return
-        self._led_until = asked + self.lease * 2 / 3  # ends what runs while the lease is still its own
+        self._led_until = self._end_of(asked)
         if self._late():
             raise StoreUnreachable(f"{self.store.url} took too long to answer", hint="look at its load")
         if not self.health.leads or epoch != self.health.epoch:
@@ -124,9 +128,15 @@ class Scheduler:
         self.health.leads, self.health.epoch = True, epoch
         self._reap()
         self._lose_strays(epoch)
-        self._plan(self.store.now())
-        self._begin(epoch)
+        known = self.store.jobs()
+        self._plan(known, self.store.now())
+        self._begin(epoch, {name for name, state in known.items() if state.paused})
         self._forget()
+
+    def _end_of(self, asked: float) -> float:
+        """Until when it schedules by a lease that it asked for then: what runs ends while the lease is still its
+        own."""
+        return asked + self.lease * 2 / 3
 
     def _read(self) -> None:
         """The configuration, when its file has changed; a wrong one changes nothing."""
@@ -143,24 +153,25 @@ class Scheduler:
             self.health.configuration = str(error)
             log.warning("the configuration of before is in use: %s", error)
 
-    def _plan(self, now: float) -> None:
-        known, at_work = self.store.jobs(), {each.job for each in self.store.open_runs()}
+    def _plan(self, known: Mapping[str, JobState], now: float) -> None:
+        at_work = {each.job for each in self.store.open_runs()}
         all_paused = ALL in known and known[ALL].paused
         for name, job in self.jobs.items():
             state = known.get(name)
-            if state is None or state.schedule != job.schedule.text:
+            if state is None or state.schedule != job.schedule.text or state.due > job.schedule.latest(now):
                 self.store.plan(name, job.schedule.text, job.schedule.first(now))
             elif state.due <= now and name not in at_work and not state.paused and not all_paused:
                 following, missed = job.schedule.next(state.due, now)
                 self.store.enqueue_due(job, state.due, missed, following)
 
-    def _begin(self, epoch: int) -> None:
+    def _begin(self, epoch: int, paused: Set[str]) -> None:
         open_runs = self.store.open_runs()
         busy = {each.policy for each in open_runs if each.policy and each.state == "running"}
         for each in open_runs:
             if len(self._children) >= self.config.service.at_once:
                 return
-            if each.state != "queued" or each.policy in busy:
+            held = each.asked_by == SCHEDULE and paused & {each.job, ALL}
+            if each.state != "queued" or each.policy in busy or held:
                 continue
             gone = self._gone(each)
             if gone:
@@ -169,12 +180,17 @@ class Scheduler:
                 busy |= {each.policy} - {""}
                 arguments = ["--config", str(self.config_file), *self._arguments(each), "--json"]
                 try:
-                    self._children[each.id] = Child(each.job, arguments, self.directory(each.id), self.grace)
+                    self._children[each.id] = self._child(each, arguments)
                     log.info("run %s of %s begins", each.id, each.job, extra={"service_run": each.id, "job": each.job})
                 except OSError as error:
                     self.store.end(
                         each.id, Ended("failed", message=str(error), hint="look at service.logs and its disk")
                     )
+
+    def _child(self, run: ServiceRun, arguments: Sequence[str]) -> Child:
+        """Its process. Without this server it has ended before another may begin the next one, however late in its
+        lease this one dies."""
+        return Child(run.job, arguments, self.directory(run.id), self.grace, min(self.grace, self.lease / 4))
 
     def _gone(self, run: ServiceRun) -> str:
         """What it is of, where the configuration has that no more; else empty."""
@@ -200,7 +216,8 @@ class Scheduler:
             stray = each.state == "running" and each.epoch == epoch and each.id not in self._children
             if stray:
                 hint = "nothing was done; the next run makes up for it"
-                self.store.end(each.id, Ended("lost", message="the store went away while it began", hint=hint))
+                how = Ended("lost", message="the store went away while it began", hint=hint, again=True)
+                self.store.end(each.id, how)
                 log.warning("run %s was lost as it began", each.id, extra={"service_run": each.id, "job": each.job})
 
     def _reap(self) -> None:
@@ -225,17 +242,51 @@ class Scheduler:
                 child.stop(f"took longer than its timeout of {timeout:g} s")
 
     def _end_all(self, why: str) -> None:
+        renewed = time.monotonic()
         while any(child.ended() is None for child in self._children.values()):
             for child in self._children.values():
-                child.stop(why)
+                child.stop(why, again=True)
+            if time.monotonic() - renewed > STEP:
+                self._try(self._renew)
+                renewed = time.monotonic()
             time.sleep(0.05)
         self._try(self._reap)
 
+    def _renew(self) -> None:
+        """Keeps the lease that it has, while its runs end."""
+        asked = time.monotonic()
+        if self.health.leads and self.store.lead(self.name, self.lease) == self.health.epoch:
+            self._led_until = self._end_of(asked)
+        self._reap()
+
     def _forget(self) -> None:
         if time.monotonic() - self._forgot > FORGET:
-            for id in self.store.forget(parse_duration(self.config.service.keep).total_seconds()):
-                shutil.rmtree(self.directory(id), ignore_errors=True)
+            self.store.forget(self.keep)
             self._forgot = time.monotonic()
+
+    def _sweep_hourly(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.sweep()
+            except (Error, OSError) as error:
+                log.warning("outputs of runs that are forgotten stay for another hour: %s", error)
+            self._over.wait(FORGET)
+
+    def sweep(self) -> None:
+        """Removes this server's outputs of runs that are forgotten, whichever server did. Raises as the store, and
+        OSError. In a thread of its own: a disk may be slow."""
+        logs, moment = Path(self.config.service.logs), self.store.now() - self.keep
+        old = outputs_before(logs, moment)
+        for start in range(0, len(old), PORTION):
+            if start and self._over.wait(STEP):
+                return
+            some = old[start : start + PORTION]
+            for id in sorted({*some} - self.store.known(some)):
+                shutil.rmtree(logs / id, ignore_errors=True)
+
+    @property
+    def keep(self) -> float:
+        return parse_duration(self.config.service.keep).total_seconds()
 
     @property
     def grace(self) -> float:

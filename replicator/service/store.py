@@ -31,6 +31,9 @@ CONNECTIONS = 8
 ALL = "*"
 """In the place of a job: all of them are paused."""
 
+SCHEDULE = "schedule"
+"""Who asks for the runs that begin by themselves."""
+
 RunState = Literal["queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost"]
 
 
@@ -79,7 +82,8 @@ class ServiceRun:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended. error: its class; said: its whole answer, which is counted."""
+    """How a run ended. error: its class; said: its whole answer, which is counted. again: it was not its own fault, nor
+    anybody's wish: where a schedule began it, its time is due again."""
 
     state: RunState
     exit_code: int | None = None
@@ -87,6 +91,7 @@ class Ended:
     hint: str = ""
     error: str = ""
     said: Mapping[str, Any] = field(default_factory=dict)
+    again: bool = False
 
 
 class ServiceStore(Database):
@@ -118,6 +123,8 @@ class ServiceStore(Database):
         with self.transaction() as connection:
             now = self._now(connection)
             mine, free = lease.c.holder == holder, lease.c.expires <= now
+            ahead = lease.c.expires > now + 2 * seconds  # by a clock that was set back since: its holder may be gone
+            connection.execute(update(lease).where(~mine, ahead).values(expires=now + seconds))
             taken = connection.execute(
                 update(lease)
                 .where(or_(mine, free))
@@ -174,8 +181,9 @@ class ServiceStore(Database):
     ) -> tuple[str, bool]:
         """A new run, or the one of this name that is not ended; its id, and whether it is new. beside: called with both
         in the same transaction. Raises Refused where an errand of the same name is at work with other arguments."""
-        id = f"{int(due * 1000):013d}-{uuid.uuid4().hex[:12]}"
         with self.transaction() as connection:
+            now = self._now(connection)
+            id = f"{int(now * 1000):013d}-{uuid.uuid4().hex[:12]}"
             values = {
                 "id": id,
                 "job": wanted.name,
@@ -185,7 +193,7 @@ class ServiceStore(Database):
                 "reason": reason,
                 "missed": missed,
                 "due": due,
-                "queued": self._now(connection),
+                "queued": now,
                 "state": "queued",
                 "active": wanted.name,
                 "cancelled_by": "",
@@ -213,7 +221,7 @@ class ServiceStore(Database):
         def planned(connection: Connection, *_: object) -> None:
             self._upsert(connection, wanted.name, schedule=wanted.schedule.text, due=following)
 
-        self.enqueue(wanted, due, by="schedule", missed=missed, beside=planned)
+        self.enqueue(wanted, due, by=SCHEDULE, missed=missed, beside=planned)
 
     def _refuse_another(self, connection: Connection, found: str, wanted: Errand) -> None:
         arguments = connection.execute(select(run.c.arguments).where(run.c.id == found)).scalar_one()
@@ -232,7 +240,7 @@ class ServiceStore(Database):
             return bool(begun.rowcount)
 
     def end(self, id: str, how: Ended) -> None:
-        """May run twice; the first end stays, and is counted."""
+        """May run twice; the first end stays, and is counted. What is to run again is due in the same transaction."""
         with self.transaction() as connection:
             ended = connection.execute(
                 update(run)
@@ -247,7 +255,10 @@ class ServiceStore(Database):
                 )
             )
             if ended.rowcount:
-                self._count(connection, id, how)
+                row = self._count(connection, id, how)
+                if how.again and row.asked_by == SCHEDULE and not row.cancelled_by:
+                    due = update(job).where(job.c.name == row.job, job.c.due > row.due)
+                    connection.execute(due.values(due=row.due))
 
     def lose(self, epoch: int) -> list[str]:
         """Ends the runs of servers that had the lease before this epoch; their ids."""
@@ -256,7 +267,7 @@ class ServiceStore(Database):
             found = [str(id) for id in connection.execute(select(run.c.id).where(former)).scalars()]
         for id in found:
             hint = "its lease ends by itself; the next run goes on from what is there"
-            self.end(id, Ended("lost", message="its server went away", hint=hint))
+            self.end(id, Ended("lost", message="its server went away", hint=hint, again=True))
         return found
 
     def cancel(self, id: str, by: str) -> ServiceRun:
@@ -294,7 +305,7 @@ class ServiceStore(Database):
     def runs(
         self, *, job_name: str = "", states: Sequence[str] = (), before: str = "", limit: int = 50
     ) -> list[ServiceRun]:
-        """Newest first. before: an id: those that were due earlier."""
+        """Newest first. before: an id: those that were queued earlier."""
         where = [run.c.job == job_name] if job_name else []
         where += [run.c.state.in_(states)] if states else []
         where += [run.c.id < before] if before else []
@@ -334,14 +345,20 @@ class ServiceStore(Database):
             connection.execute(delete(run).where(run.c.id.in_(found)))
         return found
 
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Those that are remembered."""
+        with self.transaction() as connection:
+            return {str(id) for id in connection.execute(select(run.c.id).where(run.c.id.in_(ids))).scalars()}
+
     def _runs(self, *where: Any, order: Sequence[Any] = (), limit: int = 1000) -> list[ServiceRun]:
         with self.transaction() as connection:
             return [_to_run(row) for row in connection.execute(select(run).where(*where).order_by(*order).limit(limit))]
 
-    def _count(self, connection: Connection, id: str, how: Ended) -> None:
+    def _count(self, connection: Connection, id: str, how: Ended) -> Row[Any]:
         row = connection.execute(select(run).where(run.c.id == id)).one()
         seconds = None if row.begun is None else row.ended - row.begun
         add(connection, counts_of(json.loads(row.arguments), row.policy, how.state, seconds, how.error, how.said))
+        return row
 
     def _now(self, connection: Connection) -> float:
         """SQLite's is this machine's, as its file is."""

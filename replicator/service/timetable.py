@@ -30,6 +30,10 @@ class Schedule(Protocol):
         between."""
         ...
 
+    def latest(self, now: float) -> float:
+        """Nothing is due later than this, if it was planned by a clock that did not run ahead."""
+        ...
+
 
 @dataclass(frozen=True)
 class Every:
@@ -48,6 +52,9 @@ class Every:
     def next(self, due: float, now: float) -> tuple[float, int]:
         missed = max(0, int((now - due) // self.seconds))
         return due + (missed + 1) * self.seconds, missed
+
+    def latest(self, now: float) -> float:
+        return now + self.seconds + self.shift
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,9 @@ class Cron:
         while found <= now and missed < COUNTED:
             found, missed = self._after(found - self.shift) + self.shift, missed + 1
         return (found if found > now else self.first(now)), missed
+
+    def latest(self, now: float) -> float:
+        return self.first(self.first(now))
 
     def _after(self, moment: float) -> float:
         return next(CronSim(self.expression, datetime.fromtimestamp(moment, self.zone))).timestamp()

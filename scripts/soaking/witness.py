@@ -13,6 +13,12 @@ from typing import Any
 import psycopg
 
 OFTEN = 0.05  # seconds from one look at the processes to the next
+AGAIN = (
+    *("its server went away", "the store went away while it began"),
+    *("the service was stopped", "the server lost its lease"),
+)
+"""Messages of runs that are made up for."""
+
 ENDS = ("done", "partial", "differs", "failed", "cancelled", "lost")
 
 
@@ -97,15 +103,17 @@ class Run:
 
 
 def read_runs(store: str) -> list[Run]:
-    """In the order in which they were due."""
+    """In the order in which they were due, and came."""
     names = ", ".join(Run.__dataclass_fields__)
     with psycopg.connect(store) as connection:
-        return [Run(*row) for row in connection.execute(f"SELECT {names} FROM service_run ORDER BY due").fetchall()]
+        found = connection.execute(f"SELECT {names} FROM service_run ORDER BY due, queued")
+        return [Run(*row) for row in found.fetchall()]
 
 
 def gaps(runs: Iterable[Run], period: float, began: float, ended: float, patience: float) -> list[str]:
     """Times of a schedule that nobody accounts for, or two do: each run by it stands for its own time and for those it
-    says it missed. patience: seconds that the first and the last may be late."""
+    says it missed; the time of one that its server ended comes again. patience: seconds that the first and the last may
+    be late."""
     wrong, following = [], None
     for run in runs:
         if run.asked_by != "schedule":
@@ -114,7 +122,7 @@ def gaps(runs: Iterable[Run], period: float, began: float, ended: float, patienc
             wrong.append(f"the first one was due {run.due - began:.0f} s after the service began")
         if following is not None and abs(run.due - following) > 0.01:
             wrong.append(f"{(run.due - following) / period:+.2f} periods from {following:.1f} to {run.due:.1f}")
-        following = run.due + (run.missed + 1) * period
+        following = run.due if run.message in AGAIN else run.due + (run.missed + 1) * period
     if following is None:
         wrong.append("none")
     elif following < ended - patience:

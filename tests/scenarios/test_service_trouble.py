@@ -35,6 +35,12 @@ def ended(service: Service, job: str, server: int = -1) -> list[dict[str, Any]]:
     return [each for each in service.runs(job, server) if each["ended"]]
 
 
+def catches(process: int) -> bool:
+    """Whether it has its own way to end by SIGTERM: it is past its beginning."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> signal.SIGTERM - 1 & 1)
+
+
 def test_a_store_that_goes_away_comes_back_and_clocks_do_not_matter(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,8 +105,17 @@ def test_runs_end_before_another_may_lead_and_are_followed_by_others(silent: str
                     assert (ended.state, ended.message) == ("cancelled", "the server lost its lease"), ended
                 eventually(lambda: processes(root))
                 (run,) = seen.open_runs()
+                late = eventually(lambda: (found := processes(root)) and all(map(catches, found)) and found)
+                for each in late:
+                    os.kill(each, signal.SIGSTOP)  # it ends later than the lease, and within its grace
                 scheduler.stopping.set()
+                lease_over = time.monotonic() + 1.5 * scheduler.lease
+                eventually(lambda: time.monotonic() > lease_over)
+                assert seen.leader()[2] and processes(root) == late
+                for each in late:
+                    os.kill(each, signal.SIGCONT)
                 running.join()
+                assert seen.run(run.id).exit_code == 143
                 stray, _ = seen.enqueue(scheduler.jobs["hanging"], seen.now(), by="me")
                 epoch = seen.lead(scheduler.name, 3.0)
                 assert epoch and seen.begin(stray, scheduler.name, epoch)

@@ -1,0 +1,195 @@
+"""The scheduler, step by step: which runs begin, wait, come again, and are forgotten. Its children are real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from replicator.core.config import read_config
+from replicator.errors import UsageError
+from replicator.service import scheduler as scheduling
+from replicator.service.api_tokens import create_token
+from replicator.service.errands import Errand
+from replicator.service.jobs import Job
+from replicator.service.lag_watch import LagWatch
+from replicator.service.scheduler import Scheduler
+from replicator.service.store import ALL, SCHEDULE, Ended, ServiceStore
+from replicator.service.timetable import Cron, Every
+from replicator.service.web.app import STALE, make_app
+from replicator.service.web.serving import Serving
+
+HOUR = 3600.0
+PATIENCE = 90.0  # seconds
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ServiceStore]:
+    with ServiceStore(f"sqlite:///{tmp_path}/s.sqlite") as made:
+        made.prepare()
+        yield made
+
+
+def scheduler_of(store: ServiceStore, here: Path, names: str, **service: Any) -> Scheduler:
+    """Jobs of these letters, which end by themselves, each hour."""
+    command = json.dumps(["cm", "ls", "--cmroot", f"{here}/none"])
+    text = f"[service]\nlogs = '{here}/logs'\n" + "".join(f"{key} = {each!r}\n" for key, each in service.items())
+    text += "".join(f"[service.jobs.{name}]\ncommand = {command}\nevery = '1h'\n" for name in names)
+    (here / "replicator.toml").write_text(text)
+    return Scheduler(store, lambda: read_config(here / "replicator.toml"), here / "replicator.toml")
+
+
+def states(store: ServiceStore) -> dict[str, str]:
+    """Of each job's newest run."""
+    return {name: run.state for name, run in store.newest().items()}
+
+
+def stepping(scheduler: Scheduler, true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, scheduler.health
+        scheduler.step()
+        time.sleep(0.02)
+
+
+def ended(scheduler: Scheduler) -> None:
+    """As when its service is stopped."""
+    scheduler.stopping.set()
+    scheduler.run()
+
+
+def test_runs_wait_for_places_in_order_and_for_the_end_of_a_pause(store: ServiceStore, tmp_path: Path) -> None:
+    scheduler = scheduler_of(store, tmp_path, "abcd", at_once=1)
+    for name in "abcd":
+        by = "me" if name == "c" else SCHEDULE
+        store.enqueue(scheduler.jobs[name], store.now(), by=by)
+        store.plan(name, scheduler.jobs[name].schedule.text, store.now() + HOUR)
+    store.pause("a", "me", "")
+    store.pause("c", "me", "")
+    scheduler.step()
+    assert states(store) == {"a": "queued", "b": "running", "c": "queued", "d": "queued"}
+    store.pause(ALL, "me", "")
+    store.cancel(store.newest()["b"].id, "me")
+    stepping(scheduler, lambda: states(store)["b"] == "cancelled")
+    scheduler.step()
+    assert states(store) == {"a": "queued", "b": "cancelled", "c": "running", "d": "queued"}, "somebody wanted c"
+    ended(scheduler)
+    again = scheduler_of(store, tmp_path, "abcd", at_once=4)  # another server
+    again.step()
+    assert again.health.leads and states(store)["a"] == states(store)["d"] == "queued"
+    store.resume(ALL)
+    again.step()
+    assert (states(store)["a"], states(store)["d"]) == ("queued", "running")
+    store.resume("a")
+    again.step()
+    assert states(store)["a"] == "running"
+    ended(again)
+    assert states(store) == dict.fromkeys("abcd", "cancelled")
+    now = store.now()
+    assert {name for name, state in store.jobs().items() if state.due <= now} >= {"a", "d"}, "made up for"
+
+
+def test_what_its_server_ended_is_due_again_once(store: ServiceStore) -> None:
+    job = Job("j", ("cm", "ls"), Every(HOUR))
+    assert store.lead("one", 60) == 1
+
+    def begun(due: float, by: str = SCHEDULE, wanted: Job | Errand = job) -> str:
+        store.plan("j", job.schedule.text, due + HOUR)
+        run, _ = store.enqueue(wanted, due, by=by)
+        assert store.begin(run, "one", 1)
+        return run
+
+    store.end(begun(1000.0), Ended("cancelled", message="the service was stopped", again=True))
+    assert store.jobs()["j"].due == 1000.0
+    lost = begun(1000.0)
+    assert store.lose(2) == [lost] and store.jobs()["j"].due == 1000.0
+    store.plan("j", job.schedule.text, 2000.0)
+    store.end(lost, Ended("lost", again=True))  # its second end
+    assert store.jobs()["j"].due == 2000.0
+    cancelled = begun(1000.0)
+    store.cancel(cancelled, "me")
+    assert store.lose(2) == [cancelled] and store.jobs()["j"].due == 1000.0 + HOUR
+    for end in (Ended("cancelled", message="took longer"), Ended("failed", 1), Ended("done", 0)):
+        store.end(begun(1000.0), end)
+        assert store.jobs()["j"].due == 1000.0 + HOUR
+    for wanted in (job, Errand("verify:w", ("verify", "w"), "w")):
+        begun(1000.0, "me", wanted)
+        assert len(store.lose(2)) == 1 and store.jobs()["j"].due == 1000.0 + HOUR
+    with pytest.raises(UsageError):
+        create_token(store, SCHEDULE, "operator", [], HOUR)
+
+
+def test_the_newest_run_is_the_one_that_was_queued_last(store: ServiceStore) -> None:
+    job = Job("j", ("cm", "ls"), Every(HOUR))
+    asked, _ = store.enqueue(job, store.now(), by="me")
+    store.end(asked, Ended("done", 0))
+    made_up, _ = store.enqueue(job, store.now() - 10 * HOUR, by=SCHEDULE, missed=10)
+    store.plan("j", "", 0.0)
+    assert [each.id for each in store.runs()] == [made_up, asked] and store.newest()["j"].id == made_up
+
+
+def test_a_clock_that_ran_ahead_keeps_nothing_waiting(store: ServiceStore, tmp_path: Path) -> None:
+    scheduler = scheduler_of(store, tmp_path, "ab")
+    now, text = store.now(), scheduler.jobs["a"].schedule.text
+    store.pause(ALL, "me", "")
+    store.plan("a", text, now + 400 * 24 * HOUR)
+    store.plan("b", text, now + HOUR)
+    assert store.lead("gone", 60) == 1
+    with store.transaction() as connection:
+        connection.exec_driver_sql("UPDATE service_lease SET expires = expires + 1e6")
+    scheduler.step()  # may not lead yet: the other may be there, and asks twice a second
+    assert not scheduler.health.leads
+    with store.transaction() as connection:
+        left = connection.exec_driver_sql("SELECT expires FROM service_lease").scalar_one() - store.now()
+    assert left <= scheduler.lease
+    store.resign("gone")
+    scheduler.step()
+    found = store.jobs()
+    assert abs(found["a"].due - now) < HOUR / 2 and found["b"].due == now + HOUR
+    daily = Cron("0 3 * * *")
+    assert daily.first(now) < daily.latest(now) <= now + 48 * HOUR
+
+
+def test_outputs_of_forgotten_runs_go(store: ServiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "PORTION", 2)
+    monkeypatch.setattr(scheduling, "STEP", 0.0)
+    scheduler = scheduler_of(store, tmp_path, "a", keep="1d")
+    scheduler.sweep()  # nothing ran yet
+    store.enqueue(scheduler.jobs["a"], 5.0, by="me")
+    with store.transaction() as connection:  # it has waited for long
+        connection.exec_driver_sql("UPDATE service_run SET id = '0000000000000-000000000000'")
+    young = f"{int(store.now() * 1000 - HOUR * 1000):013d}-000000000000"
+    old = [f"{each:013d}-00000000000{each}" for each in range(1, 6)]
+    elsewhere = tmp_path / "elsewhere"
+    for each in ("0000000000000-000000000000", young, "notes", *old):
+        (tmp_path / "logs" / each).mkdir(parents=True)
+        (tmp_path / "logs" / each / "log.txt").write_text("")
+    elsewhere.mkdir()
+    (tmp_path / "logs/0000000000009-000000000000").symlink_to(elsewhere)
+    scheduler.sweep()
+    left = {each.name for each in (tmp_path / "logs").iterdir()}
+    assert left == {"0000000000000-000000000000", young, "notes", "0000000000009-000000000000"}
+
+
+def test_a_step_in_trouble_is_a_step_and_one_that_hangs_is_none(store: ServiceStore, tmp_path: Path) -> None:
+    scheduler = scheduler_of(store, tmp_path, "a")
+    watch = LagWatch(lambda: scheduler.config, scheduler.stopping)
+    transport = httpx.ASGITransport(make_app(Serving(store, scheduler, watch), open_to_all=True))
+
+    async def healthz() -> int:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asking:
+            return (await asking.get("/healthz")).status_code
+
+    (tmp_path / "s.sqlite").unlink()
+    store.close()
+    scheduler.health.step -= 2 * STALE
+    scheduler.step()
+    assert scheduler.health.trouble and asyncio.run(healthz()) == 200
+    scheduler.health.step -= 2 * STALE
+    assert asyncio.run(healthz()) == 503
