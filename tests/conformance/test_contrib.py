@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +171,40 @@ def test_the_airflow_provider_is_whole() -> None:
         assert (here / "airflow_replicator" / f"{module}.py").is_file(), module
     operators = re.findall(r"^class (\w+)\(", (here / "airflow_replicator/operators.py").read_text(), re.MULTILINE)
     assert operators and not [each for each in operators if each not in (here / "README.md").read_text()]
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    module = types.ModuleType(name)
+    module.__dict__.update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_tasks_of_airflow_fail_for_good_only_where_a_person_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Airflow: what of it the operators use is stood in for."""
+    error = type("AirflowException", (Exception,), {})
+    final, skipped = (type(name, (error,), {}) for name in ("AirflowFailException", "AirflowSkipException"))
+    given = {each.__name__: each for each in (error, final, skipped)}
+    stub(monkeypatch, "airflow")
+    stub(monkeypatch, "airflow.exceptions", **given)
+    names = ("BaseHook", "BaseOperator", "Asset")
+    stub(monkeypatch, "airflow.sdk", **{name: type(name, (), {"log": logging.getLogger("task")}) for name in names})
+    stub(monkeypatch, "requests")
+    stub(monkeypatch, "airflow_replicator", __path__=[str(HERE / "airflow" / "airflow_replicator")])
+    for name in ("airflow_replicator.assets", "airflow_replicator.hook", "airflow_replicator.operators"):
+        stub(monkeypatch, name)  # so that it goes with the stubs
+        del sys.modules[name]
+        module = importlib.import_module(name)
+
+    def ended(code: int | None, partial: str = "succeed") -> Any:
+        operator = module.ReplicatorOperator(partial=partial)
+        try:
+            return operator.judged(sys.modules["airflow_replicator.hook"].Answer(code, {"status": "x"}))
+        except error as raised:
+            return type(raised)
+
+    assert {code for code in range(256) if ended(code) is final} == {2, 4, 5, 6}
+    assert ended(0) == ended(3) == {"status": "x"}
+    assert (ended(3, "skip"), ended(3, "fail")) == (skipped, error)
+    assert {ended(code) for code in (1, 7, 75, -9, -15, 137, 143, None)} == {error}
+    rows = re.findall(r"^\| ([^|]+) \| fails, without a retry", (HERE / "airflow/README.md").read_text(), re.MULTILINE)
+    assert set(map(int, re.findall(r"\d+", rows[0]))) == {2, 4, 5, 6}

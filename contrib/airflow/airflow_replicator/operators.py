@@ -13,8 +13,9 @@ from airflow_replicator.assets import replica_asset
 from airflow_replicator.hook import Answer, ReplicatorHook
 
 PARTIAL, DIFFERS = 3, 4
-AGAIN = frozenset({7, 75, None, 1})
-"""Exit codes after which a retry may help: the lease is held, transient, lost, failed. 2, 5 and 6 want a person."""
+FINAL = frozenset({2, DIFFERS, 5, 6})
+"""Exit codes that want a person. After all others a retry may help: failed, the lease is held, transient, killed by a
+signal (-9, 137, 143), lost (None)."""
 
 LARGEST = 48_000
 """Characters of a report in XCom. Of a larger one, lists are left out."""
@@ -71,7 +72,7 @@ class ReplicatorOperator(BaseOperator):
             return _small(answer.report)
         if answer.exit_code == DIFFERS:
             raise AirflowFailException(f"differences: {json.dumps(answer.report)[:4000]}")
-        raise (AirflowException if answer.exit_code in AGAIN else AirflowFailException)(str(answer))
+        raise (AirflowFailException if answer.exit_code in FINAL else AirflowException)(str(answer))
 
 
 class ReplicatorSyncOperator(ReplicatorOperator):

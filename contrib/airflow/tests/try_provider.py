@@ -1,12 +1,14 @@
 """Tries the provider on a real Airflow, two real metastores and a real service: `try_provider.py AIRFLOW DIRECTORY`.
 
 AIRFLOW is the program in an environment that has Airflow and the provider; this runs in the environment that has
-replicator. Prints what passed, a line each, and ends with 1 where something did not."""
+replicator. Prints what passed, a line each, and ends with 1 where something did not. The README's table is that of the
+last run, as a whole."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,11 @@ from replicator.metastore.embedded import running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
 DAGS = Path(__file__).parents[1] / "example_dags"
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- written by scripts/airflow_provider -->\n", "<!-- to here -->\n"
 YEARLY = 'cron = "0 0 1 1 *"'
 CROSS = "SELECT sum(a.id * b.id) FROM range(10000000) a CROSS JOIN range(10000000) b"
-PATIENCE = 480.0  # seconds for a DAG
+PATIENCE = 900.0  # seconds for a DAG
 REPLICATOR = [sys.executable, "-m", "replicator"]
 
 
@@ -194,6 +199,20 @@ def trial_runs(trial: Trial) -> list[dict[str, Any]]:
         return list(json.load(answer)["items"])
 
 
+def with_table(page: str, trial: Trial) -> str:
+    """The page with what this run found in the place of what stood there."""
+    before, _, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert end, f"{README} lacks {BEGIN}or {END}"
+    version = trial.with_airflow("version").splitlines()[0]
+    today, load = datetime.now(UTC).date(), os.getloadavg()[2]
+    head = f"Airflow {version}, Python {platform.python_version()}, metastores of Hive 2.3, {today}"
+    cells = [(what, " ".join(said.split())[:200].replace("|", "\\|"), f"{took:.0f}") for what, said, took in trial.rows]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in [("tried", "result", "seconds"), ("---",) * 3, *cells])
+    cores = f"{os.cpu_count()} cores with a load of {load:.0f}"
+    return f"{before}{BEGIN}\n{head}, {cores}, in one run:\n\n{table}\n{END}{after}"
+
+
 def main() -> int:
     here = Path(sys.argv[2]).absolute()
     trial = Trial(sys.argv[1], here)
@@ -207,6 +226,7 @@ def main() -> int:
         server, url = serve(trial)
         trial.env = environment(trial, url, token) | {"TOKEN": token, "URL": url}
         attempts(trial)
+        README.write_text(with_table(README.read_text(), trial))
     finally:
         if server is not None:
             server.send_signal(signal.SIGTERM)
