@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from replicator.cli.brake import removal_options
-from replicator.cli.options import Session, engine_options, jobs_option, json_option, pass_session, policy_argument
+from replicator.cli.options import Session, engine_options, jobs_option, json_options, pass_session, policy_argument
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text
 from replicator.cli.sync import adopt_option, drop_left_option, run_lines
 from replicator.commands.sync import apply as run_apply
@@ -23,7 +23,7 @@ from replicator.policies.sync_plan import SyncPlan
 @adopt_option
 @drop_left_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def plan(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show the next run's changes and their cost, and write them as a plan for apply.
@@ -45,7 +45,7 @@ def plan(session: Session, /, as_json: bool, **given: Any) -> int:
 @jobs_option
 @removal_options
 @engine_options
-@json_option
+@json_options
 @pass_session
 def apply(session: Session, /, as_json: bool, **given: Any) -> int:
     """Carry out a plan, and nothing else. Safe to run again after a crash.

@@ -14,6 +14,7 @@ from replicator.cli.options import (
     engine_options,
     jobs_option,
     json_option,
+    json_options,
     pass_session,
     policy_argument,
 )
@@ -59,7 +60,7 @@ wait_option = click.option(
 @dry_run_option
 @jobs_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
     """Exchange the roles of primary and replica: planned, without loss. A second switchover switches back.
@@ -111,7 +112,7 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
 )
 @jobs_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def failover(session: Session, /, as_json: bool, **given: Any) -> int:
     """Make the replica the primary when the primary is lost. Without --force: only report the loss, and exit 6.
@@ -137,7 +138,7 @@ def failover(session: Session, /, as_json: bool, **given: Any) -> int:
 @dry_run_option
 @jobs_option
 @engine_options
-@json_option
+@json_options
 @pass_session
 def failback(session: Session, /, as_json: bool, **given: Any) -> int:
     """Make the old primary, after a failover, the replica of the new one, by difference.

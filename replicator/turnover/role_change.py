@@ -25,6 +25,7 @@ from cmroot.root import ChangeRoot
 from replicator.core.policy import Policy
 from replicator.core.report import Report
 from replicator.core.roles import Role, RoleMark
+from replicator.core.telling.told_steps import step as told_step
 from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import Error, Refused
 from replicator.metastore.client import Metastore
@@ -148,7 +149,8 @@ def carry_out(
         memory.write_role_change(change)
         began = clocks.monotonic()
         try:
-            detail = action.run()
+            with told_step(action.name):
+                detail = action.run()
         except Exception as error:
             memory.write_role_change(
                 change.with_step(action.name, status="failed", ended=iso(clock()), detail=_why(error))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faults import Fault, run_with
 from policies import Replication
-from replication_fixture import command
+from replication_fixture import command, command_in_lines
 
 from cmroot.pins import find_slot, read_pins
 from replicator.core.roles import Role, RoleMark
@@ -106,7 +106,10 @@ def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(
 
 def test_failback_with_switch_makes_the_old_primary_the_primary_again(pair: Replication) -> None:
     pair.replica("a").write("t", {"there": "12345"})
-    answer = command("--config", str(pair.config()), "failback", pair.name, "--switch")
+    answer, lines = command_in_lines("--config", str(pair.config()), "failback", pair.name, "--switch")
+    ended = [each["step"] for each in lines if each["line"] == "step" and each["state"] == "ended"]
+    assert ended[-1] == "failback" and {"fence", "promote"} <= set(ended)
+    assert {each["line"] for each in lines} >= {"step", "progress", "event"}
     assert (answer.code, answer.output["verb"], answer.output["primary"]) == (0, "switchover", "source")
     assert answer.output["bytes_copied"] == 5 and answer.output["own"]["files"] == 3
     same(pair)

@@ -50,6 +50,15 @@ def command(*arguments: str) -> Answer:
     return Answer(code, json.loads(out.getvalue()))
 
 
+def command_in_lines(*arguments: str) -> tuple[Answer, list[dict[str, Any]]]:
+    """The same by `--json-lines`: the answer, and the lines before it."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = run([*arguments, "--json-lines"])
+    *lines, last = map(json.loads, out.getvalue().splitlines())
+    return Answer(code, last), lines
+
+
 class ReplicationFixture:
     """`here` is a directory of the test; the source's `$cmroot` and the dumps are in it."""
 
