@@ -75,8 +75,8 @@ def audit() -> None:
 )
 @click.option("--who", metavar="USER", help="Only rows of this user: user@host, or user on any host.")
 @click.option("--reason", metavar="TEXT", help="Only rows with this text in their reason or detail; case is ignored.")
-@click.option("--since", metavar="TIME", help="Only rows from this time on; ISO 8601.")
-@click.option("--until", metavar="TIME", help="Only rows from before this time; ISO 8601.")
+@click.option("--since", metavar="TIME", help="Only rows from this time on; ISO 8601, or -90m, -1d, yesterday.")
+@click.option("--until", metavar="TIME", help="Only rows from before this time, as --since.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of rows.")
 @json_option
 @pass_session
@@ -85,7 +85,7 @@ def ls(session: Session, /, as_json: bool, **given: Any) -> int:
 
     \b
     Example:
-      replicator audit ls --cmroot /cm --job purge --since 2026-11-01
+      replicator audit ls --cmroot /cm --job purge --since -1d
       replicator audit ls --cmroot /cm --outcome refused --json
     """
     shown = session.call(audit_ls, **given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,6 @@ import click
 from replicator.cli.options import Session, json_option, key_file_option, pass_session
 from replicator.cli.output import aligned, size_text, time_text, write
 from replicator.commands.show import show as run
-from replicator.dumps.points import absolute_moment
 from replicator.dumps.shown import Shown
 from replicator.events.record import Change
 
@@ -25,7 +23,7 @@ SPOOL = 16 << 20  # bytes of JSON held in memory; more waits in a file
 @click.option("--files", is_flag=True, help="List the file entries, too.")
 @click.option("--table", metavar="DB.TABLE", help="Only this table, by any name that it had, and its whole database.")
 @click.option("--since", metavar="X", help="Only from an event id or a time (UTC) on, or -90m, -1d, yesterday.")
-@click.option("--until", metavar="X", help="Only up to an event id or a time.")
+@click.option("--until", metavar="X", help="Only up to an event id or a time, or -1d.")
 @key_file_option
 @json_option
 @pass_session
@@ -38,9 +36,6 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator show /warehouse/.cmroot --files
       replicator show /warehouse/.cmroot --table sales.orders --since -1d
     """
-    for name in ("since", "until"):
-        if given[name] is not None:
-            given[name] = absolute_moment(given[name], time.time())
     shown = session.call(run, **given)
     if as_json:
         _write_json(shown)

@@ -9,7 +9,7 @@ from cmroot.pins import seconds
 from cmroot.root import open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Positive
+from replicator.commands.ranges import Moment, Positive
 from replicator.errors import UsageError
 from replicator.removal.audit import AuditShown, show_audit
 from replicator.removal.bring_back import BroughtBack, bring_back
@@ -25,7 +25,7 @@ class AuditLsOptions(OfPolicy):
     object: only what was about this table, "db.table", regardless of case.
     path: only this path, and what lies below it.
     outcome: only rows with it: "intended", "removed", "refused", "failed" or "done".
-    since, until: only rows from then on, and from before then; ISO 8601.
+    since, until: only rows from then on, and from before then; ISO 8601, or back from now: -90m, -1d, yesterday.
     who: only this user's, "user@host" or "user".
     reason: only rows with this text in their reason or detail, regardless of case.
     limit: at most so many rows.
@@ -39,8 +39,8 @@ class AuditLsOptions(OfPolicy):
     object: str | None = None
     path: str | None = None
     outcome: Literal["intended", "removed", "refused", "failed", "done"] | None = None
-    since: str | None = None
-    until: str | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     who: str | None = None
     reason: str | None = None
     limit: Positive = 1000
@@ -73,7 +73,9 @@ def _time(text: str | None, option: str) -> str | None:
     try:
         _ = text is None or seconds(text)
     except ValueError as error:
-        raise UsageError(f"--{option} {text!r} is no time", hint="write 2026-11-01 or 2026-11-01T12:00:00Z") from error
+        raise UsageError(
+            f"--{option} {text!r} is no time", hint="write 2026-11-01, 2026-11-01T12:00:00Z, -1d or yesterday"
+        ) from error
     return text
 
 

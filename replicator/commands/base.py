@@ -27,7 +27,7 @@ from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from cmroot.store.drivers.endpoints import VARIABLE, as_text, use
 from cmroot.store.flow import FLOW
-from replicator.commands.ranges import Bandwidth, Natural, Share, check
+from replicator.commands.ranges import Bandwidth, Natural, Share, check, settled
 from replicator.core.config import Config, read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
@@ -86,6 +86,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
+        for name, text in settled(self).items():
+            object.__setattr__(self, name, text)
 
     @functools.cached_property
     def settings(self) -> Config:

@@ -12,6 +12,7 @@ from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import Captured
 from replicator.commands.base import Where, names, point, verb
 from replicator.commands.of_policy import Selecting
+from replicator.commands.ranges import Moment
 from replicator.core.policy import Keeper
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import SUPPORTED, FormatChoice
@@ -57,8 +58,8 @@ class DumpOptions(Selecting):
     cmroot: str = ""
     out: str
     db: str | Sequence[str] = ()
-    since: str | int | None = None
-    until: str | int | None = None
+    since: Moment | int | None = None
+    until: Moment | int | None = None
     slot: str = ""
     capture_first: bool = True
     scan: bool = True

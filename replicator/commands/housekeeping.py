@@ -13,6 +13,7 @@ from typing import ClassVar
 from cmroot.store.resolve import as_written
 from replicator.commands.base import Where, names, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Moment
 from replicator.commands.removing import Removing
 from replicator.core.following import Stop
 from replicator.errors import UsageError
@@ -57,7 +58,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
     all_databases: bool = False
     capture: bool = True
     scan: bool = True
-    at: str | None = None
+    at: Moment | None = None
     default_unreferenced: str | None = None
     default_expired: str | None = None
     allow_immediate: bool = False

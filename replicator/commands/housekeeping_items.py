@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from cmroot.root import open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Between, Natural
+from replicator.commands.ranges import Between, Moment, Natural
 from replicator.housekeeping.item_queries import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
 from replicator.housekeeping.opening import alone, opened, time_of
 
@@ -52,10 +52,10 @@ class HousekeepingLsOptions(ItemsOptions):
     path: str | None = None
     status: str | None = None
     lifecycle: Literal["unreferenced", "expired"] | None = None
-    deleted_before: str | None = None
-    deleted_after: str | None = None
-    registered_before: str | None = None
-    registered_after: str | None = None
+    deleted_before: Moment | None = None
+    deleted_after: Moment | None = None
+    registered_before: Moment | None = None
+    registered_after: Moment | None = None
     size: Annotated[int, Between(1, 100_000)] = 1000
     page: Natural = 0
     sort: str | Sequence[str] = ()

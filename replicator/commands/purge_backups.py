@@ -11,7 +11,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import Where, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Natural
+from replicator.commands.ranges import Moment, Natural
 from replicator.commands.removing import Removing
 from replicator.errors import UsageError
 from replicator.purge.backups.backups import BackupList, list_backups
@@ -65,7 +65,7 @@ class PurgeUndoOptions(OfPolicy):
     cmroot: str = field(default="", kw_only=False)
     table: str = field(default="", kw_only=False)
     partition: str = field(default="", kw_only=False)
-    backup: str | None = None
+    backup: Moment | None = None
     revert: bool = False
     dry_run: bool = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +11,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from replicator.errors import UsageError
+from replicator.text.moments import absolute_moment
 from replicator.text.quantity import LEAST_RATE
 
 
@@ -39,9 +41,33 @@ Bandwidth = Annotated[int, Between(LEAST_RATE)]
 Share = Annotated[float, Between(0, 1)]
 
 
+@dataclass(frozen=True)
+class Back:
+    """A moment: an event id or time, or back from now, which `settled` makes a time."""
+
+    def complaint(self, value: Any, kind: type) -> str:
+        if not isinstance(value, str):
+            return f"{value!r} is not a moment such as 2026-03-01T12:00:00Z or -1d"
+        try:
+            absolute_moment(value, time.time())
+        except UsageError as error:
+            return error.message
+        return ""
+
+
+Moment = Annotated[str, Back()]
+
+
+def settled(options: Any) -> dict[str, str]:
+    """Fields that are moments back from now, as times."""
+    hints, now = _hints(cast(Hashable, type(options))), time.time()
+    given = {name: getattr(options, name, None) for name, hint in hints.items() if Moment in _members(hint)}
+    return {name: absolute_moment(text, now) for name, text in given.items() if isinstance(text, str)}
+
+
 def check(options: Any) -> None:
-    """Raises UsageError for a field whose annotation is a range, a choice (`Literal`), several of them or a duration,
-    and whose value is none of these."""
+    """Raises UsageError for a field whose annotation is a range, a choice (`Literal`), several of them, a duration or a
+    moment, and whose value is none of these."""
     for name, hint in _hints(cast(Hashable, type(options))).items():
         value = getattr(options, name, None)
         complaint = "" if value is None else _complaint(value, hint)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import Copying, Where, names, verb
 from replicator.commands.of_policy import OfPolicy, only_one
-from replicator.commands.ranges import Jobs
+from replicator.commands.ranges import Jobs, Moment
 from replicator.core.runtime import JOBS
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.pitr import plan as planning
@@ -28,7 +28,7 @@ class RestoreOptions(Copying, OfPolicy):
     db: the database, by its name then.
     table: only this table, or these, by their names then.
     partition: only these partitions of the one table, "k=v" or "k=v/k2=v2", into a database that does not have it.
-    to: the moment: an event id, or a time (UTC).
+    to: the moment: an event id, a time (UTC), or back from now: -90m, -1d, yesterday.
     target: the metastore that gets it: a thrift URI, several separated by commas, or a configured name.
     target_catalog: the target's, on Hive 3 and newer; None: the server's default one.
     into: the database to make; None: <db>_restored_<event>.
@@ -50,7 +50,7 @@ class RestoreOptions(Copying, OfPolicy):
     db: str = ""
     table: str | Sequence[str] = ()
     partition: str | Sequence[str] = ()
-    to: str | int
+    to: Moment | int
     target: Where = ""
     target_catalog: str | None = None
     into: str | None = None

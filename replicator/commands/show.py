@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from replicator.commands.base import Options, verb
+from replicator.commands.ranges import Moment
 from replicator.dumps.points import parse_moment
 from replicator.dumps.shown import Narrowing, Shown, narrowed, open_shown
 from replicator.errors import UsageError
@@ -18,15 +19,16 @@ class ShowOptions(Options):
     files: list the file entries, too.
     key_file: keys, one a line, one of which must have signed a dump; None: that of [dumps], if any.
     table: only records of this table, "db.table", by any name that it had, and those of its whole database.
-    since, until: only records from this moment on, and up to it: an event id, or a time (UTC).
+    since, until: only records from this moment on, and up to it: an event id, a time (UTC), or back from
+      now: -90m, -1d, yesterday.
     """
 
     place: str = field(kw_only=False)
     files: bool = False
     key_file: str | None = None
     table: str | None = None
-    since: str | int | None = None
-    until: str | int | None = None
+    since: Moment | int | None = None
+    until: Moment | int | None = None
 
 
 @verb(ShowOptions)

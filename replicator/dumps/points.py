@@ -7,14 +7,13 @@ counts as at least as late as every segment before it, so a clock that was set b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from cmroot.log.captured import Capture, Segment
+from cmroot.pins import seconds
 from cmroot.store.resolve import as_written
 from replicator.captures.fold import read_records
 from replicator.dumps.layout import FINISHED, Point, Scope, open_parts
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
-from replicator.text.quantity import parse_duration
 
 
 def resolve_until(log: Sequence[Segment], text: str | None) -> Point:
@@ -90,26 +89,12 @@ def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:
     if text.isdigit():
         return int(text), None
     try:
-        moment = datetime.fromisoformat(text)
+        return None, int(seconds(text))
     except ValueError:
         raise UsageError(
             f"{option} {text!r} is neither an event id, nor a time, nor a finished dump",
-            hint="e.g. 4711, 2026-03-01T12:00:00Z, or the directory of an earlier dump",
+            hint="e.g. 4711, 2026-03-01T12:00:00Z, -1d, or the directory of an earlier dump",
         ) from None
-    return None, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
-
-
-def absolute_moment(text: str, now: float) -> str:
-    """An ISO 8601 time (UTC) for a moment that counts back from now (seconds since the epoch), `-90m`, `-1d` or
-    `yesterday`; any other text as it is. Raises UsageError for a duration that is none."""
-    back = "-1d" if text == "yesterday" else text
-    if not back.startswith("-"):
-        return text
-    try:
-        moment = datetime.fromtimestamp(now - parse_duration(back[1:]).total_seconds(), UTC)
-    except (ValueError, OverflowError, OSError) as error:
-        raise UsageError(f"{text!r}: {error}", hint="e.g. -1d, -90m, yesterday") from None
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _end(segment: Segment, capture: Capture | None = None) -> Point:

@@ -84,6 +84,7 @@ def test_the_audit_has_certificates_and_filters(tmp_path: Path) -> None:
     assert found(until=moments[1]) == ["adone"] and found(since=moments[1]) == everything[1:]
     assert found(since=moments[1], until=moments[2]) == ["bdone"]
     assert found(who="bob", outcome="refused", reason="hold", job="purge") == ["brefused"]
+    assert found(since="-36500d") == everything and found(until="-36500d") == []
     for option in ("since", "until"):
         with pytest.raises(UsageError, match=f"--{option} 'soon' is no time"):
             replicator.audit_ls(cmroot=root, **{option: "soon"})

@@ -6,13 +6,16 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 import click
 import pytest
 
 import replicator
 from replicator.cli import table
+from replicator.commands.audit import AuditLsOptions
 from replicator.commands.base import CATALOGS, Options, pairs, renames
+from replicator.commands.ranges import Moment
 from replicator.errors import UsageError
 
 DOOR_ONLY = {"as_json", "json_lines", "nagios", "allow_gaps"}
@@ -53,6 +56,27 @@ def test_a_command_on_a_metastore_takes_its_catalog_or_says_why_not(name: str) -
     given = {parameter.name for parameter in command.params if isinstance(parameter, click.Option)}
     missing = {option for side, option in CATALOGS.items() if side in given} - given
     assert not missing or "default catalog" in (command.help or ""), missing
+
+
+def test_every_command_that_copies_or_compares_takes_json_lines() -> None:
+    silent = {"cm_ls", "cm_slots"}  # lists
+    options = {name: {each for one in command.params for each in one.opts} for name, command in COMMANDS.items()}
+    long = {name for name, given in options.items() if {"--jobs", "--engine", "--bandwidth"} & given} - silent
+    assert {name for name in long if "--json-lines" not in options[name]} == set() and "failback" in long
+
+
+def test_moments_are_given_alike_everywhere() -> None:
+    """Every option that takes one is a `Moment`: a time, or back from now."""
+    ends = {"legal_hold_add"}  # in the future
+    metavars = {(name, one.name): one.metavar for name, command in COMMANDS.items() for one in command.params}
+    found = {key for key, metavar in metavars.items() if metavar in ("X", "TIME") and key[0] not in ends}
+    assert len(found) > 15
+    for name, option in found:
+        hint = get_type_hints(getattr(replicator, name).options, include_extras=True)[option]
+        assert hint is Moment or Moment in get_args(hint), (name, option)
+    assert AuditLsOptions(cmroot="/cm", since="yesterday").since == AuditLsOptions(cmroot="/cm", since="-1d").since
+    with pytest.raises(UsageError, match=r"--until.*not a duration"):
+        AuditLsOptions(cmroot="/cm", until="-soon")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -13,7 +13,6 @@ from cmroot.log.compact import compact
 from cmroot.root import create_or_open
 from replicator.commands.show import show
 from replicator.core.model import Database, Table
-from replicator.dumps.points import absolute_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.events.lines import encode
 from replicator.events.record import (
@@ -26,6 +25,7 @@ from replicator.events.record import (
     EventsLost,
 )
 from replicator.pitr.recovery_points import moment, retained
+from replicator.text.moments import absolute_moment
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
 
@@ -115,6 +115,7 @@ def test_a_log_shows_what_happened_to_one_table(log: Log) -> None:
     assert shown() == [11, 12, 13, 14]
     assert shown(table="D.t") == [11, 13] and shown(table="d.u") == [13, 14]
     assert shown(table="d.t", since=12) == [13] and shown(since="1970-01-01T00:17:10Z") == [13, 14]
+    assert shown(since="yesterday") == [] and shown(until="-1d") == [11, 12, 13, 14]
     assert shown(until=12) == shown(until="1970-01-01T00:17:00Z") == [11, 12]
     for wrong in ({"table": "t"}, {"table": "d."}, {"since": "soon"}):
         with pytest.raises(UsageError):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.commands.ranges import Rows
+from replicator.commands.ranges import Moment, Rows
 from replicator.pitr.kept import LIMIT, KeptList, list_kept
 from replicator.pitr.past_files import FoundList, PutBack, find_files, put_back
 
@@ -90,7 +90,7 @@ class CmGetOptions(OfPolicy):
 
     what: str = field(kw_only=False)
     cmroot: str = ""
-    at: str | int | None = None
+    at: Moment | int | None = None
     to: str | None = None
     overwrite: bool = False
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Moment
 from replicator.pitr import pins
 from replicator.pitr.pins import PinList, Pinned
 
@@ -52,7 +53,7 @@ class CmSlotsCreateOptions(OfPolicy):
 
     name: str = field(kw_only=False)
     cmroot: str = ""
-    at: str | int | None = None
+    at: Moment | int | None = None
     consumer: str = ""
 
 
@@ -82,7 +83,7 @@ class CmSlotsConfirmOptions(OfPolicy):
 
     name: str = field(kw_only=False)
     cmroot: str = ""
-    at: str | int
+    at: Moment | int
     back: bool = False
 
 
@@ -136,7 +137,7 @@ class CmHoldOptions(OfPolicy):
 
     name: str = field(kw_only=False)
     cmroot: str = ""
-    at: str | int | None = None
+    at: Moment | int | None = None
     reason: str = ""
 
 

@@ -15,7 +15,6 @@ from replicator.commands.cm.pins import cm_slots
 from replicator.commands.lag import history
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.policy import matching_databases
-from replicator.dumps.points import absolute_moment
 from replicator.errors import Error, UsageError
 from replicator.housekeeping.opening import time_of
 from replicator.pitr.pins import PinList, SlotState
@@ -27,6 +26,7 @@ from replicator.service.store import ServiceRun
 from replicator.service.times import iso
 from replicator.service.web.questions.named_roots import option_of, roots_of
 from replicator.service.web.questions.question import Asking
+from replicator.text.moments import absolute_moment
 
 LOOKED_AT = 200
 """Newest runs in which the last verification is looked for."""

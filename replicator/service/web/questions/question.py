@@ -181,9 +181,9 @@ def _kind(hint: Any) -> Any:
     members = [each for each in _members(hint) if each is not type(None)]
     chosen = members[0]
     if get_origin(chosen) is Annotated:
-        kind, between = get_args(chosen)
-        assert isinstance(between, Between)
-        return Annotated[kind, Query(ge=between.least, le=between.most)] | None
+        kind, limits = get_args(chosen)
+        if isinstance(limits, Between):
+            return Annotated[kind, Query(ge=limits.least, le=limits.most)] | None
     if get_origin(chosen) is Literal or chosen in (bool, int, float):
         return chosen | None
     return Annotated[str, Query(max_length=TEXT)] | None
