@@ -23,7 +23,7 @@ from replicator.diagnosis import machine
 from replicator.diagnosis.bundle import Bundle, MissingPart
 from replicator.diagnosis.masking import Mask
 from replicator.diagnosis.roots import root_summary
-from replicator.diagnosis.sources import environment, secrets, settings
+from replicator.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
 from replicator.policies import lag as lags
 from replicator.policies.memory import Memory, shown_history
 from replicator.service.schema import REVISIONS
@@ -80,6 +80,8 @@ def diagnose(
     health = {policy.name: _add_policy(bundle, policy, subject.config) for policy in subject.policies}
     for number, place in enumerate(_roots(subject)):
         bundle.add(f"roots/{number}.json", partial(root_summary, place))
+    if log := env.get(OVERRIDDEN["log.file"]) or subject.config.log.file:
+        bundle.add("log.txt", partial(_end, Path(log)))
     _add_service(bundle, subject.config)
     bundle.add("missing.json", lambda: bundle.missing)
     bundle.add("README.txt", lambda: _about(bundle, now))
@@ -114,7 +116,7 @@ def _add_settings(bundle: Bundle, subject: Subject, env: Mapping[str, str]) -> N
         and subject.config == Config(looked_for=subject.config.looked_for)
     ):
         bundle.lack("configuration", f"there is none: {subject.config.looked_for}")
-    bundle.add("configuration.json", lambda: settings(subject.config, subject.file, bundle.mask))
+    bundle.add("configuration.json", lambda: settings(subject.config, subject.file, bundle.mask, env))
     bundle.add("environment.json", lambda: environment(bundle.mask, env))
 
 

@@ -28,25 +28,37 @@ _SHOWN = re.compile(r"(REPLICATOR|SPARK|PYSPARK|HADOOP|HIVE|YARN|JAVA|KRB5|LC_|L
 _TOLD = re.compile(r"(AWS|AZURE|GOOGLE|GCS|PG|S3|SSL|HTTPS?_PROXY|NO_PROXY|XDG|TMPDIR)", re.IGNORECASE)
 
 
+OVERRIDDEN = {
+    "log.format": "REPLICATOR_LOG_FORMAT",
+    "log.level": "REPLICATOR_LOG_LEVEL",
+    "log.file": "REPLICATOR_LOG_FILE",
+    "log.heartbeat": "REPLICATOR_HEARTBEAT",
+}
+"""Variables that give a key's value to every command, whatever the file says; others give options of one command."""
+
+
 class Setting(msgspec.Struct, frozen=True):
-    """key: as docs/configuration.md names it. source: "FILE:LINE", "FILE", "default", or "caller"."""
+    """key: as docs/configuration.md names it. source: "env:NAME", "FILE:LINE", "FILE", "default", or "caller"."""
 
     key: str
     value: Any
     source: str
 
 
-def settings(config: Config, file: Path | None, mask: Mask) -> list[Setting]:
+def settings(config: Config, file: Path | None, mask: Mask, env: Mapping[str, str] = {}) -> list[Setting]:
     """Every key that is set, and every other one with its default. file: what was read; None: the caller gave values.
-    A file that is no TOML raises ConfigError."""
+    env: what overrides them. A file that is no TOML raises ConfigError."""
     written, lines = _written(file) if file else ({}, {})
     effective = dict(_flat(_effective(config)))
-    keys = sorted({*written, *effective})
+    given = {key: name for key, name in OVERRIDDEN.items() if env.get(name)}
+    keys = sorted({*written, *effective, *given})
     found = []
     for key in keys:
         value = written.get(key, effective.get(key))
         source = "default" if file else "caller"
-        if key in written:
+        if key in given:
+            value, source = env[given[key]], f"env:{given[key]}"
+        elif key in written:
             source = f"{file}:{lines[key]}" if key in lines else str(file)
         found.append(Setting(key, shown(key, value, mask), source))
     return found

@@ -53,7 +53,7 @@ def diagnosed(config: Path, here: Path, name: str, code: int) -> dict[str, Any]:
         here,
         *("--config", str(config), "--verbose", "diagnose", "west", "--json", "--out", str(out)),
         secrets=SECRETS,
-        env={"AWS_SECRET_ACCESS_KEY": SECRETS["key"].decode()},
+        env={"AWS_SECRET_ACCESS_KEY": SECRETS["key"].decode(), "REPLICATOR_LOG_FILE": f"{config.parent}/log"},
     )
     assert ends == code, said(here)[-3000:]
     with tarfile.open(out) as archive:
@@ -72,12 +72,16 @@ def test_a_bundle_says_how_a_policy_is_without_secrets(config: Path, tmp_path: P
     no_spark = environment_without_spark(tmp_path / "site")
     synced = run(here, "--config", str(config), "sync", "west", "--json", secrets=SECRETS, env=no_spark)
     assert synced == 0, said(here)[-3000:]
+    (tmp_path / "log").write_text(f"of a week ago\nPUT with {SECRETS['key'].decode()} was refused\n")
     found = diagnosed(config, here, "well", 0)
     report = found.pop("report")
     assert report["status"] == "written" and sorted(found) == report["parts"] and report["missing"] == []
     assert report["policies"] == {"west": found["policies/west/check.json"]["status"]}
     assert found["policies/west/memory.json"]["runs"][0]["status"] == "done"
     assert found["policies/west/lag.json"]["policy"] == "west"
+    assert found["log.txt"].startswith("of a week ago\nPUT with *** was refused\n")
+    log = next(each for each in found["configuration.json"] if each["key"] == "log.file")
+    assert (log["value"], log["source"]) == (f"{tmp_path}/log", "env:REPLICATOR_LOG_FILE")
     root = found["roots/0.json"]
     assert root["files"] == {"counted": 1, "directories": 1, "looked_at": 1, "complete": True, "estimate": 1}
     assert root["lease"]["held"] is False and root["pins"]["slots"] == ["west"] and root["log"]["segments"] >= 1

@@ -10,10 +10,11 @@ import pytest
 from leaks import search
 
 import replicator
-from replicator.cli.main import run
+from replicator.cli.main import cli, run
 from replicator.core.config import read_config
+from replicator.core.telling.log_config import LogConfig
 from replicator.diagnosis.masking import Mask
-from replicator.diagnosis.sources import environment, secrets, settings
+from replicator.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
 from replicator.errors import Refused
 
 SECRETS = {
@@ -104,6 +105,10 @@ def test_each_value_has_its_source_and_no_secret_is_shown(file: Path) -> None:
         "variable": "variable-of-mine",
     }.items():
         assert secret not in mask.text(f"a log says {secret}!"), name
+    given = {each.key: each for each in settings(config, file, mask, {"REPLICATOR_LOG_LEVEL": "debug"})}
+    assert (given["log.level"].value, given["log.level"].source) == ("debug", "env:REPLICATOR_LOG_LEVEL")
+    assert (found["log.level"].value, found["log.level"].source) == (None, "default")
+    assert {key for key in found if found[key] != given[key]} == {"log.level"}
     assert environment(mask, {"AWS_PROFILE": "x", "REPLICATOR_X_TOKEN": "t0ken", "JAVA_HOME": "/j", "HOME": "/h"}) == {
         "AWS_PROFILE": "(set)",
         "REPLICATOR_X_TOKEN": "***",
@@ -126,6 +131,12 @@ def test_each_value_has_its_source_and_no_secret_is_shown(file: Path) -> None:
 )
 def test_secrets_are_masked_where_tools_write_them(text: str, masked: str) -> None:
     assert Mask().text(text) == masked
+
+
+def test_variables_that_give_a_key_of_the_log_are_those_of_the_command_line() -> None:
+    names = {(each.name or "").replace("log_", ""): f"REPLICATOR_{(each.name or '').upper()}" for each in cli.params}
+    assert {key.removeprefix("log."): name for key, name in OVERRIDDEN.items()}.items() <= names.items()
+    assert {key.removeprefix("log.") for key in OVERRIDDEN} == set(LogConfig.__struct_fields__)
 
 
 def test_a_wrong_configuration_is_diagnosed(
