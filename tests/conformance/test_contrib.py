@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import importlib
 import json
 import logging
+import os
+import pwd
 import re
 import runpy
 import shlex
@@ -21,9 +24,11 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
+from replicator.cli.logs import begin_logging, end_logging
 from replicator.cli.table import COMMANDS
 from replicator.cli.table import command as table_command
 from replicator.core.config import parse_config
+from replicator.core.telling.log_config import LogConfig
 
 HERE = Path(__file__).parents[2] / "contrib"
 
@@ -49,13 +54,19 @@ def test_units_are_valid(name: str, tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not installed")
     for file in map((HERE / "systemd").joinpath, UNITS):  # with a program and a user that are here
         text = (
-            file.read_text().replace("/opt/replicator/bin/replicator", "/bin/true").replace("=replicator\n", "=root\n")
+            file.read_text()
+            .replace("/opt/replicator/bin/replicator", "/bin/true")
+            .replace("User=replicator", "User=root")
         )
         (tmp_path / file.name).write_text(text)
     unit = tmp_path / name.replace("@", "@west")
     unit.exists() or unit.symlink_to(tmp_path / name)
-    done = subprocess.run([verify, "verify", "--man=no", unit], capture_output=True, text=True, check=False)
-    assert str(tmp_path) not in done.stderr, done.stderr
+    line = [verify, "verify", "--man=no", "--recursive-errors=no", unit]  # 1 for warnings of this one, too
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    right = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(right.replace("\nWantedBy", "\nWantedBye").replace("\nUser", "\nUsr"))
+    assert subprocess.run(line, capture_output=True, check=False).returncode == 1, "a misspelled key is seen"
 
 
 @pytest.mark.parametrize("given", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
@@ -132,20 +143,32 @@ def test_the_image_is_built_where_a_daemon_is() -> None:
     subprocess.run([docker, "run", "--rm", "replicator:test", "--version"], check=True)
 
 
-def test_logrotate_reads_its_file(tmp_path: Path) -> None:
+def test_logrotate_moves_a_log_that_is_opened_again(tmp_path: Path) -> None:
     if not (logrotate := shutil.which("logrotate", path="/usr/sbin:/usr/bin")):
         pytest.skip("logrotate is not installed")
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o755)
-    (logs / "sync.log").write_text("a line\n")
+    log = logging.getLogger("replicator")
+    begin_logging(LogConfig(file=str(logs / "sync.log")))
+    log.info("before")
+    written = (logs / "sync.log").stat().st_ino
     config = tmp_path / "config"
-    config.write_text((HERE / "logrotate/replicator").read_text().replace("/var/log/replicator", str(logs)))
+    user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+    text = (HERE / "logrotate/replicator").read_text().replace("su replicator replicator", f"su {user} {group}")
+    config.write_text(text.replace("/var/log/replicator", str(logs)))
     config.chmod(0o644)
     state = tmp_path / "state"
-    done = subprocess.run([logrotate, "--force", "--state", state, config], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    assert sorted(each.name[:9] for each in logs.iterdir()) == ["sync.log", "sync.log-"]
-    assert (logs / "sync.log").read_text() == ""
+    try:
+        log.info("meanwhile")
+        done = subprocess.run([logrotate, "--force", "--state", state, config], capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        log.info("after")
+    finally:
+        end_logging()
+    now, before = sorted(logs.iterdir())
+    assert now.name == "sync.log" and before.name.startswith("sync.log-") and before.stat().st_ino == written
+    said = [[line.rpartition(": ")[2] for line in each.read_text().splitlines()] for each in (before, now)]
+    assert [[line.split()[0] for line in lines] for lines in said] == [["before", "meanwhile"], ["after"]]
 
 
 def test_manifests_fit_together() -> None:
