@@ -22,6 +22,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from packaging.specifiers import SpecifierSet
 
 from replicator.cli.logs import begin_logging, end_logging
@@ -53,12 +54,8 @@ def test_units_are_valid(name: str, tmp_path: Path) -> None:
     if not (verify := shutil.which("systemd-analyze")):
         pytest.skip("systemd-analyze is not installed")
     for file in map((HERE / "systemd").joinpath, UNITS):  # with a program and a user that are here
-        text = (
-            file.read_text()
-            .replace("/opt/replicator/bin/replicator", "/bin/true")
-            .replace("User=replicator", "User=root")
-        )
-        (tmp_path / file.name).write_text(text)
+        text = file.read_text().replace("User=replicator", "User=root")
+        (tmp_path / file.name).write_text(text.replace("/opt/replicator/bin/replicator", "/bin/true"))
     unit = tmp_path / name.replace("@", "@west")
     unit.exists() or unit.symlink_to(tmp_path / name)
     line = [verify, "verify", "--man=no", "--recursive-errors=no", unit]  # 1 for warnings of this one, too
@@ -169,6 +166,31 @@ def test_logrotate_moves_a_log_that_is_opened_again(tmp_path: Path) -> None:
     assert now.name == "sync.log" and before.name.startswith("sync.log-") and before.stat().st_ino == written
     said = [[line.rpartition(": ")[2] for line in each.read_text().splitlines()] for each in (before, now)]
     assert [[line.split()[0] for line in lines] for lines in said] == [["before", "meanwhile"], ["after"]]
+
+
+def complaints(manifest: dict[str, Any]) -> list[str]:
+    """What Kubernetes would say of it, with `--validate=strict`: unknown fields, wrong types, what is missing."""
+    known = json.loads((HERE.parent / "tests/support/kubernetes.json").read_text())
+    group, _, version = manifest["apiVersion"].rpartition("/")
+    schema = known | {"$ref": f"#/$defs/io.k8s.api.{group or 'core'}.{version}.{manifest['kind']}"}
+    return [f"{each.json_path}: {each.message}" for each in Draft202012Validator(schema).iter_errors(manifest)]
+
+
+def test_manifests_have_fields_that_kubernetes_knows() -> None:
+    for each in manifests():
+        assert complaints(each) == [], each["kind"]
+    for right, wrong in {
+        "readinessProbe": "readynessProbe",
+        "mountPath": "mountpath",
+        "matchLabels": "matchLabel",
+        "selector": "selectors",
+        "concurrencyPolicy": "concurencyPolicy",
+        "containerPort: 8484": "containerPort: http",
+    }.items():
+        texts = [each.read_text() for each in (HERE / "kubernetes").iterdir()]
+        misspelled = [yaml.safe_load_all(re.sub(rf"\b{right}\b", wrong, text)) for text in texts]
+        said = [text for each in misspelled for one in each for text in complaints(one)]
+        assert any(wrong.rpartition(" ")[2] in text for text in said), f"{wrong}: {said}"
 
 
 def test_manifests_fit_together() -> None:
