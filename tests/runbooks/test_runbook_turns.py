@@ -1,4 +1,4 @@
-"""docs/runbooks: switch-over, fail-over and fail-back, command by command."""
+"""docs/runbooks: catch-up, switch-over, fail-over and fail-back, command by command."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def test_the_runbook_switches_over_and_back_and_takes_one_back(
     def interrupt() -> None:
         assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed
 
+    assert len(play("catch-up", values(pair))) == 5
     played = play("switch-over", values(pair), before={8: interrupt})
 
     assert len(played) == 10
