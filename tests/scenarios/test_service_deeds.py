@@ -205,7 +205,10 @@ def test_a_plan_is_decided_and_applied_on_its_page(world: World) -> None:
     wrong = page.post(f"/plans/{plan}/apply", data={"csrf": own, "confirm": "other"})
     assert wrong.status_code == 400 and "needs consent" in wrong.text
     assert page.post(f"/plans/{plan}/apply", data={"confirm": name}).status_code == 403
-    applied = page.post(f"/plans/{plan}/apply", data={"csrf": own, "confirm": name})
+    form = {"csrf": own, "confirm": name, "allow_removals": "true"}
+    assert 'name="allow_removals" value="true"' in approved.text
+    assert page.post(f"/plans/{plan}/apply", data=form | {"allow_removals": "some"}).status_code == 400
+    applied = page.post(f"/plans/{plan}/apply", data=form)
     assert applied.url.path.startswith("/runs/"), applied.text
     assert world.ended(applied.url.path.rpartition("/")[2])["state"] == "done"
     world.pair.is_same()

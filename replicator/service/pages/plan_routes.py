@@ -8,7 +8,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting
-from replicator.service.web.deeds.bodies import ApplyAsk, PlanAsk
+from replicator.service.web.deeds.bodies import ApplyAsk, PlanAsk, body_of
 from replicator.service.web.deeds.plan_deeds import apply_plan, approve_plan, refuse_plan, show_plan
 from replicator.service.web.deeds.policy_deeds import PLANNING, queue_deed
 from replicator.service.web.views import Ask
@@ -46,8 +46,8 @@ def refuse(request: Request, visitor: Acting, fields: Fields, plan: str) -> Resp
 @plans.post("/plans/{plan}/apply")
 def apply(request: Request, visitor: Acting, fields: Fields, plan: str) -> Response:
     """Applies it, with the policy's name typed again, and leads to the run."""
-    ask = ApplyAsk(_reason(fields), confirm=fields.get("confirm", ""))
-    asked = apply_plan(request, visitor.identity, plan, ask)
+    given = {name: value for name, value in fields.items() if value and name != "csrf"}
+    asked = apply_plan(request, visitor.identity, plan, body_of(ApplyAsk, given))
     return RedirectResponse(f"/runs/{asked.run}", 303)
 
 

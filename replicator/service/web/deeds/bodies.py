@@ -4,11 +4,11 @@ place that a command would open."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from replicator.errors import UsageError
 from replicator.service.web.views import Ask, Words
@@ -30,6 +30,8 @@ Moment = Annotated[str, Field(pattern=rf"^([0-9]{{1,18}}|{_TIME})$")]
 
 Back = Annotated[str, Field(pattern=rf"^([0-9]{{1,18}}|{_TIME}|-[0-9]{{1,6}}[a-z]{{1,2}}|yesterday)$")]
 """A moment, or back from now."""
+
+A = TypeVar("A", bound=Ask)
 
 BESIDE = frozenset({"reason", "confirm", "policy", "root"})
 """Fields that are no options."""
@@ -184,6 +186,15 @@ def options_of(ask: Ask) -> tuple[str, ...]:
         else:
             found += [f"{name}={one}" for one in (value if isinstance(value, tuple) else (value,))]
     return tuple(found)
+
+
+def body_of(kind: type[A], given: Mapping[str, object]) -> A:
+    """A body of what a form has. Raises UsageError for what the API refuses, too."""
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", hint="mend the field") from error
 
 
 def consented(ask: Consent, name: str, what: str) -> None:
