@@ -22,7 +22,7 @@ from replicator.errors import ConfigError, Error, StoreUnreachable
 from replicator.service.children import Child, outputs_before
 from replicator.service.errands import is_errand, placed
 from replicator.service.jobs import Job, jobs_of
-from replicator.service.store import ALL, SCHEDULE, Ended, JobState, ServiceRun, ServiceStore
+from replicator.service.store import ALL, SCHEDULE, TOO_LONG, Ended, JobState, ServiceRun, ServiceStore
 from replicator.text.quantity import parse_duration
 
 LEASE = 30.0  # seconds
@@ -239,7 +239,7 @@ class Scheduler:
             elif id in asked:
                 child.stop(f"cancelled by {asked[id]}")
             elif timeout is not None and time.monotonic() - child.begun > timeout:
-                child.stop(f"took longer than its timeout of {timeout:g} s")
+                child.stop(f"{TOO_LONG} of {timeout:g} s")
 
     def _end_all(self, why: str) -> None:
         renewed = time.monotonic()

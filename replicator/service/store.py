@@ -34,6 +34,15 @@ ALL = "*"
 SCHEDULE = "schedule"
 """Who asks for the runs that begin by themselves."""
 
+TELLING = ("done", "partial", "differs", "failed", "lost")
+"""States of a run that say how its job is; a cancelled one does not, unless it took too long."""
+
+TOO_LONG = "took longer than its timeout"
+"""How the message of a run begins that was cancelled by its timeout."""
+
+SOME = 100
+"""Jobs of one query."""
+
 RunState = Literal["queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost"]
 
 
@@ -317,6 +326,20 @@ class ServiceStore(Database):
         newest = select(func.max(other.c.id)).where(other.c.job == job.c.name).scalar_subquery()
         last = select(newest).select_from(job)
         return {each.job: each for each in self._runs(run.c.id.in_(last))}
+
+    def newest_ended(self, names: Sequence[str], states: Sequence[str] = TELLING) -> dict[str, ServiceRun]:
+        """Of jobs and errands, the newest run that ended in one of the states, or by its timeout: one look into the
+        index for each."""
+        late = and_(run.c.state == "cancelled", run.c.message.startswith(TOO_LONG))
+        tells = or_(run.c.state.in_(states), late) if states is TELLING else run.c.state.in_(states)
+        found: list[ServiceRun] = []
+        for at in range(0, len(names), SOME):
+            each = [
+                select(run.c.id).where(run.c.job == name, tells).order_by(run.c.id.desc()).limit(1).scalar_subquery()
+                for name in names[at : at + SOME]
+            ]
+            found += self._runs(run.c.id.in_(each))
+        return {one.job: one for one in found}
 
     def successes(self) -> dict[str, float]:
         """When each job that was ever planned was done last; without those that never were."""

@@ -3,6 +3,7 @@ they refuse. Names and messages are full of markup."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import ssl
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import msgspec
 import pytest
 from browser import violations, watched
 from certificates import Authority
@@ -25,7 +27,7 @@ from replicator import cm_hold, legal_hold_add
 from replicator.drills.drill_record import Asked, Drill, Drills
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.policies.memory import Memory, Run
+from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
 from replicator.service.api_tokens import Role, create_token, revoke_token
 from replicator.service.store import ServiceStore
 
@@ -50,13 +52,30 @@ class World:
         return self.service.urls[0]
 
     @property
+    def checked(self) -> str:
+        """The run of a check."""
+        return str(self.service.runs("check")[0]["id"])
+
+    @property
+    def hangs(self) -> str:
+        """A run at work."""
+        return str(self.service.runs("hangs")[0]["id"])
+
+    @property
     def places(self) -> list[str]:
         """All pages."""
         run, job = self.service.runs(IMAGE)[0]["id"], f"/jobs/{quote(IMAGE)}"
         usage = f"/cmroot/usage?root={quote(self.root, safe='')}"
         some = ["/", "/policies/west", "/jobs", job, "/jobs/hangs", "/runs", f"/runs/{run}", "/runs?state=lost"]
         roots = ["/cmroot", usage, "/removals", "/tables/shop.days", "/tables/shop.none", "/drills", "/purges"]
-        return [*some, *roots, "/policies/none", "/sign-in?wrong=1"]
+        policies = [
+            "/policies/west/restore-points",
+            "/turns",
+            "/checks",
+            f"/runs/{self.checked}",
+            f"/runs/{self.hangs}",
+        ]
+        return [*some, *policies, *roots, "/policies/none", "/sign-in?wrong=1"]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +93,7 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
     with socket.create_server(("127.0.0.1", 0)) as listening:
         jobs = {
             f'"{IMAGE}"': {"command": ["cm", "ls", "--cmroot", str(here / MARKUP)], "every": "1d"},
+            "check": {"command": ["check", "west"], "every": "1d"},
             "hangs": hanging(f"thrift://127.0.0.1:{listening.getsockname()[1]}", here),
         }
         west = {
@@ -90,7 +110,7 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
         token = token_of(made, "me", "admin")
         made.start()
         eventually(lambda: made.get("policies/west")["measured"])
-        for job in (IMAGE, "west"):
+        for job in (IMAGE, "west", "check"):
             eventually(lambda job=job: (runs := made.runs(job)) and runs[0]["ended"])  # type: ignore[misc]
         yield World(made, token, root)
         made.stop()
@@ -103,8 +123,9 @@ def token_of(service: Service, name: str, role: Role, *policies: str) -> str:
 
 
 def _remember(memory: Memory) -> None:
-    """A history of runs and a drill."""
+    """A history of runs and turns, differences, and a drill."""
     begin = datetime.now(UTC) - timedelta(hours=6)
+    compared = Compared(open=("shop.days", f"shop.{IMAGE}"), open_count=2, ended=begin.isoformat())
     for number in range(12):
         at = begin + timedelta(minutes=20 * number)
         ill = number == 7
@@ -119,8 +140,13 @@ def _remember(memory: Memory) -> None:
                 lag_seconds=4.0 + 13 * (number % 5),
                 records=number,
                 error=MARKUP if ill else "",
+                compared=compared if number == 11 else None,
             )
         )
+    done = Step(name="check", status="done", started=begin.isoformat(), ended=begin.isoformat(), detail={"x": MARKUP})
+    turn = RoleChange(id="t1", policy="west", verb="switchover", started=begin.isoformat(), by=IMAGE, steps=(done,))
+    memory.write_role_change(msgspec.structs.replace(turn, ended=begin.isoformat()))
+    memory.write_role_change(msgspec.structs.replace(turn, id="t2"))
     asked = Asked(query=f"SELECT '{MARKUP}'", outcome="failed", error=IMAGE)
     drill = Drill(
         id="d1",
@@ -238,6 +264,59 @@ def test_only_what_has_changed_is_swapped(chromium: Any, world: World) -> None:
     page.context.close()
 
 
+def test_a_policy_says_what_to_do_with_its_own_values(chromium: Any, world: World) -> None:
+    page, _ = visit(chromium, world, viewport=USUAL)
+    assert f"2 tables differ from the source: shop.{IMAGE}, shop.days" in page.locator(".troubles").inner_text()
+    page.get_by_role("link", name="What to do, step by step").click()
+    page.wait_for_url("**/policies/west#runbook")
+    main = page.locator("main").inner_text()
+    config = world.service.here / "replicator.toml"
+    for line in ("sync west", "switchover west --to target", "repair west --dry-run"):
+        assert f"replicator --config {config} {line}" in main, line
+    assert page.locator("#differences ~ ul").first.inner_text().splitlines() == [f"shop.{IMAGE}", "shop.days"]
+    assert "differs from the source" in page.get_by_role("heading", name="Warnings").locator("+ ul").inner_text()
+    assert page.locator(".chart .tick, .chart .tick-ill").count() >= 2
+    page.set_viewport_size({"width": 320, "height": 700})
+    drawn = page.locator(".chart:visible")
+    assert drawn.count() == 1
+    for box in [drawn.locator("text").nth(each).bounding_box() for each in range(drawn.locator("text").count())]:
+        assert box["height"] >= 12 and box["x"] >= 0 and box["x"] + box["width"] <= 320, box
+    page.context.close()
+
+
+def test_turns_and_checks_are_those_that_somebody_may_see(world: World) -> None:
+    page = httpx.get(f"{world.url}/turns").text
+    assert "A switchover has not ended" in page and "switchover west --to target" in page and "scripts" not in page
+    page = httpx.get(f"{world.url}/checks").text
+    assert "thrift://127.0.0.1:9" in page and '<span class="ill">critical</span>' in page
+    with httpx.Client(base_url=world.url) as client:
+        client.headers["Authorization"] = f"Bearer {token_of(world.service, 'east', 'viewer', 'east')}"
+        for place in ("/turns", "/checks"):
+            assert "/policies/west" not in client.get(place).text, place
+        assert client.get("/policies/west/restore-points").status_code == 403
+
+
+def test_a_run_shows_its_progress_while_it_is_at_work(world: World) -> None:
+    task = {"title": "copy", "steps": 1, "of_steps": 4, "files": 2, "bytes": 2 << 20, "of_bytes": 8 << 20, "seconds": 2}
+    asked = {"json": {"reason": "look"}, "headers": {"Authorization": f"Bearer {world.token}"}}
+
+    def shown() -> str:
+        """The page of a run at work; it hangs for some seconds."""
+        run = httpx.post(f"{world.url}/api/v1/jobs/hangs:run", **asked).json()["run"]
+        file = world.service.here / "logs" / run / "progress.json"
+        if not file.parent.exists():
+            return ""
+        file.write_text(json.dumps({"tasks": [task]}))
+        page = httpx.get(f"{world.url}/runs/{run}").text
+        return page if "<progress" in page else ""
+
+    page = eventually(shown)
+    assert "1 of 4, 2 files, 2.0 MiB of 8.0 MiB" in page and '<progress max="8388608" value="2097152"' in page
+    assert "left</p>" in page and 'hx-trigger="every 5s"' in page
+    page = httpx.get(f"{world.url}/runs/{world.service.runs(IMAGE)[0]['id']}").text
+    assert page.count("<details><summary>Its answer, as JSON</summary>") == 1
+
+
 # ---- to act ----------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +392,27 @@ def test_a_form_is_taken_from_its_own_page_only(world: World) -> None:
     assert client.post("/jobs/none/run", data={"csrf": own}).status_code == 404
     assert client.post(place, data={"reason": "x", "csrf": own}).status_code == 303
     assert client.post("/jobs/hangs/resume", data={"csrf": own}).status_code == 303
+
+
+def test_a_policy_is_compared_and_repaired_from_its_page(world: World) -> None:
+    client, _ = session(world.url, world.token)
+    page = client.get("/policies/west").text
+    own = {"csrf": mark(page), "reason": "looked at"}
+    assert client.post("/policies/west/repair", data=own).status_code == 400  # the name was not typed
+    assert client.post("/policies/west/verify", data=own | {"level": "none"}).status_code == 400
+    assert client.post("/policies/west/verify", data=own | {"db": "hr"}).status_code == 400
+    assert client.post("/policies/west/failover", data=own).status_code == 404
+    assert client.post("/policies/west/drill", data={"reason": "x"}).status_code == 403
+    for deed, more in (
+        ("verify", {"level": "size", "db": "shop"}),
+        ("repair", {"confirm": "west", "drop_extra": "true"}),
+    ):
+        asked = client.post(f"/policies/west/{deed}", data=own | more)
+        assert asked.status_code == 303, asked.text
+        run = world.service.get(asked.headers["location"].replace("/runs", "runs"))
+        assert run["asked_by"] == "me" and run["reason"] == "looked at"
+        wanted = {"verify": ["--db=shop", "--level=size"], "repair": ["--drop-extra"]}[deed]
+        assert run["command"] == ["replicator", deed, "west", *wanted]
 
 
 def test_a_session_may_what_its_token_may(world: World) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -13,20 +15,39 @@ import pytest
 
 from replicator.cli.main import cli
 from replicator.core.config import parse_config
+from replicator.policies.lag import DatabaseLag, Lag
+from replicator.policies.memory import Compared
 from replicator.service.alerts.alert_store import OpenAlert
 from replicator.service.api_tokens import Identity, create_token, revoke_token
 from replicator.service.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
-from replicator.service.pages.chart import LagPoint, chart_of
-from replicator.service.pages.needing import behind_text, needs
+from replicator.service.errands import Errand
+from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
+from replicator.service.pages.differing_tables import Differences, still_said
+from replicator.service.pages.needing import FRESH, Beside, behind_text, needs
 from replicator.service.pages.rendering import HERE, lines, said, schedule, when
 from replicator.service.pages.root_routes import roots_of
+from replicator.service.pages.run_progress import about_of, figures_of, tasks_of
+from replicator.service.pages.runbook import RUNBOOKS, filled, kinds_of, values_of
 from replicator.service.pages.visiting import safe_place
-from replicator.service.store import ServiceStore
+from replicator.service.store import TOO_LONG, Ended, ServiceRun, ServiceStore
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 
+DOCS = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists()) / "docs"
 STATUS = ServiceStatus("a", "a", 1, True, False, (), 0, 0, "1")
 POLICY = PolicyView(
-    "west", "thrift://a:1", "thrift://b:1", ("x",), 60.0, "current", 0, 0.0, 0, 900.0, None, "2026-01-01", ()
+    "west",
+    "thrift://a:1",
+    "thrift://b:1",
+    ("x",),
+    60.0,
+    "current",
+    0,
+    0.0,
+    0,
+    900.0,
+    None,
+    "2026-01-01T00:00:00+00:00",
+    (),
 )
 NOW = "2026-11-24T00:00:00.000+00:00"
 RUN = RunView(
@@ -34,11 +55,15 @@ RUN = RunView(
     "it broke", "mend it", "a"
 )  # fmt: skip
 JOB = JobView("west", "west", ("replicator", "sync", "west"), "every 60 s", NOW, False, "", "", None)
+MOMENT = datetime.fromisoformat(str(POLICY.measured)).replace(tzinfo=UTC).timestamp()
+BESIDE = Beside(MOMENT)
 
 
 def test_nothing_needs_anybody_where_all_is_well() -> None:
-    assert needs(STATUS, [POLICY], [JOB], []) == []
-    assert needs(STATUS, [replace(POLICY, status="unknown", measured=None)], [JOB], []) == []  # not measured yet
+    assert needs(STATUS, [POLICY], [JOB], [], BESIDE) == []
+    assert (
+        needs(STATUS, [replace(POLICY, status="unknown", measured=None)], [JOB], [], BESIDE) == []
+    )  # not measured yet
 
 
 def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
@@ -49,7 +74,7 @@ def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:
         OpenAlert("disk:west/cmroot", "3", "disk", "west/cmroot", "full", "free it", 7.0, None, {}),
         OpenAlert("late:east", "4", "late", "east", "over", "", 1.0, 2.0, {}),
     ]
-    (need,) = needs(STATUS, [late], [replace(JOB, last=RUN)], alerts)
+    (need,) = needs(STATUS, [late], [replace(JOB, last=RUN)], alerts, BESIDE)
     texts = [(each.text, each.hint, each.since) for each in need.causes]
     assert texts == [
         ("41 min behind (objective 15 min): 7 events and 2.0 KiB wait", "", 5.0),
@@ -64,13 +89,68 @@ def test_one_cause_is_said_once_with_its_hint() -> None:
     broken = "cannot connect to standby:9083: refused"
     blocked = replace(POLICY, status="blocked", trouble=(f"target: {broken}", f"the run at 9:00 failed: {broken}"))
     failed = replace(RUN, message=broken, hint="start it")
-    (need,) = needs(STATUS, [blocked], [replace(JOB, last=failed)], [])
+    (need,) = needs(STATUS, [blocked], [replace(JOB, last=failed)], [], BESIDE)
     assert [(each.text, each.hint) for each in need.causes] == [(f"target: {broken}", "start it")]
     assert behind_text(blocked) == "how far it is behind is not known"
 
 
+def test_a_retry_at_work_hides_no_failure() -> None:
+    retry = replace(RUN, id="r2", state="running", ended=None, message="", hint="")
+    beside = replace(BESIDE, ended={"west": RUN})
+    (need,) = needs(STATUS, [POLICY], [replace(JOB, last=retry)], [], beside)
+    assert [(each.text, each.hint) for each in need.causes] == [("the last run: failed: it broke", "mend it")]
+    assert (need.run, need.again, need.next) == ("r1", retry, None)
+    assert needs(STATUS, [POLICY], [replace(JOB, last=retry)], [], BESIDE) == []
+    late = replace(RUN, state="cancelled", message=f"{TOO_LONG} of 5 s")
+    assert needs(STATUS, [POLICY], [replace(JOB, last=late)], [], BESIDE)
+
+
+def test_open_differences_need_somebody_by_their_names() -> None:
+    differs = Differences(7, tuple(f"hr.t{each}" for each in range(6)), NOW)
+    (need,) = needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, differences={"west": differs}))
+    (cause,) = need.causes
+    assert cause.text == "7 tables differ from the source: hr.t0, hr.t1, hr.t2, hr.t3, hr.t4 and 2 more"
+    assert cause.since == NOW and "repair" in cause.hint and (need.word, need.runbooks) == ("differs", ["differs"])
+
+
+def test_what_was_measured_long_ago_is_not_good() -> None:
+    assert needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, now=MOMENT + FRESH)) == []
+    (need,) = needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, now=MOMENT + FRESH + 1))
+    assert need.word == "unknown" and need.causes[0].since == POLICY.measured
+
+
+def test_the_newest_run_that_tells_is_found_behind_those_that_do_not(store: ServiceStore) -> None:
+    def run(name: str, state: str | None, message: str = "") -> str:
+        id, _ = store.enqueue(Errand(name, ("verify", "west"), "west"), store.now(), by="me")
+        if state:
+            store.end(id, Ended(state, message=message))  # type: ignore[arg-type]
+        return id
+
+    found = {"a": run("a", "failed"), "late": run("late", "cancelled", f"{TOO_LONG} of 5 s"), "b": run("b", "done")}
+    for name, state in (("a", "cancelled"), ("a", None), ("b", None), ("none", "cancelled")):
+        run(name, state)
+    names = ["a", "late", "b", "none", "never", *(f"more{each}" for each in range(150))]
+    assert {name: each.id for name, each in store.newest_ended(names).items()} == found
+    assert set(store.newest_ended(names, ("done",))) == {"b"}
+
+
+def test_differences_stay_until_all_was_compared_again(store: ServiceStore) -> None:
+    def verify(state: str, *more: str) -> ServiceRun:
+        id, _ = store.enqueue(Errand("verify:west", ("verify", "west", *more), "west"), store.now(), by="me")
+        store.end(id, Ended(state))  # type: ignore[arg-type]
+        return store.run(id)
+
+    differs = verify("differs", "--db=hr")
+    part, whole = verify("done", "--db=hr"), verify("done")
+    assert still_said([differs, part], None) == [differs] and still_said([differs, whole], None) == []
+    ended = datetime.fromtimestamp((differs.ended or 0.0) + 60, UTC).isoformat()
+    assert still_said([differs], Compared(ended=ended, oldest=50.0)) == []
+    assert still_said([differs], Compared(ended=ended, oldest=70.0)) == [differs]
+    assert still_said([differs], Compared(ended=ended, oldest=50.0, never=1)) == [differs]
+
+
 def test_the_service_itself_comes_first() -> None:
-    found = needs(replace(STATUS, led=False, paused=True), [], [replace(JOB, last=RUN)], [])
+    found = needs(replace(STATUS, led=False, paused=True), [], [replace(JOB, last=RUN)], [], BESIDE)
     assert [each.subject for each in found] == ["", "west"] and len(found[0].causes) == 2
 
 
@@ -79,11 +159,14 @@ def test_a_policy_that_cannot_be_measured_says_so() -> None:
     assert behind_text(POLICY) == "nothing waits"
 
 
+@pytest.mark.parametrize("frame", [WIDE, NARROW])
 @pytest.mark.parametrize("lags", [(0.0, 0.0), (1.0, 5.0), (0.0, 9e5), (3e8, 1.0)])
-def test_a_chart_has_its_points_inside_and_few_lines(lags: tuple[float, float]) -> None:
-    chart = chart_of([], [LagPoint(100.0 * at, lag) for at, lag in enumerate(lags)], 60.0)
+def test_a_chart_has_its_points_inside_and_few_lines(lags: tuple[float, float], frame: Frame) -> None:
+    runs = [LagPoint(100.0 * at, lag) for at, lag in enumerate(lags)]
+    chart = chart_of([], [*runs, LagPoint(50.0, None, ill=True, text="failed")], 60.0, frame)
     assert chart is not None and len(chart.points) == 2 and chart.objective is not None and len(chart.across) <= 5
-    assert all(chart.left <= each.x <= chart.right and 0 <= each.y <= chart.bottom for each in chart.points)
+    assert all(frame.left <= each.x <= chart.right and 0 <= each.y <= chart.bottom for each in chart.points)
+    assert [(each.ill, each.text) for each in chart.ticks] == [(False, ""), (True, "failed"), (False, "")]
 
 
 def test_one_point_is_no_chart() -> None:
@@ -173,6 +256,63 @@ def test_a_root_is_seen_by_who_may_see_all_its_policies() -> None:
     assert seen("west") == {"/west"}
     assert seen("west", "east") == {"/cm", "/west", "/east"}
     assert seen("north") == {"/other", "/north"}
+
+
+def commands_of(page: str) -> str:
+    """A page, with commands that go on in the next line as one."""
+    return re.sub(r"\s+", " ", (DOCS / f"runbooks/{page}.md").read_text().replace("\\\n", " "))
+
+
+@pytest.mark.parametrize("kind", RUNBOOKS)
+def test_the_commands_of_a_runbook_are_those_of_its_page(kind: str) -> None:
+    text = commands_of(RUNBOOKS[kind].page)
+    for step in RUNBOOKS[kind].steps:
+        assert not step.command or step.command.replace("{side}", "target") in text, step.command
+
+
+def test_a_runbook_has_the_values_of_its_policy() -> None:
+    keys = {"source": "thrift://a:1", "target": "thrift://b:1", "databases": ["hr", "x.*"], "dumps": "/d"}
+    config = parse_config({"policies": {"west": {**keys, "cmroot": "/c", "target_cmroot": "/t"}}}, "/etc/our r.toml")
+    lag = Lag("west", status="blocked", event=7, unreachable={"target": "refused"}, blocks=["the target..."])
+    assert kinds_of(lag, (), differs=True) == ["replica-away", "differs"]
+    (policy,) = config.policies.values()
+    steps = filled("replica-away", values_of(policy, config.looked_for, lag)).steps
+    assert steps[1].what.endswith("go on from event 7.")
+    assert steps[1].command == "replicator --config '/etc/our r.toml' sync west"
+    lag = replace(lag, reverse=True, event=None)
+    assert kinds_of(lag, (), differs=False) == ["primary-away"]
+    assert (
+        filled("primary-away", values_of(policy, "c", lag))
+        .steps[0]
+        .command.endswith("--metastore thrift://b:1 --db hr")
+    )
+    both = DatabaseLag("hr", "hr", "current", source_role="primary at epoch 1", target_role="primary at epoch 3")
+    warned = ["events 3 to 9 are gone: the next run compares every table"]
+    lag = Lag("west", databases=[both], warnings=warned, blocks=["a switchover was begun at 9:00 and has not ended"])
+    assert kinds_of(lag, (), differs=False) == ["two-primaries", "switchover", "lost-events"]
+    assert kinds_of(None, {"late"}, differs=False) == ["behind"] and kinds_of(None, (), differs=False) == []
+
+
+def test_progress_has_a_rate_and_what_is_left(tmp_path: Path) -> None:
+    said = {"title": "copy", "steps": 2, "of_steps": 8, "bytes": 1000, "of_bytes": 5000, "files": 3, "seconds": 10.0}
+    file = tmp_path / "progress.json"
+    file.write_text(json.dumps({"tasks": [{"title": "load", "steps": 0, "of_steps": None, "seconds": 1.0}, said]}))
+    written = file.stat().st_mtime
+    outer, copy = tasks_of(tmp_path, written)
+    assert (outer.unit, outer.of, outer.left, outer.quiet) == ("steps", None, None, None)
+    assert (copy.unit, copy.rate, copy.left, copy.quiet) == ("bytes", 100.0, 40.0, None)
+    assert tasks_of(tmp_path, written + 90)[1].rate == 10.0 and tasks_of(tmp_path, written + 90)[1].quiet == 90.0
+    file.write_text("{")
+    assert tasks_of(tmp_path, written) == tasks_of(tmp_path / "none", written) == []
+
+
+def test_an_answer_is_told_in_figures_and_names() -> None:
+    answer = {"files_copied": 3, "files_skipped": 0, "bytes_copied": 9, "bootstrapped": {"hr": "new"}, "warnings": []}
+    assert [(name, value) for name, _, value in figures_of(answer)] == [("files_copied", 3), ("bytes_copied", 9)]
+    assert about_of(answer | {"missing": [{"path": "/a", "why": ""}], "left": "x"}) == {
+        "bootstrapped": ["hr: new"],
+        "missing": ["path /a"],
+    }
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 
 from replicator.text.quantity import duration_text
 
-WIDTH, HEIGHT = 720, 220
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 28
+TOP, RIGHT, BOTTOM = 14, 12, 36
 STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
 """Seconds between lines of the lag's axis, at most four of them."""
 
@@ -20,11 +19,29 @@ POINTS = 240
 
 @dataclass(frozen=True)
 class LagPoint:
-    """at: seconds since 1970. seconds: of lag then; None: nobody knows. ill: the run that ended then failed."""
+    """at: seconds since 1970. seconds: of lag then; None: nobody knows. ill: the run that ended then failed;
+    text: how it ended."""
 
     at: float
     seconds: float | None
     ill: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Units of a drawing, in which its letters are as high as `page.css` says. left: room for the lag's axis. times:
+    spaces between the times below."""
+
+    width: int
+    height: int
+    left: int
+    times: int
+
+
+WIDE = Frame(720, 228, 64, 4)
+NARROW = Frame(360, 228, 68, 2)
+"""For a telephone: letters that can be read there."""
 
 
 @dataclass(frozen=True)
@@ -39,26 +56,34 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """lines: points of SVG polylines, from each time that nobody knows to the next. points: runs. across: lines of the
-    lag's axis; below: times; objective: its height, or None."""
+    """lines: points of SVG polylines, from each time that nobody knows to the next. points: runs with a lag; ticks: all
+    runs, below. across: lines of the lag's axis; below: times; objective: its height, or None."""
 
     lines: list[str]
     points: list[Mark]
+    ticks: list[Mark]
     across: list[Mark]
     below: list[Mark]
     objective: Mark | None
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    bottom: int = HEIGHT - BOTTOM
+    frame: Frame
+
+    @property
+    def right(self) -> int:
+        return self.frame.width - RIGHT
+
+    @property
+    def bottom(self) -> int:
+        return self.frame.height - BOTTOM
 
 
-def chart_of(samples: Sequence[LagPoint], runs: Sequence[LagPoint], objective: float | None) -> Chart | None:
-    """samples: the lag as it was measured; runs: at the ends of runs, drawn as points, and as the line where nothing
-    was measured. None for fewer than two times: a number says that."""
+def chart_of(
+    samples: Sequence[LagPoint], runs: Sequence[LagPoint], objective: float | None, frame: Frame = WIDE
+) -> Chart | None:
+    """samples: the lag as it was measured; runs: at the ends of runs, drawn as points and ticks, and as the line where
+    nothing was measured. None for fewer than two times: a number says that."""
     known = [each for each in samples if each.seconds is not None]
-    line = sorted(samples if len(known) > 1 else runs, key=lambda each: each.at)
+    measured = [each for each in runs if each.seconds is not None]
+    line = sorted(samples if len(known) > 1 else measured, key=lambda each: each.at)
     if len(line) < 2 or line[0].at == line[-1].at:
         return None
     first, last = line[0].at, line[-1].at
@@ -68,10 +93,10 @@ def chart_of(samples: Sequence[LagPoint], runs: Sequence[LagPoint], objective: f
     step = next((each for each in STEPS if top / each <= 4), STEPS[-1] * int(top / STEPS[-1] / 4 + 1))
 
     def x(at: float) -> float:
-        return round(LEFT + (at - first) / (last - first) * (WIDTH - LEFT - RIGHT), 1)
+        return round(frame.left + (at - first) / (last - first) * (frame.width - frame.left - RIGHT), 1)
 
     def y(seconds: float) -> float:
-        return round(HEIGHT - BOTTOM - seconds / top * (HEIGHT - TOP - BOTTOM), 1)
+        return round(frame.height - BOTTOM - seconds / top * (frame.height - TOP - BOTTOM), 1)
 
     def clock(at: float) -> str:
         form = "%H:%M" if last - first < 2 * 86_400 else "%b %d"
@@ -84,9 +109,14 @@ def chart_of(samples: Sequence[LagPoint], runs: Sequence[LagPoint], objective: f
             for each in ends
             if each.seconds is not None
         ],
-        across=[Mark(LEFT, y(each * step), duration_text(each * step)) for each in range(int(top / step) + 1)],
-        below=[Mark(x(at), HEIGHT - 8, clock(at)) for at in (first + part * (last - first) / 4 for part in range(5))],
-        objective=Mark(LEFT, y(objective), f"objective {duration_text(objective)}") if objective else None,
+        ticks=[Mark(x(each.at), frame.height - BOTTOM, each.text, each.ill) for each in ends],
+        across=[Mark(frame.left, y(each * step), duration_text(each * step)) for each in range(int(top / step) + 1)],
+        below=[
+            Mark(x(at), frame.height - 8, clock(at))
+            for at in (first + part * (last - first) / frame.times for part in range(frame.times + 1))
+        ],
+        objective=Mark(frame.left, y(objective), f"objective {duration_text(objective)}") if objective else None,
+        frame=frame,
     )
 
 

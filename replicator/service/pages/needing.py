@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
+from replicator.policies.lag import Lag
 from replicator.service.alerts.alert_store import OpenAlert
-from replicator.service.web.views import JobView, PolicyView, ServiceStatus
+from replicator.service.pages.differing_tables import Differences, differ_text
+from replicator.service.pages.runbook import kinds_of
+from replicator.service.store import TOO_LONG
+from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 from replicator.text.quantity import count_text, duration_text, size_text
 
 ILL_STATUS = frozenset({"late", "blocked", "unknown"})
@@ -18,6 +23,20 @@ SAID = frozenset({"late", "blocked", "unreachable", "unknown", "failing", "diffe
 
 CORE = 15
 """Characters of a message that make it that message."""
+
+FRESH = 600.0
+"""Seconds for which a measurement tells how a policy is: many times that from one to the next."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What else is known. now: seconds since 1970. ended: by job, the newest run that says how the job is, where the
+    newest one of all is at work or was cancelled. lags, differences: by policy."""
+
+    now: float
+    ended: Mapping[str, RunView] = field(default_factory=dict)
+    lags: Mapping[str, Lag] = field(default_factory=dict)
+    differences: Mapping[str, Differences] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -31,16 +50,19 @@ class Cause:
 
 @dataclass
 class Need:
-    """subject: a policy, a job, or "". place: the page about it. word: its state. run: whose log tells more. next: when
-    it is tried again. command: that shows more."""
+    """subject: a policy, a job, or "". place: the page about it. word: its state. run: whose log tells more. again: the
+    run that tries it again, at work or queued; next: when it is tried again. command: that shows more. runbooks: kinds
+    of those that say what to do, which the policy's page has."""
 
     subject: str
     place: str
     word: str
     causes: list[Cause] = field(default_factory=list)
     run: str = ""
+    again: RunView | None = None
     next: str | None = None
     command: str = ""
+    runbooks: list[str] = field(default_factory=list)
 
     def add(self, cause: Cause) -> None:
         """Unless another says the same in other words; a hint that it lacks is taken over."""
@@ -58,7 +80,11 @@ def _core(text: str) -> str:
 
 
 def needs(
-    status: ServiceStatus, policies: Sequence[PolicyView], jobs: Sequence[JobView], alerts: Iterable[OpenAlert]
+    status: ServiceStatus,
+    policies: Sequence[PolicyView],
+    jobs: Sequence[JobView],
+    alerts: Iterable[OpenAlert],
+    beside: Beside,
 ) -> list[Need]:
     """Of the service first, then of policies, then of jobs and what else alerts are about. An alert's time is that of
     its subject's causes that have none."""
@@ -67,38 +93,79 @@ def needs(
         found.setdefault("", Need("", "/jobs", "service")).add(Cause(text, hint))
     open_ = [each for each in alerts if each.over is None]
     for policy in policies:
-        if is_ill(policy):
-            need = Need(
-                policy.name, f"/policies/{policy.name}", policy.status, command=f"replicator check {policy.name}"
-            )
-            since = min((each.since for each in open_ if _about(each) == policy.name), default=None)
-            for text in policy.trouble or (behind_text(policy),):
-                need.add(Cause(text, "", since))
+        since = min((each.since for each in open_ if _about(each) == policy.name), default=None)
+        need = _of_policy(policy, since, beside)
+        if need.causes:
             found[policy.name] = need
     for job in jobs:
-        if job.last and job.last.state in ILL_STATE:
-            need = found.setdefault(job.name, Need(job.name, f"/jobs/{job.name}", job.last.state))
-            message = job.last.message or f"exit code {job.last.exit_code}"
-            need.add(Cause(f"the last run: {job.last.state}: {message}", job.last.hint, job.last.ended))
-            need.run = job.last.id
-        if job.name in found and not job.paused:
-            found[job.name].next = job.next
-    names = {each.name for each in policies}
-    seen = names | {each.name for each in jobs}
-    for each in open_:
+        _add_job(found, job, beside.ended.get(job.name, job.last))
+    _add_alerts(found, open_, {each.name for each in policies}, {each.name for each in jobs})
+    for policy in policies:
+        if policy.name in found:
+            kinds = {each.kind for each in open_ if _about(each) == policy.name}
+            found[policy.name].runbooks = kinds_of(
+                beside.lags.get(policy.name), kinds, differs=policy.name in beside.differences
+            )
+    return list(found.values())
+
+
+def _of_policy(policy: PolicyView, since: float | None, beside: Beside) -> Need:
+    """Without a cause, it needs nobody."""
+    need = Need(policy.name, f"/policies/{policy.name}", policy.status, command=f"replicator check {policy.name}")
+    if is_ill(policy):
+        for text in policy.trouble or (behind_text(policy),):
+            need.add(Cause(text, "", since))
+    if is_old(policy, beside.now):
+        hint = "does the source's or the target's metastore hang? The log of the service may say more"
+        need.word = "unknown"
+        need.add(Cause("its lag could not be measured since: nobody knows how it is now", hint, policy.measured))
+    differs = beside.differences.get(policy.name)
+    if differs:
+        if not need.causes:
+            need.word = "differs"
+        hint = f"`replicator repair {policy.name}` copies what differs, and tells it first with --dry-run"
+        need.add(Cause(differ_text(differs), hint, differs.at))
+    return need
+
+
+def _add_job(found: dict[str, Need], job: JobView, ended: RunView | None) -> None:
+    """ended: the run that says how the job is."""
+    if ended and tells_trouble(ended):
+        need = found.setdefault(job.name, Need(job.name, f"/jobs/{job.name}", ended.state))
+        message = ended.message or f"exit code {ended.exit_code}"
+        need.add(Cause(f"the last run: {ended.state}: {message}", ended.hint, ended.ended))
+        need.run = ended.id
+    if job.name in found:
+        again = job.last if job.last and not job.last.ended else None
+        found[job.name].again = again
+        found[job.name].next = None if again or job.paused else job.next
+
+
+def _add_alerts(found: dict[str, Need], alerts: Iterable[OpenAlert], policies: set[str], jobs: set[str]) -> None:
+    for each in alerts:
         subject = _about(each)
         if subject in found:
             if each.kind not in SAID:
                 found[subject].add(Cause(each.text, each.hint, each.since))
-        elif subject in seen or "/" not in each.subject:
-            place = f"/policies/{subject}" if subject in names else f"/jobs/{subject}" if subject in seen else "/jobs"
+        elif subject in policies | jobs or "/" not in each.subject:
+            known = "/policies" if subject in policies else "/jobs"
+            place = f"{known}/{subject}" if subject in policies | jobs else "/jobs"
             found[subject] = Need(subject, place, each.kind, [Cause(each.text, each.hint, each.since)])
-    return list(found.values())
+
+
+def tells_trouble(run: RunView) -> bool:
+    """Whether a run that has ended needs somebody. One that took too long was cancelled by nobody."""
+    return run.state in ILL_STATE or (run.state == "cancelled" and run.message.startswith(TOO_LONG))
 
 
 def is_ill(policy: PolicyView) -> bool:
     """One that was not measured yet is not."""
     return bool(policy.trouble) or (policy.status in ILL_STATUS and policy.measured is not None)
+
+
+def is_old(policy: PolicyView, now: float) -> bool:
+    """Whether what was measured last says nothing of now."""
+    return policy.measured is not None and now - datetime.fromisoformat(policy.measured).timestamp() > FRESH
 
 
 def behind_text(policy: PolicyView) -> str:

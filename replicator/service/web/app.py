@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from replicator.service.pages.form_routes import forms
 from replicator.service.pages.page_routes import pages
 from replicator.service.pages.plan_routes import plans
+from replicator.service.pages.policy_routes import of_policies
 from replicator.service.pages.root_routes import of_roots
 from replicator.service.pages.signing_in import signing_in
 from replicator.service.web.api import api
@@ -62,7 +63,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     app.include_router(beekeeper)
     app.include_router(router_of(QUESTIONS))
     describe(app, QUESTIONS)
-    for router in (signing_in, forms, plans, pages, of_roots):
+    for router in (signing_in, forms, plans, of_policies, pages, of_roots):
         app.include_router(router)
 
     @app.get("/healthz", include_in_schema=False)

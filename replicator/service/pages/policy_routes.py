@@ -1,0 +1,282 @@
+"""Pages about policies: one policy with what to do about it, its forms, moments to restore to, turns of roles, and what
+checks have found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import RedirectResponse, Response
+
+from cmroot.root import open_existing
+from replicator.commands.lag import history
+from replicator.core.policy import KEYS, Policy
+from replicator.errors import Error
+from replicator.policies.lag import DatabaseLag, Lag
+from replicator.policies.memory import Memory, RoleChange, ShownHistory
+from replicator.service.alerts.alert_store import open_alerts
+from replicator.service.pages.chart import NARROW, WIDE, LagPoint, chart_of
+from replicator.service.pages.differing_tables import differences_of
+from replicator.service.pages.needing import Beside, behind_text, needs
+from replicator.service.pages.rendering import render, seconds_of
+from replicator.service.pages.runbook import Runbook, filled, values_of
+from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting
+from replicator.service.series.series_store import FINE, lag_samples
+from replicator.service.web import api
+from replicator.service.web.deeds.bodies import body_of
+from replicator.service.web.deeds.policy_deeds import DEEDS, queue_deed
+from replicator.service.web.permission import require
+from replicator.service.web.questions.of_policies import RestorePoints, checks, has_root, restore_points
+from replicator.service.web.questions.question import Asking
+from replicator.service.web.questions.time_limits import Askers, Late
+from replicator.service.web.serving import Serving
+from replicator.service.web.views import JobView, PolicyView, RunView
+
+T = TypeVar("T")
+
+RUNS = 100
+"""Of a policy's history that the chart shows: files of its root, which may be far away."""
+
+PATIENCE = 5.0
+"""Seconds for what stands in a root: the page shows the rest without it."""
+
+SAMPLES = 5_000
+"""Of a day of a policy's lag: more than there are."""
+
+POINTS = 200
+"""Moments of a page; the API has all."""
+
+LISTED = frozenset({"db", "table"})
+"""Fields of forms with several names, between commas or blanks."""
+
+FORMS = frozenset({"verify", "drill", "repair"})
+"""Actions of the API that are forms here."""
+
+of_policies = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a policy remembers in its target's root, or why that is not known. unfinished: a turn that has not ended."""
+
+    error: str = ""
+    runs: ShownHistory | None = None
+    unfinished: RoleChange | None = None
+    turns: list[RoleChange] = field(default_factory=list)
+
+
+def serving_of(request: Request) -> Serving:
+    """What this server serves."""
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+async def asked(request: Request, about: str, do: Callable[[], T]) -> T | str:
+    """What is read from a root, or why it cannot be: the root may hang."""
+    askers: Askers = request.app.state.askers
+    try:
+        return await askers.ask(about, PATIENCE, do)
+    except Late:
+        return f"its root did not answer within {PATIENCE:g} s"
+    except Error as error:
+        return error.message
+
+
+async def remembered_of(request: Request, visitor: Visiting, policy: str) -> Remembered:
+    """Of one policy: its runs and turns."""
+    require(visitor.identity, "viewer", policy)
+    found = serving_of(request).config.policies.get(policy)
+    if found is None:
+        return Remembered()
+    config = serving_of(request).config
+
+    def read() -> Remembered:
+        runs, memory = history(policy, limit=RUNS, config=config), memory_of(found)
+        return Remembered(runs=runs, unfinished=memory.unfinished_role_change() if memory else None)
+
+    said = await asked(request, policy, read)
+    return Remembered(said) if isinstance(said, str) else said
+
+
+async def all_turns(request: Request, visitor: Visiting) -> dict[str, Remembered]:
+    """Turns of all policies that somebody may see, by name."""
+
+    def read(policy: Policy) -> Remembered:
+        memory = memory_of(policy)
+        if memory is None:
+            return Remembered()
+        return Remembered(unfinished=memory.unfinished_role_change(), turns=memory.turns())
+
+    mine = [
+        each
+        for name, each in sorted(serving_of(request).config.policies.items())
+        if visitor.identity.may("viewer", name)
+    ]
+    said = await asyncio.gather(*(asked(request, each.name, lambda each=each: read(each)) for each in mine))  # type: ignore[misc]
+    return {
+        each.name: Remembered(found) if isinstance(found, str) else found
+        for each, found in zip(mine, said, strict=True)
+    }
+
+
+async def points_of(request: Request, visitor: Visiting, policy: str) -> RestorePoints | str:
+    """Moments that a policy's primary can go back to."""
+    view = api.policy(request, visitor.identity, policy)  # whether it is there, and may be seen
+    serving = serving_of(request)
+    asking = Asking(serving, visitor.identity, {}, serving.config.policies[view.name])
+    return await asked(request, policy, lambda: restore_points(asking))
+
+
+@of_policies.get("/policies/{policy}")
+def one_policy(
+    request: Request, visitor: Visiting, policy: str, remembered: Annotated[Remembered, Depends(remembered_of)]
+) -> Response:
+    """A policy's state, what to do about it, its lag, runs and configuration."""
+    view = api.policy(request, visitor.identity, policy)
+    serving = serving_of(request)
+    lag = lags_of(serving).get(policy)
+    runs = remembered.runs.runs if remembered.runs else []
+    ends = [
+        LagPoint(seconds_of(each.ended), each.lag_seconds, each.status in ("failed", "killed"), each.status)
+        for each in runs
+        if each.ended
+    ]
+    jobs = [each for each in api.jobs(request, visitor.identity).items if each.policy == policy]
+    beside = beside_of(serving, [view], jobs)
+    alerts = [each for each in open_alerts(serving.store) if each.subject.split("/")[0] == policy]
+    ill = needs(api.status(request, visitor.identity), [view], jobs, alerts, beside)
+    mine = [each for each in ill if each.subject]
+    kinds = list(dict.fromkeys(kind for each in mine for kind in each.runbooks))
+    samples = samples_of(serving, policy)
+    shown = {
+        "policy": view,
+        "needs": mine,
+        "runbooks": [book for kind in kinds if (book := runbook_of(serving, policy, kind, remembered.unfinished))],
+        "sentence": behind_text(view),
+        "lag": lag,
+        "differs": beside.differences.get(policy),
+        "charts": [chart_of(samples, ends, view.objective_seconds, frame) for frame in (WIDE, NARROW)],
+        "runs": runs[:20],
+        "missing": remembered.error,
+        "job": next((each for each in jobs if each.name == policy), jobs[0] if jobs else None),
+        "keys": _keys(serving.config.policies[policy]),
+        "file": serving.config.looked_for,
+    }
+    return render(request, "policy.html", shown)
+
+
+@of_policies.post("/policies/{policy}/{deed}")
+def act(request: Request, visitor: Acting, fields: Fields, policy: str, deed: str) -> Response:
+    """Queues what the API's action of this name does, and leads to its run."""
+    found = next((each for each in DEEDS if each.name == deed and deed in FORMS), None)
+    if found is None:
+        raise HTTPException(404, f"no form does {deed!r}")
+    given: dict[str, object] = {name: value for name, value in fields.items() if value.strip() and name != "csrf"}
+    for name in LISTED & set(given):
+        names = str(given[name]).replace(",", " ").split()
+        given[name] = names[0] if (deed, name) == ("repair", "db") and len(names) == 1 else names
+    asked_run = queue_deed(found, request, visitor.identity, policy, body_of(found.body, given))
+    return RedirectResponse(f"/runs/{asked_run.run}", 303)
+
+
+@of_policies.get("/policies/{policy}/restore-points")
+def moments(
+    request: Request, visitor: Visiting, policy: str, found: Annotated[RestorePoints | str, Depends(points_of)]
+) -> Response:
+    """Moments to restore to, newest first, each with its command."""
+    error = found if isinstance(found, str) else ""
+    points = [] if isinstance(found, str) else found.points
+    serving = serving_of(request)
+    values = values_of(serving.config.policies[policy], "", lags_of(serving).get(policy))
+    shown = {
+        "policy": policy,
+        "error": error,
+        "found": None if error else found,
+        "points": points[:POINTS],
+        "more": len(points) > POINTS,
+        "db": values["db"],
+    }
+    return render(request, "restore_points.html", shown)
+
+
+@of_policies.get("/turns")
+def turns(
+    request: Request, visitor: Visiting, remembered: Annotated[dict[str, Remembered], Depends(all_turns)]
+) -> Response:
+    """Who is primary, which turn has not ended, and those that have."""
+    serving = serving_of(request)
+    lags = lags_of(serving)
+    shown = [
+        PolicyTurns(
+            name,
+            lags[name].databases if name in lags else [],
+            found,
+            runbook_of(serving, name, found.unfinished.verb, found.unfinished) if found.unfinished else None,
+        )
+        for name, found in remembered.items()
+    ]
+    return render(request, "turns.html", {"policies": shown})
+
+
+@of_policies.get("/checks")
+def all_checks(request: Request, visitor: Visiting) -> Response:
+    """What the newest check of each policy has found, the worst first."""
+    found = checks(Asking(serving_of(request), visitor.identity, {}))
+    return render(request, "checks.html", {"checks": found.checks, "without": found.without})
+
+
+@dataclass(frozen=True)
+class PolicyTurns:
+    """databases: with the roles of both sides, as they were measured last. runbook: how an unfinished turn goes on."""
+
+    policy: str
+    databases: list[DatabaseLag]
+    remembered: Remembered
+    runbook: Runbook | None
+
+
+def beside_of(serving: Serving, policies: Sequence[PolicyView], jobs: Sequence[JobView]) -> Beside:
+    """What else is known of policies and jobs."""
+    unsaid = [each.name for each in jobs if each.last and each.last.state in ("queued", "running", "cancelled")]
+    ended = serving.store.newest_ended(unsaid)
+    return Beside(
+        now=serving.store.now(),
+        ended={name: RunView.of(each) for name, each in ended.items()},
+        lags=lags_of(serving),
+        differences=differences_of(serving, [each.name for each in policies]),
+    )
+
+
+def lags_of(serving: Serving) -> dict[str, Lag]:
+    """As they were measured last, by policy."""
+    return {name: each.lag for name, each in list(serving.watch.found.items()) if each.lag}
+
+
+def runbook_of(serving: Serving, policy: str, kind: str, turn: RoleChange | None) -> Runbook:
+    """With the policy's values."""
+    config = serving.config
+    return filled(kind, values_of(config.policies[policy], config.looked_for, lags_of(serving).get(policy), turn))
+
+
+def memory_of(policy: Policy) -> Memory | None:
+    """None where no run has made the root yet."""
+    place = policy.target_cmroot
+    return Memory(open_existing(place), policy.name) if has_root(place) else None
+
+
+def samples_of(serving: Serving, policy: str) -> list[LagPoint]:
+    """The lag as it was measured over the last day."""
+    since = serving.store.now() - FINE
+    found = lag_samples(serving.store, policy, since=since, after=0.0, limit=SAMPLES)
+    return [LagPoint(each.at, each.seconds) for each in found]
+
+
+def _keys(policy: Policy) -> dict[str, Any]:
+    """A policy's keys that are set. Metastores are their addresses, without what is needed to sign in there."""
+    written = {key: getattr(policy, key) for key in KEYS if hasattr(policy, key)}
+    found = {key: msgspec.to_builtins(value, str_keys=True, enc_hook=str) for key, value in written.items()}
+    return {key: value for key, value in found.items() if value not in (None, [], {}, ())}

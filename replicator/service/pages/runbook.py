@@ -1,0 +1,197 @@
+"""Runbooks of docs/runbooks by what is wrong, with a policy's own values in their commands. Pure.
+
+A test compares each command with its page, and plays the pages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from replicator.core.policy import Policy
+from replicator.policies.lag import DatabaseLag, Lag
+from replicator.policies.memory import RoleChange
+
+UNFINISHED = re.compile(r"a (switchover|failover|failback) was begun at ")
+LOST = re.compile(r"events \d+ to \d+ are gone")
+CATCH_UP = "catch-up"
+
+
+@dataclass(frozen=True)
+class Step:
+    """what: an order; command: as the page has it, with {placeholders}; empty: people do it."""
+
+    what: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Runbook:
+    """title: what is wrong, and what the steps reach. page: its name in docs/runbooks."""
+
+    title: str
+    page: str
+    steps: tuple[Step, ...]
+
+
+_ROLE_OF_SOURCE = "replicator role show --metastore {source} --db {db}"
+_ROLE_OF_TARGET = "replicator role show --metastore {target} --db {db}"
+
+RUNBOOKS: Mapping[str, Runbook] = {
+    "primary-away": Runbook(
+        "The primary is away: wait for it, or fail over",
+        "fail-over",
+        (
+            Step("See whether it answers by now; exit code 75: it does not.", _ROLE_OF_SOURCE),
+            Step(
+                "Read what would be lost; this changes nothing. The replica is at {checkpoint}.",
+                "replicator --config {config} failover {policy}",
+            ),
+            Step("Keep the report.", "replicator --config {config} failover {policy} --json > {dir}/loss.json"),
+            Step("Let whoever may decide it decide. Keep the old primary down, and stop each `sync --follow`."),
+            Step("Make the replica the primary.", "replicator --config {config} failover {policy} --force"),
+            Step("See that it is, then start the writers there.", _ROLE_OF_TARGET),
+        ),
+    ),
+    "replica-away": Runbook(
+        "The replica is away: nothing is lost while the primary keeps its events",
+        CATCH_UP,
+        (
+            Step("See for how long events are kept.", "replicator --config {config} check {policy}"),
+            Step("When it is back, go on from {checkpoint}.", "replicator --config {config} sync {policy}"),
+        ),
+    ),
+    "two-primaries": Runbook(
+        "Both sides are primary: the one with the higher epoch is right",
+        "fail-back",
+        (
+            Step("Stop all writers to the side that came back. Its epoch is the lower one.", _ROLE_OF_SOURCE),
+            Step("Compare it with the other side's.", _ROLE_OF_TARGET),
+            Step(
+                "List its own changes; nothing is changed.", "replicator --config {config} failback {policy} --dry-run"
+            ),
+            Step("Make it the replica; its own changes are held.", "replicator --config {config} failback {policy}"),
+            Step("Go on, in the other direction.", "replicator --config {config} sync {policy}"),
+        ),
+    ),
+    "switchover": Runbook(
+        "A switchover has not ended: complete it, or abort it",
+        "switch-over",
+        (
+            Step("Complete it.", "replicator --config {config} switchover {policy} --to {side}"),
+            Step("Or abort it, before `promote`.", "replicator --config {config} switchover {policy} --abort"),
+        ),
+    ),
+    "failover": Runbook(
+        "A failover has not ended: complete it",
+        "fail-over",
+        (Step("Complete it.", "replicator --config {config} failover {policy} --force"),),
+    ),
+    "failback": Runbook(
+        "A failback has not ended: complete it",
+        "fail-back",
+        (Step("Complete it.", "replicator --config {config} failback {policy}"),),
+    ),
+    "lost-events": Runbook(
+        "Events were lost before they were captured: compare everything",
+        CATCH_UP,
+        (
+            Step("Compare every table with the log.", "replicator --config {config} capture {policy} --repair"),
+            Step("Replicate what differs.", "replicator --config {config} sync {policy}"),
+            Step("Let the source keep its events for longer, or the policy run more often."),
+        ),
+    ),
+    "differs": Runbook(
+        "The replica differs: find the writer, and repair it",
+        "repair-a-replica",
+        (
+            Step("Compare all of it.", "replicator --config {config} verify {policy}"),
+            Step(
+                "See what a repair would do; this changes nothing.",
+                "replicator --config {config} repair {policy} --dry-run",
+            ),
+            Step("Copy what differs.", "replicator --config {config} repair {policy}"),
+            Step("Find who wrote to the replica, and take the right away."),
+        ),
+    ),
+    "behind": Runbook(
+        "It is late, or nothing moves: find what blocks, and catch up",
+        CATCH_UP,
+        (
+            Step("See what waits, and what blocks.", "replicator --config {config} lag {policy}"),
+            Step("See what a run needs, and has not.", "replicator --config {config} check {policy}"),
+            Step("See how the last runs ended.", "replicator --config {config} history {policy}"),
+            Step("When the cause is mended, run it.", "replicator --config {config} sync {policy}"),
+        ),
+    ),
+}
+"""By kind, the most urgent first."""
+
+
+def kinds_of(lag: Lag | None, alerts: Collection[str], *, differs: bool) -> list[str]:
+    """Of the runbooks that a policy needs. alerts: kinds of those that are open about it."""
+    found = {"differs"} if differs else set()
+    if "two-primaries" in alerts:
+        found.add("two-primaries")
+    if {"late", "blocked", "headroom"} & set(alerts):
+        found.add("behind")
+    if lag is not None:
+        found |= _of_lag(lag)
+    if len(found) > 1 and found & {"primary-away", "replica-away", "switchover", "failover", "failback"}:
+        found.discard("behind")
+    return [kind for kind in RUNBOOKS if kind in found]
+
+
+def _of_lag(lag: Lag) -> set[str]:
+    primary, replica = ("target", "source") if lag.reverse else ("source", "target")
+    found = {match[1] for text in lag.blocks if (match := UNFINISHED.match(text))}
+    if primary in lag.unreachable:
+        found.add("primary-away")
+    if replica in lag.unreachable:
+        found.add("replica-away")
+    if any(_both_primary(each) for each in lag.databases):
+        found.add("two-primaries")
+    if any(LOST.match(text) for text in lag.warnings):
+        found.add("lost-events")
+    if lag.status in ("late", "blocked"):
+        found.add("behind")
+    return found
+
+
+def filled(kind: str, values: Mapping[str, str]) -> Runbook:
+    """A runbook with values in the place of its placeholders; in commands they are quoted as a shell needs it."""
+    book = RUNBOOKS[kind]
+    quoted = {name: shlex.quote(value) for name, value in values.items()}
+    steps = tuple(Step(each.what.format_map(values), each.command.format_map(quoted)) for each in book.steps)
+    return Runbook(book.title, book.page, steps)
+
+
+def values_of(policy: Policy, config: str, lag: Lag | None, turn: RoleChange | None = None) -> dict[str, str]:
+    """What fills the runbooks of a policy. config: its file. source, target: the primary and the replica, as the
+    runbooks call them; of two primaries, the side that came back and the other one. turn: one that has not ended."""
+    reverse = bool(lag and lag.reverse)
+    source, target = (policy.target, policy.source) if reverse else (policy.source, policy.target)
+    named = [each for each in policy.databases if each.isidentifier()]  # the others are patterns
+    db = next(iter([*_databases(lag, reverse=reverse), *named]), "DB")
+    return {
+        "config": config,
+        "policy": policy.name,
+        "source": source,
+        "target": target,
+        "db": db,
+        "dir": ".",
+        "side": "source" if turn and turn.reverse else "target",
+        "checkpoint": f"event {lag.event}" if lag and lag.event is not None else "its checkpoint",
+    }
+
+
+def _databases(lag: Lag | None, *, reverse: bool) -> list[str]:
+    """Of the side that is replicated, those with two primaries first."""
+    rows = sorted(lag.databases if lag else [], key=lambda each: not _both_primary(each))
+    return [each.replica if reverse else each.db for each in rows]
+
+
+def _both_primary(database: DatabaseLag) -> bool:
+    """Their roles are texts, such as `primary at epoch 3`."""
+    return all(each.startswith("primary") for each in (database.source_role, database.target_role))
