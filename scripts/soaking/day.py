@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -14,47 +15,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
+from benchmarks.__main__ import DOCUMENT
+from benchmarks.measure import record
 from plain_tables import PlainDatabase
 from postgres import Postgres, running_postgres
 
+from cmroot.root import create_or_open
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.thrift import connect
 from soaking.mortals import Server
-from soaking.witness import Processes, gaps, overlapping, read_runs, unexplained
+from soaking.verdict import KINDS, MINUTE, NEVER, PAUSED, Day, judge, outcome_of
+from soaking.witness import Kill, Processes, lacking, read_runs
 
 PERIOD = 100.0  # seconds from a policy's run to its next
-MINUTE = 60.0
-LATE = 75.0  # seconds that a run may be due and not queued: a lease, and a step
 GRACE = 10.0
 SETTLE = 300.0  # seconds that the end may take
-NEVER, IMPOSSIBLE, PAUSED = "away", "hasty", "p00"
-"""A policy whose target never answers; one whose schedule cannot be kept; one that is paused for a while."""
-
-
-@dataclass
-class Day:
-    """What happened. `wrong`: claims that do not hold; empty: it passed. `leaderless`: the longest time, in seconds,
-    from a kill of who scheduled to another that did."""
-
-    seconds: float = 0.0
-    seed: int = 0
-    policies: int = 0
-    runs: dict[str, int] = field(default_factory=dict)
-    missed: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-    kills: dict[str, int] = field(default_factory=dict)
-    leaderless: list[float] = field(default_factory=list)
-    writes: int = 0
-    processes: int = 0
-    looks: int = 0
-    wrong: list[str] = field(default_factory=list)
+OVERTIME = 300.0  # seconds that a day may be longer, until each kind of kill has come
+IMPOSSIBLE = "hasty"
+"""A policy whose schedule cannot be kept."""
 
 
 class Service:
@@ -92,18 +76,19 @@ class Service:
 class World:
     """Both metastores, their databases, the store, the servers."""
 
-    def __init__(self, here: Path, stack: contextlib.ExitStack, number: int, postgres: Postgres) -> None:
-        self.here, self.postgres = here, postgres
+    def __init__(self, here: Path, stack: contextlib.ExitStack, day: Day, postgres: Postgres) -> None:
+        self.here, self.postgres, self.period = here, postgres, day.period
         self._servers = [Server(side, here / side) for side in ("source", "target")]
         for each in self._servers:
             stack.callback(each.stop)
         self.source, self.target = (stack.enter_context(self._connect(each)) for each in self._servers)
-        self.names = [f"p{each:02d}" for each in range(number)] + [IMPOSSIBLE]
+        self.names = [f"p{each:02d}" for each in range(day.policies - 2)] + [IMPOSSIBLE]
         self.databases = [PlainDatabase(self.source, f"db_{name}", here / "data") for name in self.names]
         for each in self.databases:
             each.create()
             each.table("t", {"f": "1\n"})
             each.partitioned("days", {"1": {"f": "1\n"}})
+        create_or_open(str(here / "root"))
         self.store = postgres.database()
         self.configuration = here / "replicator.toml"
         self.configuration.write_text(self._text())
@@ -116,11 +101,11 @@ class World:
     def _text(self) -> str:
         uris = [each.running.uri for each in self._servers]
         text = f'[service]\nstore = "{self.store}"\nlogs = "{self.here}/logs"\nat_once = 3\ngrace = "{GRACE:.0f}s"\n'
-        text += '[service.jobs.minutely]\ncommand = ["cm", "ls", "--cmroot", "' + f'{self.here}/p00/cmroot"]\n'
+        text += '[service.jobs.minutely]\ncommand = ["cm", "ls", "--cmroot", "' + f'{self.here}/root"]\n'
         text += 'cron = "* * * * *"\njitter = "20s"\n'
         for name in [*self.names, NEVER]:
             target = "thrift://127.0.0.1:1" if name == NEVER else uris[1]
-            schedule = "1s" if name == IMPOSSIBLE else f"{PERIOD:.0f}s"
+            schedule = "1s" if name == IMPOSSIBLE else f"{self.period:.0f}s"
             text += f'[policies.{name}]\nsource = "{uris[0]}"\ntarget = "{target}"\n'
             text += f'databases = ["db_{name}"]\nschedule = "{schedule}"\nengine = "local"\n'
             places = {"cmroot": "cmroot", "target_cmroot": "warehouse/.cmroot", "dumps": "dumps"}
@@ -152,72 +137,74 @@ class World:
 
 
 class Killer:
-    """Ends one thing after the other; what it ended is begun again by the time that it ends the next."""
+    """Ends one thing after the other; what it ended is begun again by the time that it ends the next. Raises
+    AssertionError where there is nothing to end for a minute."""
 
     def __init__(self, world: World, processes: Processes, dice: random.Random, day: Day) -> None:
         self._world, self._processes, self._dice, self._day = world, processes, dice, day
-        self._kills: list[Callable[[], str]] = [
-            self._child,
-            self._leader,
-            self._child,
-            self._store_away,
-            self._other,
-            self._store_hangs,
-            self._orderly,
-        ]
-        self._number = 0
+        self._turns = itertools.cycle(KINDS)
+        self._acts: dict[str, Callable[[], None]] = {
+            "run": self._run,
+            "server that schedules": lambda: self._end_leader(signal.SIGKILL),
+            "store, stopped": self._store_away,
+            "server that waits": self._other,
+            "store, frozen": self._store_hangs,
+            "server, stopped by SIGTERM": lambda: self._end_leader(signal.SIGTERM),
+        }
+        self.done: list[Kill] = []
 
     def kill(self) -> None:
-        done = self._kills[self._number % len(self._kills)]()
-        self._number += 1
-        self._day.kills[done] = self._day.kills.get(done, 0) + 1
-        print(f"{time.strftime('%T')} {done}", file=sys.stderr)
+        """Those that never came are first."""
+        owed = lacking(KINDS, self._day.kills)
+        kind = owed[0] if owed else next(self._turns)
+        began = time.time()
+        self._acts[kind]()
+        self.done.append(Kill(kind.partition(" ")[0].strip(","), began, time.time()))
+        self._day.kills[kind] = self._day.kills.get(kind, 0) + 1
+        print(f"{time.strftime('%T')} {kind}", file=sys.stderr)
 
-    def _child(self) -> str:
-        if not (found := wait(lambda: sorted(self._processes.at_work()), MINUTE)):
-            return "no run to kill"
+    def _run(self) -> None:
+        assert wait(self._killed, MINUTE), "no run was at work for a minute"
+
+    def _killed(self) -> bool:
+        """Whether a run of a policy was at work, and was ended."""
+        found = sorted(pid for pid, line in self._processes.at_work().items() if " sync " in line)
+        if not found:
+            return False
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._dice.choice(found), signal.SIGKILL)
-        return "run"
+            return True
+        return False
 
-    def _leader(self) -> str:
-        return self._end_leader(signal.SIGKILL, "server that schedules")
+    def _leader(self) -> tuple[Service, Service]:
+        """Who schedules, and who waits."""
+        first = wait(lambda: next((each for each in self._world.services if each.leads), None), MINUTE)
+        assert first, "no server scheduled for a minute"
+        return first, next(each for each in self._world.services if each is not first)
 
-    def _orderly(self) -> str:
-        return self._end_leader(signal.SIGTERM, "server, stopped by SIGTERM")
-
-    def _end_leader(self, number: int, what: str) -> str:
-        first = next((each for each in self._world.services if each.leads), None)
-        if first is None:
-            return "no leader to kill"
-        other = next(each for each in self._world.services if each is not first)
+    def _end_leader(self, number: int) -> None:
+        first, other = self._leader()
         began = time.monotonic()
         first.end(number)
         if not wait(lambda: other.leads, 2 * MINUTE):
             self._day.wrong.append(f"nobody scheduled for {2 * MINUTE:.0f} s after a server was ended")
         self._day.leaderless.append(round(time.monotonic() - began, 1))
         first.start()
-        return what
 
-    def _other(self) -> str:
-        found = next((each for each in self._world.services if not each.leads), None)
-        if found is None:
-            return "no other server to kill"
-        found.end(signal.SIGKILL)
-        found.start()
-        return "server that waits"
+    def _other(self) -> None:
+        _, other = self._leader()
+        other.end(signal.SIGKILL)
+        other.start()
 
-    def _store_away(self) -> str:
+    def _store_away(self) -> None:
         self._world.postgres.stop()
         time.sleep(self._dice.uniform(3, 28))
         self._world.postgres.start()
-        return "store, stopped"
 
-    def _store_hangs(self) -> str:
+    def _store_hangs(self) -> None:
         self._world.postgres.freeze()
         time.sleep(self._dice.uniform(3, 28))
         self._world.postgres.thaw()
-        return "store, frozen"
 
 
 def wait(true: Callable[[], Any], seconds: float) -> Any:
@@ -230,12 +217,16 @@ def wait(true: Callable[[], Any], seconds: float) -> Any:
 
 @contextlib.contextmanager
 def writing(world: World, day: Day, dice: random.Random) -> Iterator[None]:
+    """A writer that dies is in `day.wrong`."""
     ended = threading.Event()
 
     def write() -> None:
-        while not ended.wait(dice.uniform(0.2, 1.0)):
-            world.write(dice)
-            day.writes += 1
+        try:
+            while not ended.wait(dice.uniform(0.2, 1.0)):
+                world.write(dice)
+                day.writes += 1
+        except Exception as error:  # the day goes on, and says so
+            day.wrong.append(f"the writer ended: {type(error).__name__}: {error}")
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
@@ -243,7 +234,9 @@ def writing(world: World, day: Day, dice: random.Random) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(MINUTE)
+        if thread.is_alive():
+            day.wrong.append("the writer hangs")
 
 
 def live(world: World, day: Day, kills: float) -> None:
@@ -253,21 +246,15 @@ def live(world: World, day: Day, kills: float) -> None:
     create = [*program, "token", "create", "me", "--role", "operator"]
     token = subprocess.run(create, cwd=world.here, capture_output=True, text=True, check=True).stdout.strip()
     headers = {"Authorization": f"Bearer {token}"}
+    killer = Killer(world, processes, random.Random(day.seed), day)
     began = time.time()
     for each in world.services:
         each.start()
     processes.start()
     try:
         wait(lambda: any(each.leads for each in world.services), MINUTE)
-        killer = Killer(world, processes, random.Random(day.seed), day)
-        deadline, paused = time.monotonic() + day.seconds, False
         with writing(world, day, random.Random(day.seed + 1)):
-            while time.monotonic() < deadline:
-                time.sleep(kills * killer._dice.uniform(0.5, 1.5))
-                killer.kill()
-                if paused is False:
-                    paused = bool(_act(world, f"jobs/{PAUSED}:pause", headers))
-        _act(world, f"jobs/{PAUSED}:resume", headers)
+            _kill(world, day, killer, kills, headers)
         settled = time.time()
         wanted = {*world.names}
 
@@ -277,51 +264,58 @@ def live(world: World, day: Day, kills: float) -> None:
             good = {each.job for each in runs if each.state == "done" and (each.begun or 0) > settled}
             return wanted <= good
 
-        if not wait(quiet, SETTLE + PERIOD):
+        if not wait(quiet, SETTLE + day.period):
             day.wrong.append("not every policy had a good run after the last write")
         ended = time.time()
     finally:
+        stopped = time.time()
         for each in world.services:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 each.end(signal.SIGTERM)
         processes.stop()
-    judge(world, day, processes, began, ended)
-
-
-def judge(world: World, day: Day, processes: Processes, began: float, ended: float) -> None:
-    """Puts what does not hold into `day.wrong`."""
-    runs = read_runs(world.store)
-    states = Counter(each.state for each in runs)
-    day.runs, day.missed = dict(states), sum(each.missed for each in runs)
-    day.reasons = dict(Counter(f"{each.state}: {short(each.message)}" for each in runs if each.state != "done"))
-    day.processes, day.looks = sum(map(len, processes.seen.values())), processes.looks
-    day.wrong += [f"twice at once: {each}" for each in [*processes.twice, *overlapping(runs)]]
-    day.wrong += [f"no end or no reason: {each}" for each in unexplained(runs)]
-    periods = dict.fromkeys([*world.names, NEVER], PERIOD) | {IMPOSSIBLE: 1.0, "minutely": MINUTE}
-    for job, period in periods.items():
-        late = LATE + MINUTE  # a run may wait for its place
-        found = gaps([each for each in runs if each.job == job], period, began, ended, late + (period == 1.0) * MINUTE)
-        day.wrong += [f"not accounted for: {job}: {each}" for each in found]
-    if not any(each.state == "failed" for each in runs if each.job == NEVER):
-        day.wrong.append(f"{NEVER} did not fail")
-    if any(each > MINUTE for each in day.leaderless):
-        day.wrong.append(f"nobody scheduled for {max(day.leaderless)} s")
+    killer.done.append(Kill("server", stopped, time.time()))
+    periods = dict.fromkeys([*world.names, NEVER], day.period) | {IMPOSSIBLE: 1.0, "minutely": MINUTE}
+    judge(day, read_runs(world.store), killer.done, processes, periods, (began, ended))
     day.wrong += [f"not the same: {each}" for each in world.differences()]
-    if left := wait(lambda: not processes.of_servers(), GRACE + 10) or processes.of_servers():
-        day.wrong += [f"processes are left: {left}"] if left is not True else []
+    if not wait(lambda: not processes.of_servers(), GRACE + 10):
+        day.wrong.append(f"processes are left: {processes.of_servers()}")
 
 
-def short(message: str) -> str:
-    return message.partition(": ")[0][:60] if "took longer" not in message else message[:60]
+def _kill(world: World, day: Day, killer: Killer, kills: float, headers: dict[str, str]) -> None:
+    """Kills, and pauses a policy meanwhile: until the day is over, each kind has come, and a time of the policy has
+    passed."""
+    dice, deadline, paused = random.Random(day.seed + 2), time.monotonic() + day.seconds, 0.0
+    while time.monotonic() < deadline or (
+        (lacking(KINDS, day.kills) or time.time() - paused < 2 * day.period) and time.monotonic() < deadline + OVERTIME
+    ):
+        time.sleep(kills * dice.uniform(0.5, 1.5))
+        try:
+            killer.kill()
+        except AssertionError as error:
+            day.wrong.append(str(error))
+            break
+        if not paused and (paused := _act(world, f"jobs/{PAUSED}:pause", headers, day)):
+            day.paused = (paused, float("inf"))
+    until = time.time()
+    if paused and _act(world, f"jobs/{PAUSED}:resume", headers, day):
+        day.paused = (paused, until)
 
 
-def _act(world: World, path: str, headers: dict[str, str]) -> bool:
-    for each in world.services:
-        with contextlib.suppress(httpx.HTTPError):
-            answer = httpx.post(f"{each.url}/api/v1/{path}", headers=headers, json={"reason": "the soak"}, timeout=20)
-            if answer.is_success:
-                return True
-    return False
+def _act(world: World, path: str, headers: dict[str, str], day: Day) -> float:
+    """When it was done; 0: it was not, within a minute."""
+
+    def done() -> bool:
+        for each in world.services:
+            with contextlib.suppress(httpx.HTTPError):
+                url = f"{each.url}/api/v1/{path}"
+                if httpx.post(url, headers=headers, json={"reason": "the soak"}, timeout=20).is_success:
+                    return True
+        return False
+
+    if wait(done, MINUTE):
+        return time.time()
+    day.wrong.append(f"no server did {path} for a minute")
+    return 0.0
 
 
 def main() -> int:
@@ -329,14 +323,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long it writes and kills (600)")
     parser.add_argument("--policies", type=int, default=18, help="beside two that are out of the ordinary (18)")
     parser.add_argument("--kills", type=float, default=25.0, help="seconds from one to the next (25)")
+    parser.add_argument("--period", type=float, default=PERIOD, help="seconds from a policy's run to its next (100)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--record", action="store_true", help="put the outcome into docs/performance.md")
     options = parser.parse_args()
-    day = Day(options.seconds, options.seed, options.policies + 2)
+    day = Day(options.seconds, options.seed, options.policies + 2, options.period)
     with contextlib.ExitStack() as stack:
         here = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True)))
         postgres = stack.enter_context(running_postgres())
-        live(World(here, stack, options.policies, postgres), day, options.kills)
+        live(World(here, stack, day, postgres), day, options.kills)
     print(json.dumps(asdict(day), indent=1))
+    if options.record:
+        given = " ".join(each for each in sys.argv[1:] if each != "--record")
+        record(DOCUMENT, "soak", "day", f"scripts/soak_serve {given}".strip(), outcome_of(day))
     return 1 if day.wrong else 0
 
 

@@ -1,11 +1,14 @@
-"""Witnesses of a service's day that share nothing with it: processes as the kernel lists them, and runs by SQL."""
+"""Witnesses of a service's day that share nothing with it: processes as the kernel lists them, and runs by SQL.
+
+Each returns what is wrong, as texts; nothing: it saw no fault.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +16,19 @@ from typing import Any
 import psycopg
 
 OFTEN = 0.05  # seconds from one look at the processes to the next
-AGAIN = (
-    *("its server went away", "the store went away while it began"),
-    *("the service was stopped", "the server lost its lease"),
-)
-"""Messages of runs that are made up for."""
-
+AFTER = 10.0  # seconds from the end of a kill until nothing more comes of it
 ENDS = ("done", "partial", "differs", "failed", "cancelled", "lost")
+OF_SERVICE = ("the service was stopped", "the server lost its lease")
+"""Messages of runs that the service ended by itself."""
+
+KILLED, HELD, TRANSIENT = (-9, 137), 7, 75
+"""Exit codes: of SIGKILL, of a lease that another run has, and of what another try may get over."""
 
 
 class Processes:
     """Looks at all runs of a service's servers: who is at work, and whether two are at once of one policy. `seen`: runs
-    by policy; `twice`: policies of which two were."""
+    by policy; `twice`: policies of which two were; `looks`: how often it looked, and `blind` the longest time, in
+    seconds, that it did not."""
 
     def __init__(self, configuration: Path) -> None:
         self._mark = str(configuration)
@@ -32,14 +36,19 @@ class Processes:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.seen: dict[str, set[tuple[int, int]]] = defaultdict(set)
         self.twice: list[str] = []
-        self.looks = 0
+        self.looks, self.blind = 0, 0.0
 
     def start(self) -> None:
+        self._last = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
         self._ended.set()
         self._thread.join()
+        self._looked()  # a thread that died was blind from then on
+
+    def _looked(self) -> None:
+        self.blind, self._last = max(self.blind, time.monotonic() - self._last), time.monotonic()
 
     def at_work(self) -> dict[int, str]:
         """Leaders of the runs' sessions, and the command line of each."""
@@ -76,6 +85,7 @@ class Processes:
                     name = name.split()[0]
                     now[name] += 1
                     self.seen[name].add((pid, _began(pid)))
+            self._looked()
             self.looks += 1
             self.twice += [f"{time.strftime('%T')} {name}" for name, count in now.items() if count > 1]
 
@@ -93,6 +103,7 @@ class Run:
 
     job: str
     due: float
+    queued: float
     missed: int
     asked_by: str
     state: str
@@ -101,28 +112,52 @@ class Run:
     message: str
     exit_code: int | None
 
+    @property
+    def by_schedule(self) -> bool:
+        return self.asked_by == "schedule"
+
+    @property
+    def of_service(self) -> bool:
+        """Whether it ended with its server, or by it: then it is made up for."""
+        return self.state == "lost" or (self.state == "cancelled" and self.message in OF_SERVICE)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What was ended: a "run", a "server" or the "store". Times are seconds since 1970; `ended`: when it was there
+    again."""
+
+    what: str
+    began: float
+    ended: float
+
+    def meets(self, run: Run) -> bool:
+        """Whether the run was there while it happened, or came just after."""
+        return (run.begun or run.queued) <= self.ended + AFTER and (run.ended or self.ended) >= self.began
+
 
 def read_runs(store: str) -> list[Run]:
-    """In the order in which they were due, and came."""
+    """In the order in which they were queued."""
     names = ", ".join(Run.__dataclass_fields__)
     with psycopg.connect(store) as connection:
-        found = connection.execute(f"SELECT {names} FROM service_run ORDER BY due, queued")
-        return [Run(*row) for row in found.fetchall()]
+        rows = connection.execute(f"SELECT {names} FROM service_run ORDER BY queued, due").fetchall()
+    return [Run(*row) for row in rows]
 
 
 def gaps(runs: Iterable[Run], period: float, began: float, ended: float, patience: float) -> list[str]:
-    """Times of a schedule that nobody accounts for, or two do: each run by it stands for its own time and for those it
-    says it missed; the time of one that its server ended comes again. patience: seconds that the first and the last may
-    be late."""
+    """Times of a job's schedule that nobody accounts for, or two do: each run by it stands for its own time and for
+    those it says it missed. The time of a run that the service ended is due again, once, in the next run. runs: of one
+    job, as they were queued. patience: seconds that the first and the last may be late."""
     wrong, following = [], None
     for run in runs:
-        if run.asked_by != "schedule":
+        if not run.by_schedule:
             continue
         if following is None and run.due > began + period + patience:
             wrong.append(f"the first one was due {run.due - began:.0f} s after the service began")
         if following is not None and abs(run.due - following) > 0.01:
             wrong.append(f"{(run.due - following) / period:+.2f} periods from {following:.1f} to {run.due:.1f}")
-        following = run.due if run.message in AGAIN else run.due + (run.missed + 1) * period
+        again = run.of_service and run.ended is not None and run.ended < ended
+        following = run.due if again else run.due + (run.missed + 1) * period
     if following is None:
         wrong.append("none")
     elif following < ended - patience:
@@ -130,10 +165,53 @@ def gaps(runs: Iterable[Run], period: float, began: float, ended: float, patienc
     return wrong
 
 
-def unexplained(runs: Sequence[Run]) -> list[str]:
-    """Runs without an end, and without a reason for a bad one."""
-    found = [f"{run.job}: {run.state}" for run in runs if run.state not in ENDS or run.ended is None]
-    return found + [f"{run.job}: {run.state}, no reason" for run in runs if run.state in ENDS[3:] and not run.message]
+def unexplained(runs: Sequence[Run], kills: Sequence[Kill], away: str, waiting: float) -> list[str]:
+    """Runs without an end, but for those that were queued since `waiting` and wait for a place; and those that did not
+    end well and whose reason is none of these: the service ended it as it or its store was killed; it was killed
+    itself; a run before it, that did not end well, had the lease; something was away for a while. away: a job whose
+    target always is. runs: as they were queued."""
+    found, before = list[str](), dict[str, Run]()
+    for run in runs:
+        if run.state == "queued" and run.queued > waiting:
+            pass
+        elif run.state not in ENDS or run.ended is None:
+            found.append(f"{run.job}: {run.state}, no end")
+        elif run.state != "done" and not _is_expected(run, before.get(run.job), kills, away):
+            found.append(f"{run.job}: {run.state} with {run.exit_code}: {run.message[:200] or 'no reason'}")
+        elif run.state == "done" and run.job == away:
+            found.append(f"{run.job}: done, and its target is away")
+        before[run.job] = run
+    return found
+
+
+def _is_expected(run: Run, before: Run | None, kills: Sequence[Kill], away: str) -> bool:
+    if not run.message:
+        return False
+    met = {kill.what for kill in kills if kill.meets(run)}
+    if run.of_service:
+        return not met.isdisjoint(("server", "store"))
+    if run.state != "failed":
+        return False
+    if run.exit_code in KILLED:
+        return "run" in met
+    if run.exit_code == HELD:
+        return before is not None and before.state != "done"
+    return run.exit_code == TRANSIENT
+
+
+def begun_meanwhile(runs: Iterable[Run], since: float, until: float, step: float) -> list[str]:
+    """Runs by schedule of one job that began between two times, in which it was paused. step: seconds that the
+    scheduler may have been at work with what it knew before."""
+    return [
+        f"{run.job}: began {run.begun - since:.1f} s after it was paused"
+        for run in runs
+        if run.by_schedule and run.begun is not None and since + step < run.begun < until
+    ]
+
+
+def lacking(kinds: Iterable[str], done: Mapping[str, int]) -> list[str]:
+    """Kinds of which none was done."""
+    return [each for each in kinds if not done.get(each)]
 
 
 def overlapping(runs: Sequence[Run]) -> list[str]:
