@@ -7,6 +7,7 @@ table as the truth for where the table lies. Reads both sides a batch at a time;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -25,7 +26,6 @@ from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, f
 from replicator.core.table_format import AS_THEY_ARE, DELTA, OUTSIDE, SUPPORTED, table_format, why_not_replicated
 from replicator.errors import ObjectNotFound
 from replicator.events.compare import comparable
-from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.placement import Placement, is_published, relative
 from replicator.replay.places.replica import (
@@ -56,13 +56,32 @@ class DatabasePair:
     target: Database
 
 
+def count_tables(comparison: Comparison, databases: Sequence[str]) -> int:
+    """Tables of these databases that either side has now, by their names only. Raises ObjectNotFound for a database
+    that the source does not have."""
+    found = 0
+    for name in databases:
+        source = comparison.source.database(name)
+        with suppress(ObjectNotFound):  # on the target: a difference, which has no tables
+            target = comparison.target.database(comparison.replica(name))
+            found += len(_all_names(comparison, DatabasePair(source, target)))
+    return found
+
+
+def _all_names(comparison: Comparison, sides: DatabasePair) -> list[str]:
+    if sides.source.connector:
+        return []
+    both = ((comparison.source, sides.source.name), (comparison.target, sides.target.name))
+    return sorted({name for side, db in both for name in side.table_names(db) if comparison.patterns.match(name)})
+
+
 class MetadataComparison:
     """Metadata of both sides, compared as it is read. `objects`: compared so far; `differences`: found so far;
-    `not_replicated`: tables that loads leave out."""
+    `not_replicated`: tables that loads leave out. read: called after each table, once all its files are yielded."""
 
-    def __init__(self, comparison: Comparison, advance: Callable[[int], None]) -> None:
-        self._comparison, self._advance = comparison, advance
-        self._source, self._target, self._patterns = comparison.source, comparison.target, comparison.patterns
+    def __init__(self, comparison: Comparison, read: Callable[[], None]) -> None:
+        self._comparison, self._read = comparison, read
+        self._source, self._target = comparison.source, comparison.target
         self.objects = 0
         self.not_replicated: list[NotReplicated] = []
         self._named: set[str] = set()  # paths of the target that properties name and that were looked for
@@ -71,12 +90,8 @@ class MetadataComparison:
     def database(self, name: str) -> Iterator[FilePair]:
         """Compares a database and all in it."""
         sides = self.itself(name)
-        if sides is not None and not sides.source.connector:
-            wanted, found = (
-                self._names(side, db)
-                for side, db in ((self._source, sides.source.name), (self._target, sides.target.name))
-            )
-            yield from self.tables(sides, sorted(wanted | found))
+        if sides is not None:
+            yield from self.tables(sides, _all_names(self._comparison, sides))
 
     def itself(self, name: str) -> DatabasePair | None:
         """Compares a database's own properties and its functions. None when the target does not have it."""
@@ -123,6 +138,7 @@ class MetadataComparison:
                 self.not_replicated.append(NotReplicated(name, self._refused(sides)[each.name]))
             elif found:
                 self._differs(name, "table extra", None, f"{sides.target.name}.{each.name}")
+            self._read()
         self._compare_constraints(sides.source.name, pairs)
 
     def _compare_constraints(self, db: str, pairs: Sequence[tuple[Table, Table]]) -> None:
@@ -147,9 +163,6 @@ class MetadataComparison:
         """Objects that the target's metastore did not take, and why."""
         said = from_property(sides.target.parameters.get(PROPERTY), sides.source.name)
         return {each.object.partition(".")[2]: each.reason for each in said if each.reason.startswith(NOT_TAKEN)}
-
-    def _names(self, side: MetastoreReader, db: str) -> set[str]:
-        return set(filter(self._patterns.match, side.table_names(db)))
 
     def _compare_database(self, sides: DatabasePair) -> None:
         placement = self._placement(sides, None, None)
@@ -327,7 +340,6 @@ class MetadataComparison:
 
     def _count(self, objects: int = 1) -> None:
         self.objects += objects
-        self._advance(objects)
 
     def _differs(self, name: str, kind: str, source: str | None, target: str | None) -> None:
         self.differences.add(difference(name, kind, source, target))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from cmroot.store.flow import FLOW
 from replicator.captures.left_out import data_connectors
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
-from replicator.compare.compare_metadata import MetadataComparison
+from replicator.compare.compare_metadata import MetadataComparison, count_tables
 from replicator.compare.comparison import Comparison, Level
 from replicator.compare.differences import Difference, Differences
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -73,10 +73,12 @@ def verify(
     began, level = clocks.monotonic(), comparison.level
     names = [name.lower() for name in databases]
     report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
-    with runtime.progress.task("compare objects", live=lambda: FLOW.read // 2) as advance:  # both sides are read
-        metadata = MetadataComparison(comparison, advance)
+    total = count_tables(comparison, names) if tables is None else sum(map(len, tables.values()))
+    with runtime.progress.task("compare objects", total, live=lambda: FLOW.read // 2) as advance:  # both sides are read
+        steps = TableSteps(advance)
+        metadata = MetadataComparison(comparison, steps.read)
         pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
-        later = _compare_pairs(pairs, level, part, runtime, report, metadata.differences, advance)
+        later = _compare_pairs(pairs, level, part, runtime, report, metadata.differences, steps)
     if later:
         _compare_large(later, level, part, runtime, report, metadata.differences)
     report.objects = metadata.objects
@@ -116,6 +118,38 @@ def _chosen_pairs(
             yield from metadata.tables(sides, tables.get(name, ()))
 
 
+@dataclass
+class TableSteps:
+    """How far a comparison is, in tables: one is a step when its metadata and all its files are compared, but for large
+    objects, which have a task of their own. Objects are compared in the order in which they are drawn."""
+
+    advance: Advance
+    _drawn: int = 0
+    _compared: int = 0
+    _waiting: deque[int] = field(default_factory=deque)  # of each table that was read: objects drawn until then
+
+    def drawn(self, pairs: Iterable[FilePair]) -> Iterator[FilePair]:
+        for pair in pairs:
+            self._drawn += 1
+            yield pair
+
+    def read(self) -> None:
+        """A table was."""
+        self._waiting.append(self._drawn)
+        self._settle()
+
+    def compared(self, found: FilesCompared) -> None:
+        """Files of the objects that are next."""
+        self._compared += found.objects
+        self.advance(0, files=found.files, size=found.bytes)
+        self._settle()
+
+    def _settle(self) -> None:
+        while self._waiting and self._waiting[0] <= self._compared:
+            self._waiting.popleft()
+            self.advance(1)
+
+
 # ---- files --------------------------------------------------------------------------------------------------------
 
 
@@ -126,13 +160,14 @@ def _compare_pairs(
     runtime: Runtime,
     report: Verified,
     differences: Differences,
-    advance: Advance,
+    steps: TableSteps,
 ) -> list[Later]:
     """Compares metadata by drawing `pairs`, and their files as they come; the first of them choose the engine. Returns
     the objects whose contents were too much for one task."""
     if level == "metadata":
         deque(pairs, maxlen=0)
         return []
+    pairs = steps.drawn(pairs)
     ahead, size = _look_ahead(pairs, level)
     if not ahead:
         return []
@@ -140,7 +175,8 @@ def _compare_pairs(
     objects = TASK_OBJECTS if engine.name == "spark" else THREAD_OBJECTS
     later: list[Later] = []
     for compared in engine.run(compare_files, _tasks(itertools.chain(ahead, pairs), level, part, objects)):
-        _take(compared, report, differences, advance)
+        _take(compared, report, differences)
+        steps.compared(compared)
         later += compared.later
     return later
 
@@ -160,8 +196,8 @@ def _compare_large(
         "compare large objects", total=len(tasks), **amounts, live=lambda: FLOW.read // 2
     ) as advance:
         for compared in engine.run(compare_files, tasks):
-            _take(compared, report, differences, advance)
-            advance(1)
+            _take(compared, report, differences)
+            advance(1, files=compared.files, size=compared.bytes)
 
 
 def _look_ahead(pairs: Iterator[FilePair], level: Level) -> tuple[list[FilePair], int]:
@@ -175,8 +211,7 @@ def _look_ahead(pairs: Iterator[FilePair], level: Level) -> tuple[list[FilePair]
     return ahead, size
 
 
-def _take(compared: FilesCompared, report: Verified, differences: Differences, advance: Advance) -> None:
-    advance(0, files=compared.files, size=compared.bytes)
+def _take(compared: FilesCompared, report: Verified, differences: Differences) -> None:
     report.files += compared.files
     report.files_read += compared.files_read
     report.bytes += compared.bytes

@@ -11,6 +11,7 @@ import msgspec
 from cmroot.store.place import is_local, join
 from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
+from replicator.core.progress import Advance
 from replicator.errors import Error
 from replicator.purge.partitions import Look, Part, is_data, look_at
 from replicator.purge.rewrite.formats import FileFormat
@@ -102,9 +103,9 @@ def bundles(stagings: Iterable[Staging], found: str) -> Iterator[FilesTask]:
             yield FilesTask(format_, found, waiting)
 
 
-def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[Staged]:
-    """Writes all of them; what came of each is durable when it returns. Raises Error when a new location is not empty:
-    it is fresh for each attempt."""
+def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, advance: Advance) -> list[Staged]:
+    """Writes all of them; what came of each is durable when it returns. advance: told of files that were rewritten.
+    Raises Error when a new location is not empty: it is fresh for each attempt."""
     for staging in stagings:
         if look_at(staging.new).files:
             raise Error(f"{staging.new}: is there already", hint="run the same command again: it takes another")
@@ -115,6 +116,8 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[
     for outcomes in engine.run(run_files_task, bundles(stagings, found)):
         for outcome in outcomes:
             _count(staged[outcome.partition], outcome)
+        written = [outcome.size for outcome in outcomes if outcome.checksum]
+        advance(0, files=len(written), size=sum(written))
     for staging in stagings:
         sweep_staging(staging.new)
     for above in {staging.new for staging in stagings if is_local(staging.new)}:

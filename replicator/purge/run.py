@@ -111,7 +111,8 @@ class Purge(Job[Onboarded, Purged]):
                     )
                 self.done.ids = ids.count
                 self.done.gaps = [msgspec.to_builtins(gap) for gap in gaps]
-                self._work = TableWork(self.metastore, self.remover, directory, run, ids, self.options)
+                progress = self.runtime.progress
+                self._work = TableWork(self.metastore, self.remover, directory, run, ids, self.options, progress)
                 self._refuse_excess()
                 yield
         except Refused:
@@ -120,11 +121,9 @@ class Purge(Job[Onboarded, Purged]):
             raise
 
     def pages(self) -> Iterator[Onboarded]:
-        with self.runtime.progress.task("purge tables", total=len(self._tables)) as advance:
-            for table in self._tables:
-                yield table
-                done = self.done.tables[-1]
-                advance(1, files=done.files_rewritten + done.files_carried, size=done.bytes_rewritten)
+        for number, table in enumerate(self._tables, 1):
+            self._work.which = f", table {number:,} of {len(self._tables):,}"
+            yield table
 
     def show(self, page: Onboarded) -> None:
         self.done.add(self._work.plan_table(page))

@@ -7,6 +7,7 @@ few times, with a search of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from cmroot.store.listing import FileState
 from cmroot.store.place import Place, join
 from cmroot.store.resolve import located
 from replicator.core.batches import batched
+from replicator.core.progress import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.purge.counting import settle_counts
@@ -91,7 +93,7 @@ class TableSearch:
 
 @dataclass
 class TableWork:
-    """A run at work on its tables."""
+    """A run at work on its tables. `which`: of how many tables the one at work is, as a text."""
 
     metastore: Metastore
     remover: Remover
@@ -99,6 +101,8 @@ class TableWork:
     run: PurgeRun
     ids: Ids
     options: PurgeOptions
+    progress: Progress = field(default_factory=Silent)
+    which: str = ""
 
     def __post_init__(self) -> None:
         self._last = 0
@@ -156,7 +160,8 @@ class TableWork:
     def _searched(self, onboarded: Onboarded, parts: list[Part], number: int, done: TableDone) -> TableSearch:
         """parts: all of the table."""
         done.partitions = max(done.partitions, len(parts))
-        looked = look_at_all(self.remover.engine, parts)
+        with self._task("list", onboarded):
+            looked = look_at_all(self.remover.engine, parts)
         found, done.gaps = searched(self.ids, onboarded, parts, looked)
         digests = {location: each.digest for location, each in looked.items()}
         return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
@@ -164,7 +169,8 @@ class TableWork:
     def _attempt(self, attempt: TableSearch, ended: set[str], done: TableDone) -> list[Unit]:
         """Units that must be tried again. ended: those of earlier attempts that need no other, to which this adds."""
         place = self.directory.found(attempt.onboarded.name, attempt.number)
-        matching.write_found(attempt.found, place)
+        with self._task("search", attempt.onboarded):
+            matching.write_found(attempt.found, place)
         parts = list(attempt.parts.values())
         matched = by_part(parts, matching.read_counts(place), escaped=attempt.found.escaped)
         dirty = [part for part in parts if part.name in matched and part.name not in ended]
@@ -183,10 +189,18 @@ class TableWork:
         ]
         self.directory.write_units(units)
         again: list[Unit] = []
-        for batch in batched(units, BATCH):
-            again += self._batch(attempt, batch, matched, place, done)
+        files = sum(len(matched[part.name]) for part in dirty)
+        with self._task("purge", attempt.onboarded, total=len(units), files=files) as advance:
+            for batch in batched(units, BATCH):
+                again += self._batch(attempt, batch, matched, place, done, advance)
+                advance(len(batch))
         ended |= {part.name for part in dirty} - {unit.partition for unit in again}
         return again
+
+    def _task(
+        self, what: str, onboarded: Onboarded, *, total: int | None = None, files: int | None = None
+    ) -> AbstractContextManager[Advance]:
+        return self.progress.task(f"{what} {onboarded.name}{self.which}", total, files=files)
 
     def _stamp(self) -> str:
         """For new directories of one attempt: no other, of this run or any, has the same."""
@@ -196,7 +210,9 @@ class TableWork:
     def _plan(self, attempt: TableSearch, done: TableDone) -> list[Unit]:
         """Nothing is to be tried again."""
         found, onboarded = attempt.found, attempt.onboarded
-        matched = by_part(list(attempt.parts.values()), matching.ask_counts(found), escaped=found.escaped)
+        with self._task("search", onboarded):
+            counts = matching.ask_counts(found)
+        matched = by_part(list(attempt.parts.values()), counts, escaped=found.escaped)
         for name, files in matched.items():
             part = attempt.parts[name]
             rows = sum(rows for _, rows in files.values())
@@ -227,7 +243,7 @@ class TableWork:
     # ---- one batch of its partitions ------------------------------------------------------------------------------
 
     def _batch(
-        self, attempt: TableSearch, units: list[Unit], matched: Matched, found: str, done: TableDone
+        self, attempt: TableSearch, units: list[Unit], matched: Matched, found: str, done: TableDone, advance: Advance
     ) -> list[Unit]:
         """Writes, compares, swaps and records. Units that must be tried again. found: where the matches are."""
         onboarded, digests = attempt.onboarded, attempt.digests
@@ -267,7 +283,9 @@ class TableWork:
                 {name: uri for name, (uri, _) in files.items()},
             )
         by_name = {unit.partition: unit for unit in units}
-        staged = {each.staging.part.name: each for each in self._stage(onboarded, list(stagings.values()), found)}
+        staged = {
+            each.staging.part.name: each for each in self._stage(onboarded, list(stagings.values()), found, advance)
+        }
         for name, each in staged.items():
             by_name[name] = _figured(by_name[name], each)
             if each.error:
@@ -323,16 +341,19 @@ class TableWork:
         found = self.remover.live.blocking(part.location, object=unit.table, partition=unit.partition)
         return f"shares its location with {found}" if found else ""
 
-    def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str) -> Iterator[Staged]:
+    def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str, advance: Advance) -> Iterator[Staged]:
         """File by file where that can be; by Spark, a partition at a time, where not."""
         left = [each for each in stagings if each.format.kind == "spark"]
-        for staged in stage([each for each in stagings if each.format.kind != "spark"], found, self.remover.engine):
+        others = [each for each in stagings if each.format.kind != "spark"]
+        for staged in stage(others, found, self.remover.engine, advance):
             if staged.by_spark:
                 left.append(staged.staging.for_spark)
             else:
                 yield staged
         for each in left:
-            yield stage_by_spark(self.ids.session, onboarded, each, found, self.remover.engine)
+            staged = stage_by_spark(self.ids.session, onboarded, each, found, self.remover.engine)
+            advance(0, files=len(each.matched), size=staged.bytes)
+            yield staged
 
     def _record(self, unit: Unit) -> None:
         self.remover.audit.changed(

@@ -14,7 +14,7 @@ from faults import Fault, run_with
 from plain_tables import PlainDatabase
 from policies import Replication
 from raw_thrift import RawClient
-from replication_fixture import command
+from replication_fixture import command, command_with_progress
 
 import replicator
 from cmroot.log.captured import segments
@@ -345,7 +345,8 @@ def test_the_last_call_of_a_killed_drill_may_come_through_while_it_is_swept(dril
 def test_a_drill_needs_no_source(drilled: Replication, tmp_path: Path) -> None:
     config = tmp_path / "alone.toml"
     config.write_text(drilled.config().read_text().replace(drilled.source_uri, "thrift://127.0.0.1:1"))
-    answer = command("--config", str(config), "drill", drilled.name, "--sample", "0")
+    answer, told = command_with_progress("--config", str(config), "drill", drilled.name, "--sample", "0")
+    assert told["shadow tables"]["steps"] == told["shadow tables"]["of_steps"] == answer.output["tables"] == 3
     assert (answer.code, answer.output["status"], answer.output["lag_seconds"]) == (0, "done", None)
     assert any("lag is not known" in text for text in answer.output["warnings"])
 

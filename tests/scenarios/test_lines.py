@@ -65,6 +65,7 @@ def test_comparing_tells_bytes_and_a_failure_is_the_last_line(pair: Replication)
     code, lines, _ = said(pair, "verify", pair.name, "--level", "checksum", "--json-lines")
     compared = [each for each in lines if each.get("progress") == "compare objects"][-1]
     assert code == 4 and compared["files"] == 1 and compared["bytes"] == 1000
+    assert compared["steps"] == compared["of_steps"] == 1, "tables"
     assert lines[-1]["status"] == "different"
     code, lines, _ = said(pair, "verify", "nosuch", "--json-lines")
     assert code == 2 and lines[-1]["exit_code"] == 2 and lines[-1]["error"] == "UsageError"

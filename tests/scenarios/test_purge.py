@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,13 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
+from replicator.cli.json_lines import lines_on_stdout
+from replicator.cli.logs import begin_logging, end_logging
+from replicator.core.progress import Silent
+from replicator.core.telling.log_config import LogConfig
+from replicator.core.telling.watch import Watch
 from replicator.errors import ObjectNotFound
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.restore import restore_backup
 from replicator.purge.options import BackupRestoreSettings, RetainOptions
 
 
-def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse) -> None:
+def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what is told meanwhile, of a table at work, too."""
     warehouse.sql(
         "CREATE DATABASE a",
         f"CREATE TABLE a.p (id BIGINT, v STRING, d DECIMAL(10,2), t TIMESTAMP) PARTITIONED BY (k STRING)"
@@ -32,7 +39,10 @@ def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse) -> None:
     assert (planned.status, planned.rows_erased, planned.partitions_swapped) == ("planned", 10, 1)
     assert warehouse.sql("SELECT * FROM a.p ORDER BY 1, 2") == before
 
-    done = warehouse.purge(root, warehouse.ids, "a")
+    begin_logging(LogConfig())
+    with lines_on_stdout():
+        done = warehouse.purge(root, warehouse.ids, "a", progress=Watch(Silent()))
+    end_logging()
 
     assert (done.status, done.rows_erased, done.partitions_swapped, done.ids) == ("done", 10, 1, 10), done.tables
     assert [gap["table"] for gap in done.gaps] == ["a.uncharted"]
@@ -42,6 +52,12 @@ def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse) -> None:
     (table,) = done.tables
     (unit,) = table.units
     assert (unit["rows"], unit["matched"], unit["rows_after"]) == (301, 10, 291)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = {each["progress"]: each for each in lines if each["line"] == "progress"}
+    assert list(told) == [f"{what} a.p, table 1 of 1" for what in ("list", "search", "purge")]
+    written = told["purge a.p, table 1 of 1"]
+    assert (written["steps"], written["of_steps"]) == (1, 1), "partitions with an id"
+    assert written["files"] == written["of_files"] == table.files_rewritten and written["bytes"] > 0
     assert warehouse.purge(root, warehouse.ids, "a").rows_erased == 0
 
 

@@ -15,7 +15,7 @@ from history_generator import HistoryGenerator, is_newer, state_of
 from hive_metastore import ttypes as newer
 from hmsclient.genthrift.hive_metastore import ttypes
 from newer_calls import newer_client
-from replication_fixture import ReplicationFixture, command
+from replication_fixture import ReplicationFixture, command, command_with_progress
 from restore_fixture import RestoreFixture, differences, fails, restore, restore_arguments
 
 from cmroot.store.place import local_path
@@ -116,7 +116,12 @@ def inodes(place: Path) -> set[int]:
 
 
 def test_what_comes_back_is_a_plain_database(calm: RestoreFixture, into: str) -> None:
-    assert restore(calm.fixture, calm.event, "--into", into).code == 0
+    """And what a restore tells meanwhile."""
+    answer, told = command_with_progress(*restore_arguments(calm.fixture, calm.event, "--into", into))
+    assert answer.code == 0, answer
+    copied, tables = told["copy files"], told["commit tables"]
+    assert copied["files"] == copied["of_files"] == answer.output["files_copied"]
+    assert copied["bytes"] == copied["of_bytes"] > 0 and tables["steps"] == tables["of_steps"] == 4
     metastore = calm.source.metastore
     marked = [metastore.database(into), *metastore.tables(into, metastore.table_names(into))]
     assert not [key for obj in marked for key in obj.parameters if key.startswith(("repl", "replicator"))]

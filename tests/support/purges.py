@@ -9,6 +9,7 @@ from typing import Any
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.progress import Silent
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine, hive_settings
 from replicator.metastore.embedded.running import Running
@@ -64,9 +65,8 @@ class Warehouse:
     def purge(self, root: ChangeRoot, ids: str, whitelist: str, **options: Any) -> Purged:
         asked = PurgeOptions(ids, whitelist, options.pop("field_path", "privacy.column"))
         limits = options.pop("limits", Limits())
-        with Purge(
-            root=root, metastore=self.metastore, runtime=Runtime(self.engines), limits=limits, options=asked
-        ) as purge:
+        runtime = Runtime(self.engines, options.pop("progress", Silent()))
+        with Purge(root=root, metastore=self.metastore, runtime=runtime, limits=limits, options=asked) as purge:
             return purge.run(**options)
 
     def retain(self, root: ChangeRoot, options: RetainOptions, *, dry_run: bool = False) -> Retained:

@@ -59,6 +59,12 @@ def command_in_lines(*arguments: str) -> tuple[Answer, list[dict[str, Any]]]:
     return Answer(code, last), lines
 
 
+def command_with_progress(*arguments: str) -> tuple[Answer, dict[str, dict[str, Any]]]:
+    """The same: the answer, and the last line of progress of each task, by title."""
+    answer, lines = command_in_lines(*arguments)
+    return answer, {each["progress"]: each for each in lines if each["line"] == "progress"}
+
+
 class ReplicationFixture:
     """`here` is a directory of the test; the source's `$cmroot` and the dumps are in it."""
 

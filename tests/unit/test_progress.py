@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from cmroot.store.checksum import checksum_file, copy_file
 from cmroot.store.flow import FLOW
 from replicator.cli.json_lines import lines_on_stdout
 from replicator.cli.logs import begin_logging, end_logging
+from replicator.compare.compare_files import FilePair, FilesCompared
+from replicator.compare.verify import TableSteps
 from replicator.core.progress import Amounts, Silent, watched
 from replicator.core.telling.log_config import LogConfig
 from replicator.core.telling.watch import Watch
@@ -96,3 +99,19 @@ def test_things_that_are_watched_come_all(capsys: pytest.CaptureFixture[str]) ->
     end_logging()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["line"], each.get("steps")) for each in lines] == [("step", None), ("progress", 3), ("step", None)]
+
+
+def test_a_table_is_compared_when_all_its_files_are() -> None:
+    done = Amounts("compare objects", 3)
+    tables = TableSteps(done.advance)
+    objects = tables.drawn(FilePair(f"a.t/p={each}", "", "") for each in range(5))
+    for some in (2, 0, 3):  # a view has no files
+        assert len(list(islice(objects, some))) == some
+        tables.read()
+    assert done.steps == 0
+    tables.compared(FilesCompared(files=4, bytes=40, objects=1))
+    assert (done.steps, done.files, done.size) == (0, 4, 40)
+    tables.compared(FilesCompared(objects=3))
+    assert done.steps == 2 and done.remaining is not None
+    tables.compared(FilesCompared(objects=1))
+    assert done.steps == 3
