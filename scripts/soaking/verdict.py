@@ -63,7 +63,9 @@ def judge(
     """Puts what does not hold into `day.wrong`. runs: as they were queued. periods: of the jobs, in seconds. between:
     when the service began, and was last seen at work."""
     day.runs, day.missed = dict(Counter(each.state for each in runs)), sum(each.missed for each in runs)
-    day.reasons = dict(Counter(f"{each.state}: {short(each.message)}" for each in runs if each.state != "done"))
+    day.reasons = dict(
+        Counter(f"{each.state}: {short(each.message)}" for each in runs if each.ended and each.state != "done")
+    )
     day.processes, day.looks = sum(map(len, processes.seen.values())), processes.looks
     day.blind = round(processes.blind, 2)
     day.wrong += [f"twice at once: {each}" for each in [*processes.twice, *overlapping(runs)]]
