@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import smtplib
 import ssl
 import subprocess
@@ -12,11 +13,15 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from email.message import EmailMessage
 from functools import partial
+from http.client import HTTPException
 
 import msgspec
 
 from replicator.core.connections.secret import read_secret
 from replicator.core.schedules.alert_config import AlertConfig, CommandConfig, MailConfig, WebhookConfig
+from replicator.errors import Error
+
+log = logging.getLogger(__name__)
 
 PATIENCE = 10.0  # seconds for one message
 SIGNATURE = "X-Replicator-Signature"
@@ -37,7 +42,19 @@ class Message(msgspec.Struct, frozen=True):
 
 
 Send = Callable[[Message], None]
-"""Raises OSError, ConfigError or ValueError when nobody got it."""
+"""Raises something when nobody got it."""
+
+
+def failure_of(send: Send, message: Message) -> str:
+    """Why nobody got it; empty: somebody did. Whatever a receiver makes of it, the others are told."""
+    try:
+        send(message)
+    except (OSError, Error, ValueError, HTTPException) as error:
+        return str(error) or type(error).__name__
+    except Exception as error:
+        log.exception("internal error")
+        return f"internal error: {type(error).__name__}: {error}"
+    return ""
 
 
 def channels_of(config: AlertConfig) -> Mapping[str, Send]:
@@ -81,13 +98,24 @@ def _mail(name: str, mail: MailConfig, message: Message) -> None:
     letter["Message-ID"] = f"<{message.id}.{message.event}.{hash_of(message.at)}@replicator>"
     letter.set_content(f"{message.text}\n\n{message.hint}\n\nsince {message.since}, at {message.at}\n")
     host, _, port = mail.server.rpartition(":")
-    kind = smtplib.SMTP_SSL if mail.tls == "tls" else smtplib.SMTP
-    with kind(host, int(port), timeout=PATIENCE) as server:
-        if mail.tls == "starttls":
-            server.starttls(context=ssl.create_default_context())
+    with _mail_server(host.strip("[]"), int(port), mail.tls) as server:
         if mail.user and mail.password:
             server.login(mail.user, read_secret(mail.password, f"alerts.mails.{name}.password"))
         server.send_message(letter)
+
+
+def _mail_server(host: str, port: int, tls: str) -> smtplib.SMTP:
+    """With TLS only one whose certificate this system trusts, or SSL_CERT_FILE."""
+    if tls == "tls":
+        return smtplib.SMTP_SSL(host, port, timeout=PATIENCE, context=ssl.create_default_context())
+    server = smtplib.SMTP(host, port, timeout=PATIENCE)
+    if tls == "starttls":
+        try:
+            server.starttls(context=ssl.create_default_context())
+        except BaseException:
+            server.close()
+            raise
+    return server
 
 
 def hash_of(text: str) -> str:
