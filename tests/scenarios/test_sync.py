@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -181,11 +182,20 @@ def test_a_table_located_elsewhere_and_renamed_in_one_range_keeps_its_partitions
     pair.is_same()
 
 
-def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7(pair: Replication) -> None:
+def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7_and_lineage_tells_of_both(pair: Replication) -> None:
+    config, told = pair.config(), pair.here / "lineage"
+    with config.open("a") as file:
+        file.write(f'[lineage]\nfile = "{told}"\n')
     with pair.memory.lease("sync"):
-        answer = command("--config", str(pair.config()), "sync", pair.name)
+        answer = command("--config", str(config), "sync", pair.name)
         assert (answer.code, answer.error) == (7, "LeaseHeld")
-    assert command("--config", str(pair.config()), "sync", pair.name).code == 0
+    assert command("--config", str(config), "sync", pair.name).code == 0
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [each["eventType"] for each in events] == ["START", "FAIL", "START", "COMPLETE"]
+    assert events[1]["run"]["facets"]["errorMessage"]["message"] and events[2]["run"] == events[3]["run"]
+    (one,), (other,) = events[3]["inputs"], events[3]["outputs"]
+    assert one["name"] == other["name"] == f"{pair.name}_a.t" and one["namespace"] != other["namespace"]
+    assert one["namespace"] == f"hive://{pair.source_uri.removeprefix('thrift://')}"
 
 
 def test_what_leaves_the_policy_stays_until_there_is_consent(pair: Replication) -> None:
