@@ -16,6 +16,7 @@ from replicator.captures.unlistable import sight_at
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy
 from replicator.core.report import Report
+from replicator.core.roles import RoleMark
 from replicator.dumps.selection import Selection
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.events.reach import read_reach, waiting_events
@@ -57,7 +58,8 @@ class TableLag:
 @dataclass
 class DatabaseLag:
     """`event`, `position`: the replica's checkpoint; None: it has none, or its side does not answer. events, seconds,
-    bytes: what it lacks. source_role, target_role: as the policy names the sides; empty where one does not answer."""
+    bytes: what it lacks. source_role, target_role: as the policy names the sides, in words; empty where one does not
+    answer; source_mark, target_mark: the same as values."""
 
     db: str
     replica: str
@@ -69,6 +71,8 @@ class DatabaseLag:
     bytes: int = 0
     source_role: str = ""
     target_role: str = ""
+    source_mark: RoleMark | None = None
+    target_mark: RoleMark | None = None
 
 
 @dataclass
@@ -79,6 +83,7 @@ class Lag(Report):
     source. The event log: `needed_seconds`, the age of the next event to be captured; `kept_seconds`, how long the
     server keeps one (None: it does not tell); `headroom_seconds`, what is left before it is gone, all of it where none
     waits; `reaches_back_seconds`, the age of the oldest it has. `last_run`, `last_error`: of the history.
+    `blocks_known`: False where not all that could tell what blocks was read.
 
     `not_replicated`: what the target does not have as the source has it, by the source's names; what nobody can see at
     the source counts as behind since then.
@@ -100,6 +105,7 @@ class Lag(Report):
     databases: list[DatabaseLag] = field(default_factory=list)
     tables: list[TableLag] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
+    blocks_known: bool = True
     needed_seconds: float | None = None
     kept_seconds: float | None = None
     headroom_seconds: float | None = None
@@ -123,6 +129,8 @@ def lag(
     memory, history, remembered = _remembered(policy, report)
     here, there = _answering("source", source, report), _answering("target", target, report)
     pairs = survey(policy, here, there, remembered if report.unreachable else None)
+    if memory is None and any(pair.position is not None for pair in pairs):
+        report.blocks_known = False  # there was one
     last = history.last_done if history else None
     report.reverse = runs_in_reverse(pairs, first=remembered is None and here is not None)
     if here is None and not report.reverse and last:
@@ -145,7 +153,9 @@ def lag(
     report.not_replicated = _lacking(pairs, patterns, log)
     _sum_up(report, pairs, _waiting(counted, report.not_replicated, after, patterns, clock()))
     for each in report.databases:
-        each.source_role, each.target_role = roles.get((each.replica if report.reverse else each.db), ("", ""))
+        of = each.replica if report.reverse else each.db
+        each.source_mark, each.target_mark = roles.get(of, (None, None))
+        each.source_role, each.target_role = (str(mark or "") for mark in (each.source_mark, each.target_mark))
     if report.unreachable:
         _last_known(report, last, source_away=here is None, target_away=there is None)
     _find_blocks(report, policy, pairs, root, memory, history)
@@ -177,6 +187,7 @@ def _remembered(policy: Policy, report: Lag) -> tuple[Memory | None, History | N
         return memory, memory.runs(RUNS), memory.read_scope()
     except (Error, OSError) as error:
         report.warnings.append(f"the policy's memory cannot be read: {error}")
+        report.blocks_known = False
         return None, None, None
 
 
@@ -192,11 +203,9 @@ def _log(place: str, report: Lag) -> tuple[ChangeRoot | None, list[Segment]]:
 
 def _roles(
     pairs: Iterable[Pair], source: MetastoreReader | None, target: MetastoreReader | None
-) -> dict[str, tuple[str, str]]:
-    """By the source's name (of the policy): the roles of both sides, empty for one that does not answer."""
-    return {
-        pair.name: (str(pair.source_mark) if source else "", str(pair.target_mark) if target else "") for pair in pairs
-    }
+) -> dict[str, tuple[RoleMark | None, RoleMark | None]]:
+    """By the source's name (of the policy): the roles of both sides, None for one that does not answer."""
+    return {pair.name: (pair.source_mark if source else None, pair.target_mark if target else None) for pair in pairs}
 
 
 def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away: bool) -> None:
@@ -315,6 +324,7 @@ def _find_blocks(
         unfinished = memory.unfinished_role_change() if memory else None
     except Error as error:
         report.warnings.append(str(error))
+        report.blocks_known = False
         return
     if unfinished is not None:
         report.blocks.append(f"a {unfinished.verb} was begun at {unfinished.started} and has not ended")

@@ -20,6 +20,7 @@ from replicator.errors import NotWritable
 from replicator.service.lag_watch import MeasuredLag, measured
 from replicator.service.measuring import families
 from replicator.service.measuring.counters import counts
+from replicator.service.measuring.disks import directories_of, disk_of
 from replicator.service.measuring.slow_watch import remembered_comparisons, remembered_roots
 from replicator.service.schema import REVISIONS
 from replicator.service.store import REVISION, ServiceStore
@@ -91,6 +92,8 @@ def _families(config: Config, found: dict[str, MeasuredLag], store: ServiceStore
         remembered = remembered_comparisons(store)
     compared = {**remembered, **{name: each.compared for name, each in found.items() if each.compared}}
     yield from families.of_policies(config.policies, found, compared, now)
+    disks = {name: disk_of(directory) for name, directory in directories_of(config).items()}
+    yield from families.of_disks({name: disk for name, disk in disks.items() if disk is not None})
 
 
 def _replace(file: Path, text: str) -> None:

@@ -32,10 +32,14 @@ from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.policy import Policy
 from replicator.core.roles import Role, RoleMark
+from replicator.core.schedules.alert_config import AlertConfig
 from replicator.events.reach import Reach, event_life
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.policies.lag import lag
 from replicator.policies.memory import Compared, History, Memory, RememberedScope, RoleChange, Run, Step
+from replicator.service.alerts.conditions import Condition, of_policies
+from replicator.service.lag_watch import MeasuredLag
 
 _numbers = itertools.count(1)
 PLENTY = Room(total=1000, free=900)
@@ -426,6 +430,9 @@ def test_two_primaries_are_critical_and_turned_roles_turn_the_check(scene: Scene
         give(target, scene.db, RoleMark(Role.PRIMARY, 2))
         found = scene.finding(f"role {scene.db}")
         assert found.health == "critical" and "two primaries" in found.text
+        measured = {"west": MeasuredLag(0.0, lag(scene.policy, source, target))}
+        judged = [each for each in of_policies(["west"], measured, {}, AlertConfig()) if each.kind == "two-primaries"]
+        assert [each.subject for each in judged if isinstance(each, Condition)] == [f"west/{scene.db}"]
         give(source, scene.db, RoleMark(Role.REPLICA, 2))
     checked = scene.check()
     assert checked.backwards and f"role {scene.db}" not in healths(checked)

@@ -84,7 +84,7 @@ def test_an_alert_is_told_once_and_so_is_its_end(
     service.configure(
         {"often": {"command": ["cm", "ls", "--cmroot", str(root)], "every": "1s"}},
         more={
-            "alerts": {"failed_in_a_row": 2, "disk": 0.0},
+            "alerts": {"failed_in_a_row": 2, "disk": 0.0, "missed_periods": 600},
             "alerts.webhooks.ops": {"url": url, "secret": f"file:{tmp_path}/secret"},
             "alerts.commands.page": {"command": ["tee", "-a", str(heard)]},
             "alerts.mails.team": {"server": server, "sender": "a@here", "to": ["b@here"], "tls": "none"},

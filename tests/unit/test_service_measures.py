@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from test_service import eventually
 
 from cmroot.pins import Hold, Slot, create_slot, hold
-from cmroot.root import create_or_open
-from replicator.policies.lag import Lag, TableLag
+from cmroot.root import FORMAT, create_or_open
+from replicator.core.config import parse_config
+from replicator.core.roles import Role, RoleMark
+from replicator.policies.lag import DatabaseLag, Lag, TableLag
 from replicator.policies.memory import Compared
 from replicator.service.jobs import Job
-from replicator.service.lag_watch import MeasuredLag
+from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
 from replicator.service.measuring.counters import Sample, counts, remember, samples
 from replicator.service.measuring.families import of_counts, of_policies, of_roots, text_of, verified_age
 from replicator.service.measuring.root_sizes import sample_root
@@ -82,6 +87,11 @@ def test_an_answer_that_is_none_counts_nothing(said: dict[str, object]) -> None:
 def test_the_ten_tables_with_the_longest_lag_are_named(policy: object) -> None:
     lag = Lag("west", status="late", events=5, seconds=99.0, headroom_seconds=7.0)
     lag.tables = [TableLag(f"d.t{n}", seconds=99.0 - n) for n in range(50)]
+    mark = RoleMark(Role.PRIMARY, 2)
+    lag.databases = [DatabaseLag(f"d{n}", "r", "behind", events=1, seconds=float(n), bytes=2) for n in range(30)]
+    lag.databases.append(
+        DatabaseLag("other", "r", "behind", events=1, seconds=99.0, bytes=2, source_mark=mark, target_mark=mark)
+    )
     compared = Compared(ended="2026-01-01T00:00:00+00:00", oldest=100.0, never=2, open_count=1)
     now = 1767225600.0 + 50
     text = text_of(of_policies({"west": policy}, {"west": MeasuredLag(now, lag)}, {"west": compared}, now))  # type: ignore[dict-item]
@@ -92,6 +102,14 @@ def test_the_ten_tables_with_the_longest_lag_are_named(policy: object) -> None:
     assert found["replicator_verified_age_seconds[('policy', 'west')]"] == 150.0
     assert found["replicator_differences[('policy', 'west')]"] == 1
     assert found["replicator_event_headroom_seconds[('policy', 'west')]"] == 7
+    assert found["replicator_two_primaries[('policy', 'west')]"] == 1
+    databases = {name: value for name, value in found.items() if name.startswith("replicator_database_lag")}
+    assert len(databases) == 3 * 21
+    assert databases["replicator_database_lag_seconds[('database', 'd29'), ('policy', 'west')]"] == 29.0
+    rest = "[('database', 'other'), ('policy', 'west')]"
+    assert databases[f"replicator_database_lag_seconds{rest}"] == 99.0, "one of them is called so"
+    assert databases[f"replicator_database_lag_events{rest}"] == 11.0
+    assert databases[f"replicator_database_lag_bytes{rest}"] == 22.0
     assert (verified_age(compared, now + 60) or 0) == 210.0, "it ages by itself"
     unknown = values(text_of(of_policies({"west": policy}, {}, {}, now)))  # type: ignore[dict-item]
     assert unknown["replicator_policy_status[('policy', 'west'), ('status', 'unknown')]"] == 1
@@ -99,9 +117,13 @@ def test_the_ten_tables_with_the_longest_lag_are_named(policy: object) -> None:
 
 @pytest.fixture
 def policy() -> object:
-    from replicator.core.config import parse_config
-
-    keys = {"source": "thrift://a:1", "target": "thrift://b:1", "databases": ["d"], "max_lag": "10m"}
+    keys = {
+        "source": "thrift://a:1",
+        "target": "thrift://b:1",
+        "databases": ["d"],
+        "max_lag": "10m",
+        "verify": {"objects": 1},
+    }
     keys |= {"cmroot": "/cm", "target_cmroot": "/tcm", "dumps": "/dumps"}
     return parse_config({"policies": {"west": keys}}, "test").policies["west"]
 
@@ -130,3 +152,36 @@ def test_a_sample_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
             remember(connection, Sample("root", "/cm", 2.0, {"bytes": 2}))
             assert samples(connection, "root") == {"/cm": Sample("root", "/cm", 2.0, {"bytes": 2})}
             assert samples(connection, "compared") == {}
+
+
+def test_a_root_that_hangs_keeps_only_its_own_policy_waiting(tmp_path: Path) -> None:
+    keys = {"source": "thrift://127.0.0.1:9", "target": "thrift://127.0.0.1:10", "databases": ["d"]}
+    policies = {
+        name: {**keys, **{key: str(tmp_path / name / key) for key in ("cmroot", "target_cmroot", "dumps")}}
+        for name in ("hung", "well")
+    }
+    mount = tmp_path / "hung" / "target_cmroot" / FORMAT
+    mount.parent.mkdir(parents=True)
+    os.mkfifo(mount)
+    config = parse_config({"policies": policies, "service": {"logs": str(tmp_path)}}, "test")
+    watch = LagWatch(lambda: config, threading.Event())
+
+    def looked() -> bool:
+        watch.step()
+        return "well" in watch.found and "service.logs" in watch.disks
+
+    eventually(looked)
+    assert list(watch.found["well"].lag.unreachable) == ["source", "target"] and "hung" not in watch.found  # type: ignore[union-attr]
+    watch.stale_after = 0.0
+    hung = watch.found["hung"]
+    assert hung.stale and hung.lag is None and "not measured for" in hung.error
+    watch._due.clear()
+    watch.step()
+    assert sum(each.name == "apart hung" for each in threading.enumerate()) == 1, "it is not begun again"
+    watch.stale_after = STALE
+    writer = os.open(mount, os.O_WRONLY)
+    mount.unlink()
+    mount.write_text("no root")
+    os.close(writer)  # it is there again
+    eventually(lambda: "hung" in watch.found)
+    assert not watch.found["hung"].stale

@@ -1,34 +1,40 @@
 """The server that schedules looks for what is wrong, and tells each channel: once, again after `repeat`, and when it is
-over. What was told is in the store: neither a restart nor another server tells it again."""
+over, but not while nobody can say whether it is. What was told is in the store: neither a restart nor another server
+tells it again."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replicator.errors import Error
 from replicator.service.alerts.alert_store import OpenAlert, finish, forget, open_alerts, record, remember
-from replicator.service.alerts.channels import Message, channels_of
+from replicator.service.alerts.channels import PATIENCE, Message, Send, channels_of, failure_of
 from replicator.service.alerts.conditions import (
     Condition,
     JobFacts,
+    Judgement,
     Trends,
-    directories_of,
+    Unjudged,
+    first_wanted,
     of_comparisons,
     of_disks,
     of_jobs,
     of_policies,
 )
 from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring.apart import Apart
+from replicator.service.measuring.disks import directories_of
 from replicator.service.measuring.slow_watch import remembered_comparisons
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
 from replicator.service.times import iso
 from replicator.text.quantity import parse_duration
 
+SENDING = 16  # messages at a time; what takes too long counts no more
 PERIOD = 5.0  # seconds from one look to the next
 FIRST, LONGEST = 10.0, 300.0  # seconds to a channel's next try after a failure: doubled each time
 
@@ -44,6 +50,7 @@ class Alerter:
     watch: LagWatch
     _first_seen: dict[str, float] = field(default_factory=dict)
     _trends: Trends = field(default_factory=dict)
+    _sending: Apart = field(default_factory=lambda: Apart(SENDING, 2 * PATIENCE))
     _next_try: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -60,45 +67,48 @@ class Alerter:
 
     def step(self) -> None:
         """Raises StoreUnreachable."""
-        if set(self.scheduler.config.policies) - set(self.watch.found):
-            return  # not measured yet: alerts of before are not over
         now = self.store.now()
-        found = self._lasting(self._found(now), now)
+        judged = list(self._judged(now))
+        unjudged = [each for each in judged if isinstance(each, Unjudged)]
+        there = {each.key: each for each in judged if isinstance(each, Condition)}
         known = {each.key: each for each in open_alerts(self.store)}
-        for each in found.values():
+        for each in self._lasting(there, unjudged, now):
             if each.eases and (each.key not in known or known[each.key].over is not None):
                 continue
             record(self.store, each.key, each.kind, each.subject, (each.text, each.hint), now)
-        for key in set(known) - set(self._first_seen):
-            finish(self.store, key, now)
+        for alert in known.values():
+            if alert.key not in there and not _covered(unjudged, alert.kind, alert.subject):
+                finish(self.store, alert.key, now)
         for alert in open_alerts(self.store):
             self._tell(alert, now)
 
-    def _found(self, now: float) -> Iterable[Condition]:
+    def _judged(self, now: float) -> Iterable[Judgement]:
         config = self.scheduler.config
-        states, successes, planned = self.store.jobs(), self.store.successes(), self.store.first_runs()
+        compared = {**remembered_comparisons(self.store), **self.watch.compared}
+        verified = {name for name, policy in config.policies.items() if policy.verify is not None}
+        states, successes, queued = self.store.jobs(), self.store.successes(), self.store.first_runs()
         facts = [
             JobFacts(
                 job,
                 states.get(name),
                 self.store.runs(job_name=name, states=ENDED, limit=config.alerts.failed_in_a_row),
-                successes.get(name, planned.get(name, now)),
+                successes.get(name, first_wanted(states.get(name), queued.get(name), now)),
+                job.policy in verified,
             )
             for name, job in self.scheduler.jobs.items()
         ]
-        disks = {"service.logs": config.service.logs, **directories_of(config.policies)}
         yield from of_jobs(facts, config.alerts, now)
-        yield from of_policies(dict(self.watch.found), self._trends, config.alerts)
-        compared = {**remembered_comparisons(self.store), **self.watch.compared}
-        known = {name: each for name, each in compared.items() if name in config.policies}
-        yield from of_comparisons(known, config.alerts, now)
-        yield from of_disks(disks, self._trends, config.alerts, now)
+        yield from of_policies(config.policies, self.watch.found, self._trends, config.alerts)
+        yield from of_comparisons(sorted(verified), compared, config.alerts, now)
+        yield from of_disks(directories_of(config), self.watch.disks, self._trends, config.alerts)
 
-    def _lasting(self, found: Iterable[Condition], now: float) -> dict[str, Condition]:
-        """Those that last for long enough, by their keys."""
-        there = {each.key: each for each in found}
-        self._first_seen = {key: self._first_seen.get(key, now) for key in there}
-        return {key: each for key, each in there.items() if now - self._first_seen[key] >= each.hold}
+    def _lasting(self, there: Mapping[str, Condition], unjudged: Sequence[Unjudged], now: float) -> list[Condition]:
+        """Those that last for long enough; time in which nobody can say counts, too."""
+        waiting = {
+            key: since for key, since in self._first_seen.items() if _covered(unjudged, *key.split(":", maxsplit=1))
+        }
+        self._first_seen = waiting | {key: self._first_seen.get(key, now) for key in there}
+        return [each for key, each in there.items() if now - self._first_seen[key] >= each.hold]
 
     def _tell(self, each: OpenAlert, now: float) -> None:
         config = self.scheduler.config.alerts
@@ -111,12 +121,11 @@ class Alerter:
             message = Message(
                 event, each.id, each.kind, each.subject, each.text, each.hint, iso(each.since) or "", iso(now) or ""
             )
-            try:
-                send(message)
-            except (OSError, Error, ValueError) as error:
+            failure = self._failure(name, send, message)
+            if failure:
                 wait = min(self._next_try.get(name, (0.0, FIRST / 2))[1] * 2, LONGEST)
                 self._next_try[name] = (time.monotonic() + wait, wait)
-                log.warning("alerts.%s: not told, tried again in %.0f s: %s", name, wait, error)
+                log.warning("alerts.%s: not told, tried again in %.0f s: %s", name, wait, failure)
                 continue
             self._next_try.pop(name, None)
             told[name] = (event, now)
@@ -125,6 +134,15 @@ class Alerter:
             forget(self.store, each.key)
         elif told != each.told:
             remember(self.store, each.key, told)
+
+    def _failure(self, channel: str, send: Send, message: Message) -> str:
+        """Why nobody got it; empty: somebody did. A receiver that takes too long keeps its own messages waiting."""
+        said: list[str] = []
+        if not self._sending.begin(channel, lambda: said.append(failure_of(send, message))):
+            return "the message before is still being sent"
+        if not self._sending.wait(channel, 2 * PATIENCE) or not said:
+            return f"it took longer than {2 * PATIENCE:.0f} s"
+        return said[0]
 
 
 ENDED = ("done", "partial", "differs", "failed", "lost")
@@ -137,3 +155,7 @@ def _event(each: OpenAlert, told: tuple[str, float] | None, now: float, repeat: 
     if told is None or told[0] == "over":
         return "raised"
     return "still" if now - told[1] >= repeat else ""
+
+
+def _covered(unjudged: Iterable[Unjudged], kind: str, subject: str) -> bool:
+    return any(each.covers(kind, subject) for each in unjudged)

@@ -1,6 +1,6 @@
-"""Families of metrics, as Prometheus reads them. Labels are jobs, policies and roots of the configuration, and of each
-policy the ten tables with the longest lag, so that their number is limited. No label is called `job`: Prometheus gives
-each target one."""
+"""Families of metrics, as Prometheus reads them. Labels are jobs, policies, roots and disks of the configuration, and
+of each policy the ten tables and twenty databases with the longest lag, so that their number is limited. No label is
+called `job`: Prometheus gives each target one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from replicator.core.policy import Policy
+from replicator.core.roles import Role
+from replicator.policies.lag import DatabaseLag
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import MeasuredLag
+from replicator.service.measuring.disks import Disk
 from replicator.service.measuring.root_sizes import RootSample
 from replicator.service.measuring.tally import BEEKEEPERS, BUCKETS, Count
 
 STATUSES = ("current", "behind", "late", "blocked", "none", "unknown")
 TABLES = 10
 """Of a policy, those with the longest lag."""
+
+DATABASES, OTHER = 20, "other"
+"""Of a policy, those with the longest lag; the rest are one."""
 
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "replicator_runs": ("Runs that ended.", ("policy", "kind", "outcome")),
@@ -78,7 +84,7 @@ def of_policies(
     policies: Mapping[str, Policy], found: Mapping[str, MeasuredLag], compared: Mapping[str, Compared], now: float
 ) -> Iterator[Metric]:
     """Of all policies that are configured. compared: as the store remembers it. now: seconds since 1970."""
-    lags = {name: found[name].lag for name in sorted(policies) if name in found and found[name].lag is not None}
+    lags = {name: lag for name in sorted(policies) if name in found and (lag := found[name].lag) is not None}
     for name, text, key in (
         ("replicator_lag_events", "Changes that the target lacks.", "events"),
         ("replicator_lag_seconds", "Age of the oldest change that the target lacks.", "seconds"),
@@ -101,17 +107,58 @@ def of_policies(
             tables.add_metric([policy, each.table], each.seconds)
     yield status
     yield tables
+    yield from _by_database({name: lag.databases for name, lag in lags.items()})
+    both = {name: sum(map(two_primaries, lag.databases)) for name, lag in lags.items() if not lag.unreachable}
+    yield _by_policy("replicator_two_primaries", "Databases of which both sides are primary.", both)
     good = {name: each.success for name, each in found.items() if name in policies}
     yield _by_policy("replicator_policy_last_success_timestamp_seconds", "End of its newest good run.", good)
     measured = {name: each.at for name, each in found.items() if name in policies}
     yield _by_policy("replicator_policy_measured_timestamp_seconds", "When these figures were measured.", measured)
-    of = {name: each for name, each in compared.items() if name in policies}
+    verified = {name for name, each in policies.items() if each.verify is not None}
+    of = {name: each for name, each in compared.items() if name in verified}
     ages = {name: verified_age(each, now) for name, each in of.items()}
     yield _by_policy("replicator_verified_age_seconds", "Since the table that waits longest was compared.", ages)
     never = {name: each.never for name, each in of.items()}
     yield _by_policy("replicator_never_verified_tables", "Tables that were never compared.", never)
     differing = {name: each.open_count for name, each in of.items()}
     yield _by_policy("replicator_differences", "Tables that differed when they were compared last.", differing)
+
+
+def _by_database(lags: Mapping[str, Iterable[DatabaseLag]]) -> Iterator[Metric]:
+    """The rest of a policy's databases has their longest lag, and the sums of their events and bytes."""
+    labels, name = ["policy", "database"], "replicator_database_lag"
+    seconds = GaugeMetricFamily(f"{name}_seconds", "Age of the oldest change that a replica lacks.", labels=labels)
+    events = GaugeMetricFamily(f"{name}_events", "Changes that a replica lacks.", labels=labels)
+    size = GaugeMetricFamily(f"{name}_bytes", "Bytes of a database that were captured and not loaded.", labels=labels)
+    for policy, databases in lags.items():
+        ranked = sorted(databases, key=lambda each: (each.db == OTHER, -each.seconds, -each.events, each.db))
+        rest = ranked[DATABASES:]  # with one that is called so
+        for each in ranked[:DATABASES]:
+            seconds.add_metric([policy, each.db], each.seconds)
+            events.add_metric([policy, each.db], each.events)
+            size.add_metric([policy, each.db], each.bytes)
+        if rest:
+            seconds.add_metric([policy, OTHER], max(each.seconds for each in rest))
+            events.add_metric([policy, OTHER], sum(each.events for each in rest))
+            size.add_metric([policy, OTHER], sum(each.bytes for each in rest))
+    yield from (seconds, events, size)
+
+
+def two_primaries(found: DatabaseLag) -> bool:
+    """False where a side does not answer."""
+    return all(mark is not None and mark.role is Role.PRIMARY for mark in (found.source_mark, found.target_mark))
+
+
+def of_disks(disks: Mapping[str, Disk]) -> Iterator[Metric]:
+    """disks: by their names in messages."""
+    for name, text, key in (
+        ("replicator_disk_free_bytes", "Free on a local disk, of a policy's root or of the logs of runs.", "free"),
+        ("replicator_disk_size_bytes", "Size of a local disk.", "size"),
+    ):
+        family = GaugeMetricFamily(name, text, labels=["disk"])
+        for disk, found in sorted(disks.items()):
+            family.add_metric([disk], getattr(found, key))
+        yield family
 
 
 def verified_age(compared: Compared, now: float) -> float | None:

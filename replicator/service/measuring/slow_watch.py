@@ -6,8 +6,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -15,8 +17,9 @@ from replicator.core.config import Config
 from replicator.errors import Error
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import LagWatch
+from replicator.service.measuring.apart import Apart
 from replicator.service.measuring.counters import Sample, remember, samples
-from replicator.service.measuring.root_sizes import RootSample, sample_root
+from replicator.service.measuring.root_sizes import SECONDS, RootSample, sample_root
 from replicator.service.store import ServiceStore
 
 ROOT, COMPARED = "root", "compared"
@@ -36,6 +39,8 @@ class SlowWatch:
     watch: LagWatch
     stopping: threading.Event
     _tried: dict[str, float] = field(default_factory=dict)
+    _sampled: deque[tuple[str, RootSample | str]] = field(default_factory=deque)
+    _apart: Apart = field(default_factory=lambda: Apart(1, 3 * SECONDS))
 
     def run(self) -> None:
         """Until `stopping` is set."""
@@ -49,7 +54,7 @@ class SlowWatch:
                 log.exception("measuring: internal error")
 
     def step(self) -> None:
-        """Measures what is due. Raises StoreUnreachable."""
+        """Begins to measure what is due, and remembers what was measured. Raises StoreUnreachable."""
         now = self.store.now()
         with self.store.transaction() as connection:
             roots, compared = samples(connection, ROOT), samples(connection, COMPARED)
@@ -58,15 +63,22 @@ class SlowWatch:
                 self._remember(COMPARED, name, msgspec.json.decode(msgspec.json.encode(found.compared)), now, compared)
         for place in roots_of(self.config()):
             due = now - roots[place].at >= HOURLY if place in roots else True
-            if due and time.monotonic() - self._tried.get(place, float("-inf")) >= HOURLY:
+            tried = time.monotonic() - self._tried.get(place, float("-inf")) < HOURLY
+            if due and not tried and self._apart.begin(place, partial(self._sample, place)):
                 self._tried[place] = time.monotonic()
-                try:
-                    self._remember(ROOT, place, asdict(sample_root(place)), now, {})
-                except (Error, OSError) as error:
-                    log.info("the size of %s is not known: %s", place, error)
-                    self._tried[place] -= HOURLY - 60
-                if self.stopping.is_set():
-                    return
+        while self._sampled:
+            place, sample = self._sampled.popleft()
+            if isinstance(sample, RootSample):
+                self._remember(ROOT, place, asdict(sample), now, {})
+            else:
+                log.info("the size of %s is not known: %s", place, sample)
+                self._tried[place] -= HOURLY - 60
+
+    def _sample(self, place: str) -> None:
+        try:
+            self._sampled.append((place, sample_root(place)))
+        except (Error, OSError) as error:
+            self._sampled.append((place, str(error)))
 
     def _remember(self, kind: str, subject: str, value: object, now: float, known: Mapping[str, Sample]) -> None:
         if subject not in known or known[subject].value != value:

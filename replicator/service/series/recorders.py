@@ -6,8 +6,10 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from cmroot.root import FORMAT
 from cmroot.store.resolve import as_written
 from replicator.errors import Error
 from replicator.service.children import Child, answer_of
-from replicator.service.lag_watch import LagWatch, MeasuredLag
+from replicator.service.lag_watch import PERIOD, LagWatch, MeasuredLag
+from replicator.service.measuring.apart import Apart
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import root_sample
 from replicator.service.series.series_store import LagSample, RootSample, newest_samples, record_lag, record_root, thin
@@ -25,6 +28,7 @@ from replicator.text.quantity import parse_duration
 STEP = 1.0  # seconds from one look to the next
 THIN = 3600.0  # seconds from one thinning to the next
 LONGEST = 600.0  # seconds for the size of one root
+THEN = 10.0  # seconds in which a root's size is recorded, before it may be measured again
 AGAIN = 60.0  # seconds to the next look at a root that is not there, or cannot be measured
 GRACE = 5.0
 
@@ -47,10 +51,11 @@ class LagRecorder:
 
     def step(self) -> None:
         """Raises StoreUnreachable."""
-        for name, found in dict(self.watch.found).items():
-            if self._written.get(name) != found.at:
-                record_lag(self.store, _sample(name, found, self.store.now() - (time.time() - found.at)))
-                self._written[name] = found.at
+        for name, found in self.watch.found.items():
+            at = time.time() // PERIOD * PERIOD if found.stale else found.at  # that it is not known, too
+            if self._written.get(name) != at:
+                record_lag(self.store, _sample(name, found, self.store.now() - (time.time() - at)))
+                self._written[name] = at
         if time.monotonic() - self._thinned > THIN:
             thin(self.store, parse_duration(self.scheduler.config.service.keep).total_seconds())
             self._thinned = time.monotonic()
@@ -65,13 +70,15 @@ def _sample(policy: str, found: MeasuredLag, at: float) -> LagSample:
 
 @dataclass
 class SizeRecorder:
-    """Measures each root when it is time, one after the other, by `cm ls` in a process of its own. places: the roots as
-    the configuration has them now."""
+    """Measures each root when it is time, by `cm ls` in a process of its own; one that hangs does not hold up others.
+    places: the roots as the configuration has them now."""
 
     store: ServiceStore
     scheduler: Scheduler
     places: Callable[[], set[str]]
     _not_before: dict[str, float] = field(default_factory=dict)
+    _found: deque[RootSample] = field(default_factory=deque)
+    _apart: Apart = field(default_factory=lambda: Apart(1, LONGEST))
 
     def run(self) -> None:
         """Until the scheduler stops."""
@@ -83,13 +90,21 @@ class SizeRecorder:
         newest = newest_samples(self.store, root_sample)
         for place in sorted(self.places()):
             due = every and self.store.now() - newest.get(place, 0.0) >= every
-            if self.scheduler.stopping.is_set() or not due or time.monotonic() < self._not_before.get(place, 0.0):
-                continue
+            if due and time.monotonic() >= self._not_before.get(place, 0.0) and not self.scheduler.stopping.is_set():
+                self._apart.begin(place, partial(self._measure, place))
+        while self._found:
+            record_root(self.store, self._found.popleft())
+
+    def _measure(self, place: str) -> None:
+        try:
             found = self._measured(place) if (as_written(place) / FORMAT).exists() else None
-            if found is None or found.error:
-                self._not_before[place] = time.monotonic() + AGAIN
-            if found is not None and not self.scheduler.stopping.is_set():
-                record_root(self.store, found)
+        except (Error, OSError) as error:
+            log.warning("series: the size of %s: %s", place, error)
+            found = None
+        good = found is not None and not found.error
+        self._not_before[place] = time.monotonic() + (THEN if good else AGAIN)
+        if found is not None and not self.scheduler.stopping.is_set():
+            self._found.append(found)
 
     def _measured(self, place: str) -> RootSample:
         line = ["--config", str(self.scheduler.config_file)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from replicator.service.alerts.conditions import first_wanted, overdue
 from replicator.service.measuring import families
 from replicator.service.measuring.counters import counts
 from replicator.service.measuring.slow_watch import remembered_comparisons, remembered_roots
@@ -25,7 +26,8 @@ def _all(serving: Serving) -> Iterator[Metric]:
         yield from families.of_counts(counts(connection))
     now = serving.store.now()
     known = {**remembered_comparisons(serving.store), **serving.watch.compared}
-    yield from families.of_policies(serving.config.policies, dict(serving.watch.found), known, now)
+    yield from families.of_policies(serving.config.policies, serving.watch.found, known, now)
+    yield from families.of_disks(serving.watch.disks)
     yield from families.of_roots(remembered_roots(serving.store), now)
 
 
@@ -46,16 +48,30 @@ def _service(serving: Serving) -> Iterator[Metric]:
 
 
 def _jobs(serving: Serving) -> Iterator[Metric]:
+    store, labels = serving.store, ["job_name"]
+    now, states, successes, queued = store.now(), store.jobs(), store.successes(), store.first_runs()
     ended = GaugeMetricFamily(
-        "replicator_last_success_timestamp_seconds", "End of the newest run that was done.", labels=["job_name"]
+        "replicator_last_success_timestamp_seconds", "End of the newest run that was done.", labels=labels
     )
-    for job, moment in sorted(serving.store.successes().items()):
-        ended.add_metric([job], moment)
+    for name, moment in sorted(successes.items()):
+        ended.add_metric([name], moment)
     yield ended
-    paused = GaugeMetricFamily("replicator_job_paused", "1 while the job is paused.", labels=["job_name"])
-    for each in serving.jobs():
-        paused.add_metric([each.name], each.paused)
-    yield paused
+    paused = GaugeMetricFamily("replicator_job_paused", "1 while the job is paused.", labels=labels)
+    text = "Since alerts.missed_periods periods without a success have passed; 0 before, and while it is paused."
+    late = GaugeMetricFamily("replicator_job_overdue_seconds", text, labels=labels)
+    text = "1 where the newest certificate is not whole: of what is left, or was not searched."
+    gaps = GaugeMetricFamily("replicator_certificate_incomplete", text, labels=labels)
+    for name, job in sorted(serving.scheduled.items()):
+        state = states.get(name)
+        stopped = state is not None and state.paused
+        paused.add_metric([name], stopped)
+        success = successes.get(name, first_wanted(state, queued.get(name), now))
+        periods = serving.config.alerts.missed_periods
+        late.add_metric([name], 0.0 if stopped else overdue(job, success, periods, now))
+        if job.arguments[:2] == ("purge", "certify"):
+            for last in store.runs(job_name=name, states=("done", "partial"), limit=1):
+                gaps.add_metric([name], last.state == "partial")
+    yield from (paused, late, gaps)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
