@@ -16,7 +16,7 @@ from replicator.service.store import Beside, ServiceStore
 @dataclass(frozen=True)
 class Action:
     """at: seconds since 1970 by the store's clock. subject: a job, a run, or "*" for all. key: of the request; None: it
-    had none. answer: what it was answered, as JSON."""
+    had none. answer: what it was answered, as JSON. digest: of the request's body; "": not known."""
 
     id: int
     at: float
@@ -27,6 +27,17 @@ class Action:
     reason: str
     key: str | None
     answer: Any
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class ActionFilter:
+    """Which actions; what is empty filters nothing. since: seconds since 1970."""
+
+    who: str = ""
+    action: str = ""
+    subject: str = ""
+    since: float = 0.0
 
 
 UNFINISHED = {"unfinished": True}
@@ -37,7 +48,7 @@ def write_action(connection: Connection, at: float, done: Action, answer: Any) -
     """Records an action within a transaction; its id, which is the store's. Raises Error for a second one of a person's
     key."""
     values: dict[str, Any] = {name: getattr(done, name) for name in ("who", "address", "action", "subject", "reason")}
-    values |= {"at": at, "request_key": done.key, "answer": json.dumps(answer)}
+    values |= {"at": at, "request_key": done.key, "request_digest": done.digest or None, "answer": json.dumps(answer)}
     return int(connection.execute(insert(action).values(**values).returning(action.c.id)).scalar_one())
 
 
@@ -79,9 +90,14 @@ def action_of(store: ServiceStore, who: str, key: str) -> Action | None:
     return found[0] if found else None
 
 
-def actions(store: ServiceStore, *, before: int = 0, limit: int = 50) -> list[Action]:
+def actions(
+    store: ServiceStore, *, before: int = 0, limit: int = 50, wanted: ActionFilter = ActionFilter()
+) -> list[Action]:
     """Newest first. before: an id: older ones only."""
-    return _actions(store, *([action.c.id < before] if before else []), limit=limit)
+    where = [action.c.id < before] if before else []
+    where += [action.c[name] == value for name in ("who", "action", "subject") if (value := getattr(wanted, name))]
+    where += [action.c.at >= wanted.since] if wanted.since else []
+    return _actions(store, *where, limit=limit)
 
 
 def _actions(store: ServiceStore, *where: Any, limit: int) -> list[Action]:
@@ -91,6 +107,7 @@ def _actions(store: ServiceStore, *where: Any, limit: int) -> list[Action]:
 
 
 def _to_action(row: Row[Any]) -> Action:
-    """Its columns are called as the fields, but for the key."""
+    """Its columns are called as the fields, but for those of the request."""
     fields: dict[str, Any] = dict(row._mapping)
-    return Action(key=fields.pop("request_key"), answer=json.loads(fields.pop("answer")), **fields)
+    key, digest = fields.pop("request_key"), fields.pop("request_digest") or ""
+    return Action(key=key, digest=digest, answer=json.loads(fields.pop("answer")), **fields)

@@ -94,6 +94,14 @@ def identify(store: ServiceStore, given: str) -> Identity | None:
     return Identity(row.name, row.role, tuple(json.loads(row.policies)))
 
 
+def bearer_of(header: str) -> str | None:
+    """The token of an Authorization header, however it is spelled; "" for another scheme, None for none."""
+    scheme, _, given = header.partition(" ")
+    if not scheme:
+        return None
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
 def digest_of(given: str) -> str:
     """SHA-256 in hex, under which the store knows a secret."""
     return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()

@@ -113,8 +113,10 @@ action = Table(
     Column("reason", Text, nullable=False),
     Column("request_key", String(200)),
     Column("answer", Text, nullable=False),
+    Column("request_digest", String(64)),
 )
-"""What people and programs did over HTTP. `request_key`: of a request that may be sent again; null: none was given."""
+"""What people and programs did over HTTP. `request_key`: of a request that may be sent again; null: none was given.
+`request_digest`: SHA-256 of its body, in hex."""
 
 lag_sample = Table(
     "service_lag",
@@ -164,4 +166,5 @@ sample = Table(
 
 Index("service_run_state", run.c.job, run.c.state, run.c.ended)
 Index("service_action_request", action.c.who, action.c.request_key, unique=True)
+Index("service_action_subject", action.c.subject, action.c.id)
 Index("service_token_digest", token.c.digest, unique=True)

@@ -22,7 +22,7 @@ from replicator.service.schema import REVISIONS, job, lease, run
 if TYPE_CHECKING:  # it needs the extra `server`, which reading does not
     from replicator.service.jobs import Job
 
-REVISION = "0004"
+REVISION = "0005"
 """The newest migration that this release knows."""
 
 CONNECTIONS = 8
@@ -87,6 +87,17 @@ class ServiceRun:
     hint: str
     server: str
     epoch: int
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs; what is empty filters nothing. since, until: seconds since 1970 between which they were due."""
+
+    jobs: Sequence[str] = ()
+    policy: str = ""
+    states: Sequence[str] = ()
+    since: float = 0.0
+    until: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -317,6 +328,16 @@ class ServiceStore(Database):
         """Newest first. before: an id: those that were queued earlier."""
         where = [run.c.job == job_name] if job_name else []
         where += [run.c.state.in_(states)] if states else []
+        where += [run.c.id < before] if before else []
+        return self._runs(*where, order=(run.c.id.desc(),), limit=limit)
+
+    def runs_where(self, wanted: RunFilter, *, before: str = "", limit: int = 50) -> list[ServiceRun]:
+        """Newest first. before: an id: those that were due earlier."""
+        where: list[Any] = [run.c.job.in_(wanted.jobs)] if wanted.jobs else []
+        where += [run.c.policy == wanted.policy] if wanted.policy else []
+        where += [run.c.state.in_(wanted.states)] if wanted.states else []
+        where += [run.c.id >= f"{int(wanted.since * 1000):013d}"] if wanted.since > 0 else []
+        where += [run.c.id < f"{int(wanted.until * 1000) + 1:013d}"] if wanted.until > 0 else []
         where += [run.c.id < before] if before else []
         return self._runs(*where, order=(run.c.id.desc(),), limit=limit)
 

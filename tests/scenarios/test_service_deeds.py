@@ -291,7 +291,9 @@ def test_items_are_cancelled_and_armed_removals_held_and_undone(world: World) ->
     (item,) = life.items(status="scheduled")
     cancelled = world.post(f"housekeeping/items/{item.id}:cancel", {"reason": "the audit"}, key="c1")
     assert cancelled.json()["status"] == "cancelled", cancelled.text
-    assert world.post(f"housekeeping/items/{item.id}:cancel", {}, key="c1").json() == cancelled.json()
+    assert (
+        world.post(f"housekeeping/items/{item.id}:cancel", {"reason": "the audit"}, key="c1").json() == cancelled.json()
+    )
     assert world.post(f"housekeeping/items/{item.id}:rearm").json()["status"] == "armed"
     held = world.post("removals:hold", {"on": f"{life.db.name}.moves", "reason": "case 17"})
     assert held.status_code == 201 and held.json()["reason"] == "case 17 (op)", held.text

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from replicator.core.schedules.service_config import ServiceConfig
+from replicator.service.api_tokens import bearer_of, digest_of
 from replicator.service.entrance.rates import CLIENTS, Rates
 from replicator.service.entrance.trusted_proxies import Headers, Proxies, Sender
 from replicator.service.web.problems import problem
@@ -23,6 +24,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 SAFE = ("GET", "HEAD", "OPTIONS")
+STRICT = (b"strict-transport-security", b"max-age=31536000")
+"""Who came by TLS comes by TLS for a year."""
 
 
 class _Refused(Exception):
@@ -56,13 +59,17 @@ class Admission:
             if message["type"] == "http.response.start":
                 there = {name.lower() for name, _ in message.get("headers", ())}
                 more = [each for each in self._headers if each[0] not in there]
+                if scope["scheme"] == "https":
+                    more.append(STRICT)
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
         try:
             _refuse_zeros(scope)
+            _refuse_no_host(scope["headers"])
             self._know(scope)
-            replay = await self._read(scope["headers"], receive)
+            body, replay = await self._read(scope["headers"], receive)
+            scope["state"]["body"] = hashlib.sha256(body).hexdigest()
         except _Refused as refused:
             answer = problem(refused.status, "UsageError", refused.text)
             if refused.wait:
@@ -74,16 +81,18 @@ class Admission:
         await self._application(scope, replay, sent)
 
     def _know(self, scope: Message) -> None:
-        """Who sent it goes into the state of the request, and his address into the place of the proxy's."""
+        """Who sent it goes into the state of the request, and his address and scheme into the place of the proxy's."""
         headers: Headers = scope["headers"]
         peer = scope["client"][0] if scope.get("client") else ""
         try:
             found = self._proxies.sender(peer, headers)
         except ValueError as error:
             raise _Refused(400, str(error)) from error
-        token = next((value for name, value in headers if name == b"authorization"), None)
-        digest = "" if token is None else hashlib.sha256(token).hexdigest()
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        token = bearer_of(given.decode("latin-1"))
+        digest = digest_of(token) if token else ""
         known = f"token {digest}" if digest in self._tokens else f"address {found.address}"
+        scope["scheme"] = found.scheme or scope["scheme"]
         wait = self._rates.admit(f"user {found.user}" if found.user else known, time.monotonic())
         if wait:
             raise _Refused(429, "too many requests; see service.limits", wait=wait)
@@ -100,11 +109,11 @@ class Admission:
             while len(self._tokens) > CLIENTS:
                 self._tokens.popitem(last=False)
 
-    async def _read(self, headers: Headers, receive: Receive) -> Receive:
-        """The whole body, as it is received by the application."""
+    async def _read(self, headers: Headers, receive: Receive) -> tuple[bytes, Receive]:
+        """The whole body, and how the application receives it."""
         said = dict(headers)
         if b"content-length" not in said and b"transfer-encoding" not in said:
-            return receive
+            return b"", receive
         large = _Refused(413, f"a body has at most {self._largest} bytes", close=True)
         if int(said.get(b"content-length", b"0")) > self._largest:
             raise large
@@ -127,13 +136,30 @@ class Admission:
         async def replay() -> Message:
             return rest.pop() if rest else await receive()
 
-        return replay
+        return bytes(body), replay
 
 
 def _refuse_zeros(scope: Message) -> None:
     """No name or value has them, and PostgreSQL's texts cannot."""
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
         raise _Refused(400, "a zero byte is in the address")
+
+
+def _refuse_no_host(headers: Headers) -> None:
+    """What comes after reads it as the host of an address."""
+    for name, value in headers:
+        if name == b"host" and _host_of("//" + value.decode("latin-1")) is None:
+            raise _Refused(400, "this Host is none")
+
+
+def _host_of(address: str) -> str | None:
+    """With its port; None: it is no address."""
+    try:
+        found = urlsplit(address)
+        _ = found.port
+    except ValueError:
+        return None
+    return found.netloc
 
 
 def _refuse_no_text(body: bytes) -> None:
@@ -158,4 +184,4 @@ def _from_here(headers: Headers) -> bool:
     if site is not None:
         return site in (b"same-origin", b"none")
     origin = said.get(b"origin")
-    return origin is None or urlsplit(origin.decode("latin-1")).netloc == said.get(b"host", b"").decode("latin-1")
+    return origin is None or _host_of(origin.decode("latin-1")) == said.get(b"host", b"").decode("latin-1")

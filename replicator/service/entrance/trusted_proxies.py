@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from replicator.core.schedules.entrance_config import ProxyConfig
 from replicator.service.api_tokens import ROLES, Identity
 
+SCHEME = "X-Forwarded-Proto"
 HOPS = 20  # addresses of a chain of proxies that are looked at
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Headers = Sequence[tuple[bytes, bytes]]
@@ -19,13 +20,15 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sent a request. address: of the client, behind all proxies. user: as a proxy says; empty: none does.
+    """Who sent a request. address: of the client, behind all proxies. scheme: in which it reached the first of them;
+    empty: none says. user: as a proxy says; empty: none does.
     identity: what it may; None: nothing. recognised: called when a request's token was right."""
 
     address: str
     user: str = ""
     identity: Identity | None = None
     recognised: Callable[[], object] = lambda: None
+    scheme: str = ""
 
 
 class Proxies:
@@ -44,10 +47,12 @@ class Proxies:
         if len(user) > 1 or any(len(each) > 200 or not each.isprintable() for each in user):
             raise ValueError(f"{config.user_header} is given twice, or is no name")
         address = self._behind(peer, ",".join(_values(headers, config.address_header)))
+        scheme = ",".join(_values(headers, SCHEME)).partition(",")[0].strip().lower()
+        scheme = scheme if scheme in ("http", "https") else ""
         if not user or not user[0]:
-            return Sender(address)
+            return Sender(address, scheme=scheme)
         groups = {each.strip() for value in _values(headers, config.groups_header) for each in value.split(",")}
-        return Sender(address, user[0], self._identity(user[0], groups))
+        return Sender(address, user[0], self._identity(user[0], groups), scheme=scheme)
 
     def _trusts(self, address: Address | None) -> bool:
         return address is not None and any(address in network for network in self._networks)

@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, HTTPException, Request
 
-from replicator.service.api_tokens import NOBODY, Identity, Role, identify
+from replicator.service.api_tokens import NOBODY, Identity, Role, bearer_of, identify
 from replicator.service.store import ServiceStore
 
 NEEDED = "a token is needed: `replicator token create`"
@@ -21,13 +21,13 @@ def of_request(request: Request) -> Identity:
         if sender.identity is None:
             raise HTTPException(403, f"{sender.user} is in no group of service.proxy.groups")
         return cast(Identity, sender.identity)
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if not scheme:
+    given = bearer_of(request.headers.get("Authorization", ""))
+    if given is None:
         if state.open_to_all:
             return NOBODY
         raise HTTPException(401, NEEDED)
     store: ServiceStore = state.store
-    found = identify(store, given.strip()) if scheme.lower() == "bearer" else None
+    found = identify(store, given) if given else None
     if found is None:
         raise HTTPException(401, "this token is wrong, revoked or expired")
     sender.recognised()

@@ -36,6 +36,7 @@ HINTS: dict[int, tuple[str, int]] = {
     404: ("see /docs for what there is", 1),
     405: ("see /docs for what may be sent there", 2),
     409: ("give each action an Idempotency-Key of its own", 6),
+    422: ("send the body that you sent before, or another Idempotency-Key", 2),
     500: ("see the log of the service", 1),
     503: ("ask again later", 75),
     504: ("ask again later; what was begun goes on. The command line has no such limit", 75),

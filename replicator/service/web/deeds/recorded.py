@@ -48,7 +48,7 @@ def serving_of(request: Request) -> Serving:
 def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> Any:
     """Does an action, whose answer is JSON. What was answered to a request with the same key is answered again, and
     nothing is done; what failed, or was killed meanwhile, is done again. Raises HTTPException 409 where the key was
-    another action's, or the request is at work."""
+    another action's, or the request is at work; 422 where it was another body's."""
     store = serving_of(request).store
     wanted = _wanted(request, who, what)
     before = _before(store, wanted)
@@ -101,11 +101,14 @@ def _wanted(request: Request, who: Who, what: What) -> Action:
     if key is not None and len(key) > KEY:
         raise HTTPException(400, f"an Idempotency-Key has at most {KEY} characters")
     address = request.client.host if request.client else ""
-    return Action(0, 0.0, who.name, address, what.action, what.subject, what.reason, key, None)
+    body: str = request.state.body
+    return Action(0, 0.0, who.name, address, what.action, what.subject, what.reason, key, None, body if key else "")
 
 
 def _before(store: ServiceStore, wanted: Action) -> Action | None:
     found = action_of(store, wanted.who, wanted.key) if wanted.key else None
     if found is not None and (found.action, found.subject) != (wanted.action, wanted.subject):
         raise HTTPException(409, f"this Idempotency-Key was that of `{found.action} {found.subject}`")
+    if found is not None and found.digest and found.digest != wanted.digest:
+        raise HTTPException(422, "this Idempotency-Key came with another body before")
     return found
