@@ -65,6 +65,10 @@ class ItemStore(Database):
                     hint="give each $cmroot a store of its own",
                 )
 
+    def is_new(self) -> bool:
+        """Whether no run has made the tables yet."""
+        return self._revision() is None
+
     def check(self) -> None:
         """For those who only look, or change single items. Raises UsageError when no run has made the tables yet."""
         found = self._revision()

@@ -50,11 +50,13 @@ def sign_out(store: ServiceStore, cookie: str) -> None:
         connection.execute(delete(session).where(session.c.digest == digest_of(cookie)))
 
 
-def csrf_of(cookie: str) -> str:
-    """What forms of the cookie's browser carry, which no other site can know."""
-    return hmac.new(cookie.encode("utf-8", "surrogatepass"), b"replicator form", hashlib.sha256).hexdigest()
+def csrf_of(cookie: str, user: str = "") -> str:
+    """What forms of the cookie's browser carry, which no other site can know. user: of a proxy, whose forms are
+    nobody else's."""
+    said = f"replicator form{user}".encode("utf-8", "surrogatepass")
+    return hmac.new(cookie.encode("utf-8", "surrogatepass"), said, hashlib.sha256).hexdigest()
 
 
-def is_csrf_of(cookie: str, given: str) -> bool:
-    """Whether a form is one of this browser's."""
-    return hmac.compare_digest(csrf_of(cookie).encode(), given.encode("utf-8", "surrogatepass"))
+def is_csrf_of(cookie: str, given: str, user: str = "") -> bool:
+    """Whether a form is one of this browser's, and user's."""
+    return hmac.compare_digest(csrf_of(cookie, user).encode(), given.encode("utf-8", "surrogatepass"))

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from replicator.service.browser_sessions import LASTS, csrf_of, is_csrf_of, sign_in, sign_out
 from replicator.service.pages.rendering import render
-from replicator.service.pages.visiting import SIGN_IN, Acting, Fields, PageRoute, cookie_name, safe_place
+from replicator.service.pages.visiting import SIGN_IN, Acting, Fields, PageRoute, cookie_name, remember, safe_place
 
 FORM = "replicator-form"
 """The cookie that binds the form of signing in to the browser that was given it."""
@@ -25,7 +25,7 @@ def show_sign_in(request: Request, next: Annotated[str, Query(max_length=2000)] 
     mark = request.cookies.get(FORM) or secrets.token_urlsafe(32)
     shown = {"next": safe_place(next), "wrong": wrong, "csrf": csrf_of(mark)}
     answer = render(request, "sign_in.html", shown)
-    _remember(request, answer, FORM, mark, 3600)
+    remember(request, answer, FORM, mark, 3600)
     return answer
 
 
@@ -40,19 +40,14 @@ def take_token(request: Request, fields: Fields) -> Response:
     if cookie is None:
         return RedirectResponse(f"{SIGN_IN}?wrong=1&next={quote(place, safe='')}", 303)
     answer = RedirectResponse(place, 303)
-    _remember(request, answer, cookie_name(request), cookie, int(LASTS))
+    remember(request, answer, cookie_name(request), cookie, int(LASTS))
     return answer
 
 
 @signing_in.post("/sign-out")
 def end_session(request: Request, visitor: Acting) -> Response:
-    """Ends the session."""
+    """Ends the session; a proxy's user has none."""
     sign_out(request.app.state.store, visitor.cookie)
     answer = RedirectResponse("/", 303)
-    _remember(request, answer, cookie_name(request), "", 0)
+    remember(request, answer, cookie_name(request), "", 0)
     return answer
-
-
-def _remember(request: Request, answer: Response, name: str, value: str, seconds: int) -> None:
-    secure = request.url.scheme == "https"
-    answer.set_cookie(name, value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict")

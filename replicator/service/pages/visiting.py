@@ -1,9 +1,11 @@
-"""Who looks at a page: a session's cookie, a bearer token, or anybody where the service is open to all."""
+"""Who looks at a page: a session's cookie, a proxy's user, a bearer token, or anybody where the service is open to
+all."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
@@ -26,14 +28,20 @@ FOREIGN = frozenset({"cross-site", "same-site"})
 
 @dataclass(frozen=True)
 class Visitor:
-    """cookie: of the session; empty: there is none."""
+    """cookie: of the session; empty: there is none. mark: a cookie that binds the forms of a proxy's user to his
+    browser, as there is no session."""
 
     identity: Identity
     cookie: str = ""
+    mark: str = ""
 
     @property
     def csrf(self) -> str:
-        return csrf_of(self.cookie) if self.cookie else ""
+        return csrf_of(self.cookie) if self.cookie else csrf_of(self.mark, self.identity.name) if self.mark else ""
+
+    def sent(self, given: str) -> bool:
+        """Whether a form with this mark is one of his."""
+        return is_csrf_of(self.cookie, given) if self.cookie else is_csrf_of(self.mark, given, self.identity.name)
 
     @property
     def name(self) -> str:
@@ -41,8 +49,8 @@ class Visitor:
         return "" if self.identity is NOBODY else self.identity.name
 
     def may_act(self, policy: str = "") -> bool:
-        """Whether forms are shown: with a session only, as they carry its mark."""
-        return bool(self.cookie) and self.identity.may("operator", policy)
+        """Whether forms are shown: with a session, or to a proxy's user, as they carry a mark."""
+        return bool(self.cookie or self.mark) and self.identity.may("operator", policy)
 
 
 def cookie_name(request: Request) -> str:
@@ -50,11 +58,30 @@ def cookie_name(request: Request) -> str:
     return "__Host-replicator-session" if request.url.scheme == "https" else "replicator-session"
 
 
+def mark_name(request: Request) -> str:
+    """As `cookie_name`, of a mark."""
+    return "__Host-replicator-mark" if request.url.scheme == "https" else "replicator-mark"
+
+
+def _new_mark(request: Request) -> str:
+    """Goes to the browser with the answer."""
+    request.state.new_mark = secrets.token_urlsafe(32)
+    return str(request.state.new_mark)
+
+
+def remember(request: Request, answer: Response, name: str, value: str, seconds: int | None) -> None:
+    """A cookie for this server alone; None: until the browser ends."""
+    secure = request.url.scheme == "https"
+    answer.set_cookie(name, value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict")
+
+
 def visitor_of(request: Request) -> Visitor:
     """Raises HTTPException 401 where looking needs a token, and for a token that is none."""
     cookie = request.cookies.get(cookie_name(request), "")
     found = session_of(request.app.state.store, cookie) if cookie and "Authorization" not in request.headers else None
     visitor = Visitor(found, cookie) if found else Visitor(of_request(request))
+    if not found and request.state.sender.user:
+        visitor = replace(visitor, mark=request.cookies.get(mark_name(request)) or _new_mark(request))
     request.state.visitor = visitor
     return visitor
 
@@ -80,10 +107,11 @@ Fields = Annotated[dict[str, str], Depends(fields_of)]
 
 
 def of_session(visitor: Visiting, fields: Fields) -> Visitor:
-    """Who sent a form. Raises HTTPException 401 without a session, 403 without the session's mark in the form."""
-    if not visitor.cookie:
+    """Who sent a form. Raises HTTPException 401 without a session or a proxy's user, 403 without the mark of the one or
+    the other in the form."""
+    if not (visitor.cookie or visitor.mark):
         raise HTTPException(401, "sign in first")
-    if not is_csrf_of(visitor.cookie, fields.get("csrf", "")):
+    if not visitor.sent(fields.get("csrf", "")):
         raise HTTPException(403, "this form is not of this session; load the page again")
     return visitor
 
@@ -99,7 +127,10 @@ class PageRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                return await handle(request)
+                found = await handle(request)
+                if mark := getattr(request.state, "new_mark", ""):
+                    remember(request, found, mark_name(request), mark, None)
+                return found
             except StarletteHTTPException as error:
                 return _of_http(request, error)
             except Error as error:

@@ -6,29 +6,31 @@ Times have no zone, and are UTC. Items are those of `[housekeeping] store`, or o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
 from replicator.commands.housekeeping_items import TIMES, housekeeping_ls
 from replicator.errors import Error, UsageError
 from replicator.housekeeping.item_queries import ItemPage
+from replicator.housekeeping.opening import opened
 from replicator.service.web.permission import Who, require
 from replicator.service.web.problems import status_of
+from replicator.service.web.questions.question import SECONDS
+from replicator.service.web.questions.time_limits import Askers, Late
+from replicator.service.web.questions.within import too_late
 from replicator.service.web.serving import Serving
+
+SIZE = 20  # items of a page where nobody says
 
 LARGEST = 2000
 """Items of a page, as Spring has it: more are not given."""
-
-_AT_ONCE = CapacityLimiter(4)
-"""Questions: of many items they take tens of milliseconds, and memory; the page does not wait behind them."""
 
 _METADATA = (
     *("path", "databaseName", "tableName", "partitionName", "housekeepingStatus", "creationTimestamp"),
@@ -67,9 +69,26 @@ class _Filters:
 
 @dataclass
 class _Paging:
-    page: Annotated[int, Query(ge=0, le=2**31)] = 0
-    size: Annotated[int, Query(ge=1)] = 20
+    """As Spring reads it: what is no number, or too small, is the default; what is too large, the largest."""
+
+    page: Text = None
+    size: Text = None
     sort: Annotated[list[str] | None, Query()] = None
+
+    @property
+    def number(self) -> int:
+        return max(0, _integer(self.page))
+
+    @property
+    def items(self) -> int:
+        size = _integer(self.size)
+        return SIZE if size < 1 else min(size, LARGEST)
+
+
+def _integer(text: str | None) -> int:
+    """Of 32 bits; 0 for what is none."""
+    found = int(text) if text and re.fullmatch(r"[+-]?[0-9]{1,10}", text) else 0
+    return found if -(2**31) <= found < 2**31 else 0
 
 
 @beekeeper.get("/metadata")
@@ -104,19 +123,27 @@ async def _answer(
 ) -> JSONResponse:
     require(who, "viewer", "")
     serving: Serving = request.app.state.serving
+    askers: Askers = request.app.state.askers
     try:
-        found = await run_sync(partial(_items, serving, table, lifecycle, filters, paging), limiter=_AT_ONCE)
+        ask = partial(_items, serving, table, lifecycle, filters, paging)
+        found = await askers.ask(serving.config.defaults.cmroot or "", SECONDS, ask)
     except Error as error:
-        status = status_of(error)
-        body = {
-            "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "status": status,
-            "error": HTTPStatus(status).phrase,
-            "message": error.message,
-            "path": request.url.path,
-        }
-        return JSONResponse(body, status)
+        return _failed(request, status_of(error), error.message)
+    except Late as late:
+        said = too_late(late, SECONDS)
+        return _failed(request, said.status_code, said.detail)
     return JSONResponse(_page(found, _METADATA if lifecycle == "expired" else _PATHS, bool(paging.sort)))
+
+
+def _failed(request: Request, status: int, message: str) -> JSONResponse:
+    body = {
+        "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "status": status,
+        "error": HTTPStatus(status).phrase,
+        "message": message,
+        "path": request.url.path,
+    }
+    return JSONResponse(body, status)
 
 
 def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _Filters, paging: _Paging) -> ItemPage:
@@ -126,13 +153,16 @@ def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _F
     wanted: dict[str, Any] = {**filters.asked(), "lifecycle": lifecycle}
     if filters.lifecycle_type is not None and filters.lifecycle_type.lower() != lifecycle:
         wanted["partition"] = "/"  # as of another kind: none is called so
+    with opened(config.defaults.cmroot, config.housekeeping.store) as store:
+        if store.is_new():  # before the first run: a table of which nothing is known
+            return ItemPage(store.url, [], 0, paging.number, paging.items, {})
     return housekeeping_ls(
         cmroot=config.defaults.cmroot,
         config=config,
         db=table[0],
         table=table[1],
-        size=min(paging.size, LARGEST),
-        page=paging.page,
+        size=paging.items,
+        page=paging.number,
         sort=paging.sort or [],
         counted=False,
         **wanted,
