@@ -91,7 +91,7 @@ class ServiceRun:
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs; what is empty filters nothing. since, until: seconds since 1970 between which they were due."""
+    """Which runs; what is empty filters nothing. since, until: seconds since 1970 between which they were queued."""
 
     jobs: Sequence[str] = ()
     policy: str = ""
@@ -332,7 +332,7 @@ class ServiceStore(Database):
         return self._runs(*where, order=(run.c.id.desc(),), limit=limit)
 
     def runs_where(self, wanted: RunFilter, *, before: str = "", limit: int = 50) -> list[ServiceRun]:
-        """Newest first. before: an id: those that were due earlier."""
+        """Newest first. before: an id: those that were queued earlier."""
         where: list[Any] = [run.c.job.in_(wanted.jobs)] if wanted.jobs else []
         where += [run.c.policy == wanted.policy] if wanted.policy else []
         where += [run.c.state.in_(wanted.states)] if wanted.states else []

@@ -50,9 +50,10 @@ def test_a_value_stays_a_value() -> None:
     assert given == ("--db=-x", "--table=--allow-removals", "--table=t", "--dry-run")
     parsed = command_of("repair").make_context("repair", ["west", *given]).params
     assert (parsed["db"], parsed["table"], parsed["allow_removals"]) == ("-x", ("--allow-removals", "t"), False)
-    restore = RestoreAsk(policy="west", db="a", to="-90m", into="b")
+    restore = RestoreAsk(policy="west", db="a", to="-90m", into="b", partition=("p=a/q=--x", "p=b"))
     parsed = command_of("restore").make_context("restore", ["west", *options_of(restore)]).params
     assert (parsed["to"], parsed["into"], parsed["force"]) == ("-90m", "b", False)
+    assert tuple(parsed["partition"]) == ("p=a/q=--x", "p=b")
 
 
 def test_files_of_runs_lie_where_their_outputs_do() -> None:

@@ -18,6 +18,7 @@ from replicator.service.pages.run_progress import about_of, figures_of, steps_of
 from replicator.service.pages.visiting import PageRoute, Visiting
 from replicator.service.store import RunState
 from replicator.service.web import api
+from replicator.service.web.deeds.known_roots import sees
 from replicator.service.web.permission import require
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import RunView
@@ -47,10 +48,10 @@ def overview(request: Request, visitor: Visiting) -> Response:
     store, policies = serving.store, api.policies(request, who).items
     with store.together():
         status, jobs, alerts = api.status(request, who), api.jobs(request, who).items, open_alerts(store)
-        at_work = [RunView.of(each) for each in store.open_runs() if who.may("viewer", each.policy)]
+        at_work = [RunView.of(each) for each in store.open_runs() if sees(serving.config, who, each)]
         beside = beside_of(serving, policies, jobs)
     mine = {each.name for each in policies} | {each.name for each in jobs}
-    alerts = [each for each in alerts if not who.policies or each.subject.split("/")[0] in mine]
+    alerts = [each for each in alerts if who.may("viewer") or each.subject.split("/")[0] in mine]
     ill = needs(status, policies, jobs, alerts, beside)
     shown = {
         "status": status,
@@ -59,7 +60,7 @@ def overview(request: Request, visitor: Visiting) -> Response:
         "policies": [(each, behind_text(each)) for each in policies],
         "jobs": {each.name: each for each in jobs},
         "of_policies": {each.policy: each for each in jobs if each.policy},
-        "compared_of": serving.watch.compared,
+        "compared_of": {name: each for name, each in serving.watch.compared.items() if who.may("viewer", name)},
         "differences": beside.differences,
         "next_runs": sorted((each for each in jobs if each.next and not each.paused), key=lambda each: each.next or "")[
             :8
@@ -83,7 +84,7 @@ def one_job(request: Request, visitor: Visiting, job: str) -> Response:
     found = next((each for each in api.jobs(request, visitor.identity).items if each.name == job), None)
     if found is None:
         raise HTTPException(404, f"there is no job {job!r}")
-    runs = api.runs(request, visitor.identity, job=job, limit=20)
+    runs = api.runs(request, visitor.identity, api.RunFilters(job=job), limit=20)
     return render(request, "job.html", {"job": found, "runs": runs.items})
 
 
@@ -96,7 +97,8 @@ def all_runs(
     cursor: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
     """Runs, newest first."""
-    found = api.runs(request, visitor.identity, job=job, state=[state] if state else None, cursor=cursor, limit=50)
+    filters = api.RunFilters(job=job, state=[state] if state else None)
+    found = api.runs(request, visitor.identity, filters, cursor=cursor, limit=50)
     names = [each.name for each in api.jobs(request, visitor.identity).items]
     shown = {"runs": found.items, "next": found.next, "job": job, "state": state, "jobs": names, "states": STATES}
     return render(request, "runs.html", shown)
@@ -129,7 +131,7 @@ def one_run(request: Request, visitor: Visiting, run: str) -> Response:
 def all_actions(request: Request, visitor: Visiting, cursor: Annotated[int, Query(ge=0, le=2**62)] = 0) -> Response:
     """What people and programs did over HTTP."""
     require(visitor.identity, "admin", "")
-    found = api.list_actions(request, visitor.identity, cursor=cursor, limit=50)
+    found = api.list_actions(request, visitor.identity, api.ActionFilters(), cursor=cursor, limit=50)
     return render(request, "actions.html", {"actions": found.items, "next": found.next})
 
 

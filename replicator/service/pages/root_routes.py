@@ -34,6 +34,7 @@ from replicator.service.api_tokens import Identity
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import PageRoute, Visiting
 from replicator.service.web.permission import require
+from replicator.service.web.questions.named_roots import normal_place
 from replicator.service.web.questions.question import SECONDS
 from replicator.service.web.questions.time_limits import Askers, Late
 from replicator.service.web.questions.within import within
@@ -62,7 +63,7 @@ of_roots = APIRouter(route_class=RootPage, include_in_schema=False)
 
 @dataclass(frozen=True)
 class KnownRoot:
-    """place: as the configuration writes it. policies: whose source's or target's it is."""
+    """place: in its normal spelling. policies: whose source's or target's it is."""
 
     place: str
     policies: tuple[str, ...]
@@ -101,7 +102,11 @@ def removals(request: Request, visitor: Visiting, root: str = "", policy: str = 
     week = (datetime.now(UTC) - timedelta(days=7)).isoformat(timespec="seconds")
     shown: dict[str, Any] = {"roots": roots, "root": chosen, "items": Said(), "holds": Said(), "gone": Said()}
     if chosen:
-        items = _said(lambda: housekeeping_ls(cmroot=where, status="scheduled", sort="cleanupTimestamp", config=config))
+        items = Said(error="the items of all policies are in one store, for who may look at all")
+        if not config.housekeeping.store or visitor.identity.may("viewer"):
+            items = _said(
+                lambda: housekeeping_ls(cmroot=where, status="scheduled", sort="cleanupTimestamp", config=config)
+            )
         shown |= {
             "items": items,
             "days": _by_day(items.found.items) if items.found else [],
@@ -168,10 +173,10 @@ def roots_of(config: Config, who: Identity) -> list[KnownRoot]:
     """Roots that the configuration names, and that somebody may look at: all of whose policies they may."""
     found: dict[str, list[str]] = {}
     for name, policy in sorted(config.policies.items()):
-        for place in (policy.cmroot, policy.target_cmroot):
+        for place in dict.fromkeys((normal_place(policy.cmroot), normal_place(policy.target_cmroot))):
             found.setdefault(place, []).append(name)
     if config.defaults.cmroot:
-        found.setdefault(config.defaults.cmroot, [])
+        found.setdefault(normal_place(config.defaults.cmroot), [])
     return [
         KnownRoot(place, tuple(names))
         for place, names in found.items()
@@ -187,7 +192,7 @@ def _chosen(request: Request, who: Identity, root: str, policy: str) -> tuple[li
         require(who, "viewer", policy)
     roots = roots_of(config, who)
     if not root and policy in config.policies:
-        root = config.policies[policy].cmroot
+        root = normal_place(config.policies[policy].cmroot)
     if not root and not policy:
         return roots, roots[0] if roots else None
     found = next((each for each in roots if each.place == root), None)

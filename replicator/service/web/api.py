@@ -4,6 +4,7 @@ store, which the scheduler heeds."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +12,15 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from replicator.errors import ObjectNotFound
-from replicator.service.actions import actions
+from replicator.service.actions import ActionFilter, actions
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
-from replicator.service.store import ALL, RunState, ServiceRun
+from replicator.service.store import ALL, RunFilter, RunState, ServiceRun
+from replicator.service.web.deeds.known_roots import refuse_unseen, sees
 from replicator.service.web.deeds.recorded import What, do_once, queue_once
 from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
+from replicator.service.web.questions.of_policies import moment
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import (
     ActionList,
@@ -106,32 +109,55 @@ def resume_all(request: Request, who: Who, ask: Ask | None = None) -> None:
     _done(request, who, ("resume", ALL, ask.reason if ask else ""), lambda: store.resume(ALL))
 
 
+@dataclass
+class ActionFilters:
+    by: Annotated[str, Query(alias="who", max_length=300)] = ""
+    action: Annotated[str, Query(max_length=30)] = ""
+    subject: Annotated[str, Query(max_length=4000)] = ""
+    since: Annotated[str, Query(max_length=40)] = ""
+
+
 @api.get("/actions")
 def list_actions(
     request: Request,
     who: Who,
+    filters: Annotated[ActionFilters, Depends()],
     cursor: Annotated[int, Query(ge=0, le=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> ActionList:
     """What was done over HTTP, newest first: who, from where, what, why. Asked by admins."""
     require(who, "admin", "")
-    found = actions(_serving(request).store, before=cursor, limit=limit + 1)
+    store = _serving(request).store
+    since = moment("since", filters.since, store.now)
+    wanted = ActionFilter(filters.by, filters.action, filters.subject, since)
+    found = actions(store, before=cursor, limit=limit + 1, wanted=wanted)
     following = found[limit - 1].id if len(found) > limit else None
     return ActionList([ActionView.of(each) for each in found[:limit]], following)
+
+
+@dataclass
+class RunFilters:
+    job: str = ""
+    policy: str = ""
+    state: Annotated[list[RunState] | None, Query()] = None
+    since: Annotated[str, Query(max_length=40)] = ""
+    until: Annotated[str, Query(max_length=40)] = ""
 
 
 @api.get("/runs")
 def runs(
     request: Request,
     who: Who,
-    job: str = "",
-    state: Annotated[list[RunState] | None, Query()] = None,
+    filters: Annotated[RunFilters, Depends()],
     cursor: Annotated[str, Query(pattern=r"^(\d{13}-[0-9a-f]{12})?$")] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> RunList:
     """Runs, newest first. cursor: `next` of the page before."""
-    found = _serving(request).store.runs(job_name=job, states=state or (), before=cursor, limit=limit + 1)
-    shown = [RunView.of(each) for each in found[:limit] if who.may("viewer", each.policy)]
+    serving = _serving(request)
+    since, until = (moment(name, getattr(filters, name), serving.store.now) for name in ("since", "until"))
+    wanted = RunFilter((filters.job,) if filters.job else (), filters.policy, filters.state or (), since, until)
+    found = serving.store.runs_where(wanted, before=cursor, limit=limit + 1)
+    shown = [RunView.of(each) for each in found[:limit] if sees(serving.config, who, each)]
     return RunList(shown, found[limit - 1].id if len(found) > limit else None)
 
 
@@ -186,7 +212,7 @@ def _wanted(request: Request, who: Who, job: str) -> tuple[Serving, Job]:
 def _run(request: Request, who: Who, run: str) -> tuple[Path, ServiceRun]:
     serving = _serving(request)
     found = serving.store.run(run)
-    require(who, "viewer", found.policy)
+    refuse_unseen(serving.config, who, found)
     return serving.directory(found.id), found
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from replicator.service.pages.visiting import PageRoute, Visiting
 from replicator.service.web.questions.endpoint import schemas_of
 from replicator.service.web.questions.question import Question
 
@@ -43,6 +44,11 @@ WORDS = {
     "run": "A run's id.",
     "state": "Only runs in this state; may be given several times.",
     "cursor": "`next` of the page before.",
+    "who": "Only by this one.",
+    "action": "Only actions of this name.",
+    "subject": "Only about this.",
+    "since": 'Only from this time on: ISO 8601, or back from now: "-1d", "yesterday".',
+    "until": "Only up to this time.",
     "limit": "Entries of a page.",
     "database": "A database's name, regardless of case.",
     "table": "A table's name, regardless of case.",
@@ -84,11 +90,19 @@ def describe(app: FastAPI, questions: Sequence[Question]) -> None:
 
     app.openapi = openapi  # type: ignore[method-assign]
 
-    @app.get("/docs", include_in_schema=False)
-    def page() -> HTMLResponse:
+    pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def description(visitor: Visiting) -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+    @pages.get("/docs")
+    def page(visitor: Visiting) -> HTMLResponse:
         found = app.openapi()
         shown = {"title": found["info"]["title"], "version": found["info"]["version"], "groups": _groups(found)}
         return HTMLResponse(_PAGES.get_template("api.html").render(shown))
+
+    app.include_router(pages)
 
 
 def _operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

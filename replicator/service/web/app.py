@@ -23,7 +23,7 @@ from replicator.service.web.deeds.policy_deeds import policy_deeds
 from replicator.service.web.deeds.root_deeds import root_deeds
 from replicator.service.web.deeds.run_events import run_events
 from replicator.service.web.metrics import metrics_of
-from replicator.service.web.permission import Who
+from replicator.service.web.permission import Who, require
 from replicator.service.web.problems import add_problems, problem
 from replicator.service.web.questions.catalogue import QUESTIONS
 from replicator.service.web.questions.endpoint import router_of
@@ -52,7 +52,7 @@ HEADERS = {
 
 def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     """open_to_all: without a token a request may look."""
-    app = FastAPI(title="replicator", version=VERSION, docs_url=None, redoc_url=None)
+    app = FastAPI(title="replicator", version=VERSION, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
     app.state.streams = 0  # of events, open now
     app.state.askers, app.state.deed_askers, readiness = Askers(), Askers(), Askers()
@@ -84,6 +84,8 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
 
     @app.get("/metrics", include_in_schema=False)
     def metrics(who: Who) -> Response:
+        """Of all policies: not for a token of some."""
+        require(who, "viewer", "")
         return Response(metrics_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_middleware(ETags)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from replicator.service.actions import Action
+from replicator.service.actions import UNFINISHED, Action
 from replicator.service.jobs import Job
 from replicator.service.store import JobState, RunState, ServiceRun
 from replicator.service.times import iso
@@ -165,7 +165,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class ActionView:
-    """What somebody did. at: ISO 8601. failed: why nothing came of it; empty: it was done, or is being done."""
+    """What somebody did. at: ISO 8601. failed: why nothing came of it. unfinished: it is being done, or was when its
+    server went away."""
 
     id: int
     at: str | None
@@ -175,11 +176,22 @@ class ActionView:
     subject: str
     reason: str
     failed: str = ""
+    unfinished: bool = False
 
     @classmethod
     def of(cls, done: Action) -> ActionView:
         failed = str(done.answer.get("failed", "")) if isinstance(done.answer, dict) else ""
-        return cls(done.id, iso(done.at), done.who, done.address, done.action, done.subject, done.reason, failed)
+        return cls(
+            done.id,
+            iso(done.at),
+            done.who,
+            done.address,
+            done.action,
+            done.subject,
+            done.reason,
+            failed,
+            done.answer == UNFINISHED,
+        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,11 @@ Named = Annotated[str, Field(pattern=r"^[^\x00-\x1f/.]{1,256}$")]
 
 Names = Annotated[tuple[Named, ...], Field(max_length=200)]
 
+Partitions = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f/=]{1,256}=[^\x00-\x1f]{1,4000}$")], ...], Field(max_length=200)
+]
+"""`k=v` or `k=v/k2=v2`; no place is made of it."""
+
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A hold, slot or run; never the beginning of an option."""
 
@@ -129,6 +134,7 @@ class RestoreAsk(Consent):
     db: Named
     to: Back
     table: Names = ()
+    partition: Partitions = ()
     into: Named | None = None
     force: bool = False
     allow_missing: bool = False

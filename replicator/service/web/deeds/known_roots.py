@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from fastapi import HTTPException, Request
 
 from replicator.core.config import Config
-from replicator.service.api_tokens import Role
+from replicator.service.api_tokens import Identity, Role
+from replicator.service.store import ServiceRun
 from replicator.service.web.deeds.recorded import serving_of
 from replicator.service.web.permission import Who, require
+from replicator.service.web.questions.named_roots import normal_place
 
 DEFAULTS, TARGET = "defaults", ":target"
+UNDO = "undo:"
+"""Before the root's name, the name of an errand."""
 
 
 @dataclass(frozen=True)
 class KnownRoot:
     """name: `P` for the root of a policy's source, `P:target` for that of its target, `defaults` for that of
-    `[defaults]`. policies: all that use it."""
+    `[defaults]`. policies: all that use it, however they spell it."""
 
     name: str
     place: str
@@ -26,14 +30,31 @@ class KnownRoot:
 
 def known_roots(config: Config) -> dict[str, KnownRoot]:
     """By name; a place that several policies use has several. A policy called `defaults` has that name."""
-    places: dict[str, str] = {DEFAULTS: config.defaults.cmroot} if config.defaults.cmroot else {}
-    for name, policy in config.policies.items():
-        places |= {name: policy.cmroot, name + TARGET: policy.target_cmroot}
+    places = {DEFAULTS: normal_place(config.defaults.cmroot)} if config.defaults.cmroot else {}
     users: dict[str, list[str]] = {}
     for name, policy in config.policies.items():
-        for place in dict.fromkeys((policy.cmroot, policy.target_cmroot)):
+        mine = {name: normal_place(policy.cmroot), name + TARGET: normal_place(policy.target_cmroot)}
+        places |= mine
+        for place in dict.fromkeys(mine.values()):
             users.setdefault(place, []).append(name)
     return {name: KnownRoot(name, place, tuple(users.get(place, ()))) for name, place in places.items()}
+
+
+def sees(config: Config, who: Identity, run: ServiceRun) -> bool:
+    """Whether somebody may look at a run."""
+    return all(who.may("viewer", each) for each in _policies_of(config, run))
+
+
+def refuse_unseen(config: Config, who: Identity, run: ServiceRun) -> None:
+    """Raises as `require` where somebody may not."""
+    for each in _policies_of(config, run):
+        require(who, "viewer", each)
+
+
+def _policies_of(config: Config, run: ServiceRun) -> tuple[str, ...]:
+    """Those whose data it may show: of an undo all that use its root."""
+    root = known_roots(config).get(run.job.removeprefix(UNDO)) if run.job.startswith(UNDO) else None
+    return (run.policy, *root.policies) if root else (run.policy,)
 
 
 def root_for(request: Request, who: Who, role: Role, name: str) -> KnownRoot:

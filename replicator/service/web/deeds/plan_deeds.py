@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from replicator.errors import ObjectNotFound, Refused
 from replicator.service.actions import Action, actions_about, is_open
 from replicator.service.api_tokens import Role
 from replicator.service.children import answer_of
 from replicator.service.errands import Errand
-from replicator.service.store import ServiceRun, ServiceStore
+from replicator.service.store import RunFilter, ServiceRun, ServiceStore
 from replicator.service.times import iso
 from replicator.service.web.deeds.bodies import ApplyAsk, Id, consented, options_of
 from replicator.service.web.deeds.policy_deeds import PLAN, policy_for
 from replicator.service.web.deeds.recorded import What, do_once, queue_once, serving_of
+from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
 from replicator.service.web.views import Ask, Asked, RunView
 
@@ -24,9 +25,12 @@ DECISIONS = ("approve", "refuse")
 MADE = ("done", "partial")
 """States of a run that made a plan."""
 
+APPLIED = (0, 3, 4)
+"""Exit codes of a run that applied one."""
+
 PlanState = Literal["planning", "failed", "planned", "approved", "refused", "applying", "applied", "not applied"]
 
-plan_deeds = APIRouter(prefix="/api/v1/plans/{plan}")
+plan_deeds = APIRouter(prefix="/api/v1/plans")
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,54 @@ class PlanView:
     applied_by: list[RunView]
 
 
-@plan_deeds.get("")
+@dataclass(frozen=True)
+class PlanSummary:
+    """A plan, without what it does. id: of the run that made it."""
+
+    id: str
+    policy: str
+    state: PlanState
+    made_by: str
+    made: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanList:
+    """next: the cursor of the following page; None: this is the last one."""
+
+    items: list[PlanSummary]
+    next: str | None
+
+
+@plan_deeds.get("", dependencies=[Depends(refuse_unknown_parameters)])
+def list_plans(
+    request: Request,
+    who: Who,
+    policy: str = "",
+    cursor: Annotated[str, Query(pattern=r"^(\d{13}-[0-9a-f]{12})?$")] = "",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> PlanList:
+    """Plans of the policies that there are, newest first."""
+    serving = serving_of(request)
+    names = [name for name in serving.config.policies if policy in ("", name) and who.may("viewer", name)]
+    if policy and not names:
+        require(who, "viewer", policy)
+    if not names:
+        return PlanList([], None)
+    wanted = RunFilter([f"plan:{name}" for name in names])
+    with serving.store.together():
+        found = serving.store.runs_where(wanted, before=cursor, limit=limit + 1)
+        items = [_summary(serving.store, each) for each in found[:limit]]
+    return PlanList(items, found[limit - 1].id if len(found) > limit else None)
+
+
+def _summary(store: ServiceStore, run: ServiceRun) -> PlanSummary:
+    state = _state(run, _decisions(store, run.id), _applied(store, run.id))
+    return PlanSummary(run.id, run.policy, state, run.asked_by, iso(run.ended), run.reason)
+
+
+@plan_deeds.get("/{plan}")
 def show_plan(request: Request, who: Who, plan: Id) -> PlanView:
     """What it does and costs, who made it, what was decided, what became of it."""
     serving = serving_of(request)
@@ -86,21 +137,21 @@ def show_plan(request: Request, who: Who, plan: Id) -> PlanView:
     )
 
 
-@plan_deeds.post(":approve", status_code=204)
+@plan_deeds.post("/{plan}:approve", status_code=204)
 def approve_plan(request: Request, who: Who, plan: Id, ask: Ask) -> None:
     """Lets it be applied. A plan that was refused stays refused."""
     run = _made(request, who, plan)
     do_once(request, who, What("approve", run.id, ask.reason), lambda: _refuse_refused(_store(request), run))
 
 
-@plan_deeds.post(":refuse", status_code=204)
+@plan_deeds.post("/{plan}:refuse", status_code=204)
 def refuse_plan(request: Request, who: Who, plan: Id, ask: Ask) -> None:
-    """It is not to be applied, approved or not."""
+    """It is not to be applied, approved or not. Too late (409) once it is being applied."""
     run = _made(request, who, plan)
-    do_once(request, who, What("refuse", run.id, ask.reason), lambda: None)
+    do_once(request, who, What("refuse", run.id, ask.reason), lambda: _refuse_begun(_store(request), run))
 
 
-@plan_deeds.post(":apply", status_code=202)
+@plan_deeds.post("/{plan}:apply", status_code=202)
 def apply_plan(request: Request, who: Who, plan: Id, ask: ApplyAsk) -> Asked:
     """Does what an approved plan says, and nothing else; the run refuses it (6) when the world has changed since."""
     run = _made(request, who, plan)
@@ -141,6 +192,15 @@ def _refuse_refused(store: ServiceStore, run: ServiceRun) -> None:
         raise Refused(f"plan {run.id} was refused by {last[0].who}{said}", hint="make another plan")
 
 
+def _refuse_begun(store: ServiceStore, run: ServiceRun) -> None:
+    last = _applied(store, run.id)[-1:]
+    if last and last[0].ended is None:
+        hint = f"POST runs/{last[0].id}:cancel ends it; what it has begun, the next run finishes"
+        raise Refused(f"plan {run.id} is being applied: run {last[0].id} is {last[0].state}", hint=hint)
+    if last and last[0].exit_code in APPLIED:
+        raise Refused(f"plan {run.id} was applied by run {last[0].id}", hint="make another plan, or restore")
+
+
 def _decisions(store: ServiceStore, plan: Id) -> list[Action]:
     return [each for each in actions_about(store, plan, DECISIONS) if not is_open(each)]
 
@@ -156,7 +216,7 @@ def _state(run: ServiceRun, decisions: list[Action], applied: list[ServiceRun]) 
     if applied and applied[-1].ended is None:
         return "applying"
     if applied:
-        return "applied" if applied[-1].exit_code in (0, 3, 4) else "not applied"
+        return "applied" if applied[-1].exit_code in APPLIED else "not applied"
     if not decisions:
         return "planned"
     return "approved" if decisions[-1].action == "approve" else "refused"

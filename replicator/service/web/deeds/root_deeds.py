@@ -24,9 +24,9 @@ from replicator.service.web.deeds.bodies import (
     consented,
     options_of,
 )
-from replicator.service.web.deeds.known_roots import KnownRoot, known_roots, root_for
+from replicator.service.web.deeds.known_roots import UNDO, KnownRoot, known_roots, root_for
 from replicator.service.web.deeds.recorded import What, do_once, queue_once, serving_of
-from replicator.service.web.permission import Who
+from replicator.service.web.permission import Who, require
 from replicator.service.web.questions.within import within
 from replicator.service.web.views import Ask, Asked
 
@@ -116,7 +116,7 @@ def release_legal_hold(request: Request, who: Who, name: Id, ask: RootAsk) -> di
 @root_deeds.post("/housekeeping/items/{item}:cancel")
 def cancel_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[str, Any]:
     """It is not to go, as after `replicator housekeeping cancel`. Waits up to a minute for a run at work (409)."""
-    found = root_for(request, who, "operator", ask.root)
+    found = _of_items(request, who, ask)
 
     def do() -> Any:
         reason = _signed(who, ask.reason)
@@ -128,7 +128,7 @@ def cancel_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[
 @root_deeds.post("/housekeeping/items/{item}:rearm")
 def rearm_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[str, Any]:
     """It is tried again, as after `replicator housekeeping rearm`. Waits up to a minute for a run at work (409)."""
-    found = root_for(request, who, "operator", ask.root)
+    found = _of_items(request, who, ask)
 
     def do() -> Any:
         return housekeeping_rearm([item], cmroot=found.place, config=_config(request)).to_dict()
@@ -143,7 +143,7 @@ def undo_removal(request: Request, who: Who, run: Id, ask: UndoAsk) -> Asked:
     if not ask.dry_run:
         consented(ask, run, f"the undo of {run}")
     arguments = ("audit", "undo", f"--cmroot={found.place}", f"--run={run}", *options_of(ask))
-    errand = Errand(f"undo:{ask.root}", arguments, _policy(found))
+    errand = Errand(f"{UNDO}{ask.root}", arguments, _policy(found))
     return queue_once(request, who, What("undo", f"{ask.root}/{run}", ask.reason), errand)
 
 
@@ -162,6 +162,13 @@ def _legal_hold(request: Request, who: Who, ask: RemovalAsk, name: str, action: 
         ).to_dict()
 
     return _given(do_once(request, who, What(action, subject, ask.reason), do))
+
+
+def _of_items(request: Request, who: Who, ask: RootAsk) -> KnownRoot:
+    """The root of an item; a store that [housekeeping] names has those of all policies."""
+    if _config(request).housekeeping.store:
+        require(who, "operator", "")
+    return root_for(request, who, "operator", ask.root)
 
 
 def _policy(root: KnownRoot) -> str:

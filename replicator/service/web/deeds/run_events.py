@@ -23,8 +23,9 @@ from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.children import LOG, PROGRESS
 from replicator.service.store import ServiceRun
 from replicator.service.web.deeds.bodies import Id
+from replicator.service.web.deeds.known_roots import refuse_unseen
 from replicator.service.web.deeds.recorded import serving_of
-from replicator.service.web.permission import Who, require
+from replicator.service.web.permission import Who
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import RunView
 
@@ -79,7 +80,7 @@ def follow_run(
     this server's runs."""
     serving, told = serving_of(request), _Told.until(last_event_id or "")
     found = serving.store.run(run)
-    require(who, "viewer", found.policy)
+    refuse_unseen(serving.config, who, found)
     if found.ended is not None and told.state == found.state:
         return Response(status_code=204)
     if request.app.state.streams >= MOST:

@@ -43,17 +43,17 @@ def roots_of(config: Config) -> list[NamedRoot]:
 
 def _places(config: Config) -> Iterator[tuple[str, str]]:
     for name, policy in config.policies.items():
-        yield f"policies/{name}/cmroot", _normal(policy.cmroot)
-        yield f"policies/{name}/target_cmroot", _normal(policy.target_cmroot)
+        yield f"policies/{name}/cmroot", normal_place(policy.cmroot)
+        yield f"policies/{name}/target_cmroot", normal_place(policy.target_cmroot)
     for option in OPTIONS:
         place = getattr(config.defaults, option)
         if place:
-            yield f"defaults/{option}", _normal(place)
+            yield f"defaults/{option}", normal_place(place)
     for name, job in config.service.jobs.items():
         for option in OPTIONS:
             given = option_of(job.command, f"--{option.replace('_', '-')}")
             if given:
-                yield f"jobs/{name}/{option}", _normal(given)
+                yield f"jobs/{name}/{option}", normal_place(given)
 
 
 def option_of(command: tuple[str, ...], option: str) -> str:
@@ -66,7 +66,9 @@ def option_of(command: tuple[str, ...], option: str) -> str:
     return ""
 
 
-def _normal(place: str) -> str:
+def normal_place(place: str) -> str:
+    """One spelling of a place of the configuration: roots are the same whose normal places are. What is no place stays
+    as it is."""
     try:
         return str(as_written(place))
     except (Error, OSError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,7 @@ from replicator.service.children import answer_of
 from replicator.service.series.series_store import LagSample, lag_samples
 from replicator.service.store import ServiceRun
 from replicator.service.times import iso
-from replicator.service.web.questions.named_roots import option_of, roots_of
+from replicator.service.web.questions.named_roots import normal_place, option_of, roots_of
 from replicator.service.web.questions.question import Asking
 from replicator.text.moments import absolute_moment
 
@@ -33,12 +33,16 @@ LOOKED_AT = 200
 
 
 def moment_of(asking: Asking, name: str) -> float:
-    """Seconds since 1970 of a parameter: ISO 8601, "-1d" or "yesterday"; 0 for none. Raises UsageError."""
-    given = asking.values.get(name)
+    """As `moment`, of a parameter."""
+    return moment(name, asking.values.get(name), asking.serving.store.now)
+
+
+def moment(name: str, given: str | None, now: Callable[[], float]) -> float:
+    """Seconds since 1970 of a text: ISO 8601, "-1d" or "yesterday"; 0 for none. Raises UsageError."""
     if not given:
         return 0.0
     try:
-        return float(time_of(absolute_moment(given, asking.serving.store.now())))
+        return float(time_of(absolute_moment(given, now())))
     except UsageError as error:
         raise UsageError(f"{name}: {error.message}", hint="e.g. 2026-03-01T12:00:00Z, -1d, yesterday") from None
 
@@ -272,7 +276,10 @@ def restore_points(asking: Asking) -> RestorePoints:
     ]
     times = {each.event: each.at for each in points}
     mine = all(
-        asking.who.may("viewer", user) for root in roots_of(config) if root.place == place for user in root.policies
+        asking.who.may("viewer", user)
+        for root in roots_of(config)
+        if root.place == normal_place(place)
+        for user in root.policies
     )
     pins = cm_slots(cmroot=place, held=False, config=config) if mine else PinList("listed", place, None, None)
     held = [

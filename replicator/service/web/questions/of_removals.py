@@ -18,6 +18,7 @@ from replicator.housekeeping.opening import opened
 from replicator.purge.certify import Certificate
 from replicator.purge.state import PurgeRun, RunDirectory, runs
 from replicator.retention.explain import Explained, ExplainedValue
+from replicator.service.web.permission import require
 from replicator.service.web.questions.question import Asking
 
 SECRET = re.compile(r"passw|secret|token|credential|access[._]?key|private[._]?key", re.IGNORECASE)
@@ -49,6 +50,8 @@ def items(asking: Asking) -> ItemList:
     """Pages of `limit`, so that an offset is a multiple of it; one entry more tells whether there is another."""
     given = {name: asking.values[name] for name in FILTERS if asking.values[name] is not None}
     page = asking.offset // asking.limit
+    if asking.serving.config.housekeeping.store:  # it has the items of all roots
+        require(asking.who, "viewer", "")
     with opened(asking.root.place, asking.serving.config.housekeeping.store) as store:
         try:
             store.check()
