@@ -1,15 +1,17 @@
-"""Jobs: what the service runs, and when, as the configuration says. Pure."""
+"""Jobs: what the service runs, and when, as the configuration says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from replicator.core.policy import Policy
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
-from replicator.errors import ConfigError
+from replicator.errors import ConfigError, UsageError
 from replicator.service.errands import is_errand
+from replicator.service.store import ALL
 from replicator.service.timetable import Cron, Every, Schedule, shift_of
 from replicator.text.quantity import parse_duration
 
@@ -31,6 +33,12 @@ SCHEDULED = frozenset(
 )
 """Commands that a job may be."""
 
+UNADDRESSED = frozenset({"", ".", "..", ALL})
+"""What no job is called: no address, or all of them."""
+
+SEPARATORS = "/?#"
+"""Of addresses: in no job's name."""
+
 SPREAD = (0.1, 60.0)
 """The jitter of policies: this share of their schedule, at most so many seconds."""
 
@@ -45,13 +53,18 @@ class Job:
     policy: str = ""
     timeout: float | None = None
 
+    @property
+    def syncs(self) -> bool:
+        """Whether it brings its policy's target up to date."""
+        return self.arguments[0] == "sync"
+
 
 def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str, Job]:
     """All jobs by name: those of `[service.jobs]`, and a policy's own, by its name. Raises ConfigError naming the key
     that is wrong."""
-    found = {name: _job(name, each) for name, each in service.jobs.items()}
+    found = {name: _job(name, each, policies) for name, each in service.jobs.items()}
     if service.policies:
-        run = {each.policy for each in found.values() if each.policy}
+        run = {each.policy for each in found.values() if each.syncs}
         for name, policy in policies.items():
             if name not in run:
                 if name in found:
@@ -63,8 +76,10 @@ def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str,
     return found
 
 
-def _job(name: str, given: JobConfig) -> Job:
+def _job(name: str, given: JobConfig, policies: Mapping[str, Policy]) -> Job:
     key = f"service.jobs.{name}"
+    if name in UNADDRESSED or set(name) & set(SEPARATORS):
+        raise ConfigError(f"{key}: {name!r} is no name of a job", hint="give the job another name")
     if is_errand(name):
         raise ConfigError(f"{key}: a job's name has no colon", hint="give the job another name")
     if not given.command or given.command[0] not in SCHEDULED:
@@ -82,9 +97,20 @@ def _job(name: str, given: JobConfig) -> Job:
         if every <= 0:
             raise ConfigError(f"{key}.every: is not longer than nothing")
         schedule = Every(every, shift)
-    policy = given.command[1] if given.command[0] == "sync" and len(given.command) > 1 else ""
+    policy = _policy(f"{key}.command", given.command, policies)
     timeout = None if given.timeout is None else _seconds(f"{key}.timeout", given.timeout)
     return Job(name, given.command, schedule, policy, timeout)
+
+
+def _policy(key: str, line: tuple[str, ...], policies: Mapping[str, Policy]) -> str:
+    policy_of = import_module("replicator.cli.configured").policy_of  # of the floor above, as each run is
+    try:
+        found = str(policy_of(line))
+    except UsageError as error:
+        raise ConfigError(f"{key}: {error.message}", hint=f"see `replicator {line[0]} --help`") from error
+    if found and found not in policies:
+        raise ConfigError(f"{key}: {found!r} is no policy", hint=f"there are {', '.join(policies) or 'none'}")
+    return found
 
 
 def _seconds(key: str, text: str) -> float:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.core.config import parse_config
+from replicator.core.schedules.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError
 from replicator.service.jobs import jobs_of
 from replicator.service.timetable import Cron, Every, shift_of
@@ -92,9 +93,51 @@ def test_a_key_of_the_service_that_is_wrong_is_named(key: str, value: Any) -> No
         ({"every": "1m", "command": ["serve"]}, "service.jobs.j.command"),
         ({"every": "1m", "command": ["/bin/sh", "-c", "true"]}, "service.jobs.j.command"),
         ({"every": "1m", "command": ["sync", "west", "--follow"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["verify", "north"]}, "service.jobs.j.command: 'north' is no policy"),
+        ({"every": "1m", "command": ["cm", "expire", "--policy=north"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["verify", "--no-such-option"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["verify", "--db"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["sync"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["sync", "west", "east"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["cm"]}, "service.jobs.j.command"),
+        ({"every": "1m", "command": ["cm", "none"]}, "service.jobs.j.command"),
     ],
 )
 def test_a_job_that_is_none_is_named(tables: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         jobs(**tables)
     assert key in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["*", "", "..", "a/b", "a?b", "a#b"])
+def test_a_job_has_an_address_of_its_own(name: str) -> None:
+    service = ServiceConfig(jobs={name: JobConfig(command=("cm", "ls"), every="1d")})
+    with pytest.raises(ConfigError, match="is no name of a job"):
+        jobs_of(service, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "policy", "syncs"),
+    [
+        (("sync", "west"), "west", True),
+        (("sync", "--deep", "west"), "west", True),
+        (("sync", "--jobs", "3", "--", "west"), "west", True),
+        (("verify", "west"), "west", False),
+        (("verify", "--db", "d", "west"), "west", False),
+        (("repair", "--db=d", "west"), "west", False),
+        (("drill", "west"), "west", False),
+        (("check", "west"), "west", False),
+        (("cm", "expire", "west", "--older-than", "30d"), "west", False),
+        (("cm", "slots", "--policy", "west"), "west", False),
+        (("verify", "--source", "west"), "", False),
+        (("housekeeping", "run"), "", False),
+    ],
+)
+def test_a_job_is_of_the_policy_that_its_command_names(line: tuple[str, ...], policy: str, syncs: bool) -> None:
+    ends = {"source": "thrift://a:1", "target": "thrift://b:1", "databases": "d"}
+    west = {**ends, "cmroot": "/c", "target_cmroot": "/t", "dumps": "/d"}
+    tables = {"policies": {"west": west}, "service": {"jobs": {"j": {"command": list(line), "every": "1d"}}}}
+    config = parse_config(tables, "test")
+    found = jobs_of(config.service, config.policies)
+    assert (found["j"].policy, found["j"].syncs) == (policy, syncs)
+    assert ("west" in found) == (not syncs), "its own job"

@@ -59,7 +59,7 @@ def overview(request: Request, visitor: Visiting) -> Response:
         "fresh": [each for each in policies if each.status == "none" or not each.measured],
         "policies": [(each, behind_text(each)) for each in policies],
         "jobs": {each.name: each for each in jobs},
-        "of_policies": {each.policy: each for each in jobs if each.policy},
+        "of_policies": {each.policy: each for each in jobs if each.syncs},
         "compared_of": {name: each for name, each in serving.watch.compared.items() if who.may("viewer", name)},
         "differences": beside.differences,
         "next_runs": sorted((each for each in jobs if each.next and not each.paused), key=lambda each: each.next or "")[

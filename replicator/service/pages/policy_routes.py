@@ -162,7 +162,7 @@ def one_policy(
         "charts": [chart_of(samples, ends, view.objective_seconds, frame) for frame in (WIDE, NARROW)],
         "runs": runs[:20],
         "missing": remembered.error,
-        "job": next((each for each in jobs if each.name == policy), jobs[0] if jobs else None),
+        "job": next((each for each in jobs if each.syncs), None),
         "keys": _keys(serving.config.policies[policy]),
         "file": serving.config.looked_for,
     }

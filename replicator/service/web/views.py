@@ -86,6 +86,11 @@ class JobView:
     reason: str
     last: RunView | None
 
+    @property
+    def syncs(self) -> bool:
+        """Whether it brings its policy's target up to date."""
+        return self.command[1] == "sync"
+
     @classmethod
     def of(cls, job: Job, state: JobState | None, last: ServiceRun | None) -> JobView:
         return cls(
