@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -12,11 +13,25 @@ from typing import Any, Self
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import NullPool, QueuePool
 
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable
 
 LITTLE = 4096  # KiB of SQLite's memory for one of several connections
+WAIT = 10.0  # seconds for one of several connections, while all are in use
+ANSWER = 20.0
+"""Seconds for one answer to who asks all the time: PostgreSQL gives up then, and its client a quarter later, also where
+a server hangs."""
+
+LIVELY = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+"""Of connections to PostgreSQL, where its URL says nothing else: a host that is gone is known after a minute."""
+
+AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "40001", "40P01", "57P01", "57014")
+"""Codes of errors after which the same question may be asked again."""
+
+UNANSWERED = ("OperationalError", "ConnectionTimeout")
+"""Errors of PostgreSQL's client that have no code."""
 
 
 class Database:
@@ -27,8 +42,8 @@ class Database:
 
     def __init__(self, url: str, name: str, given_by: str, connections: int = 0) -> None:
         """Nothing is sent before the first question. name, given_by: in messages, the database and the option or key of
-        its URL. connections: that stay open, for who asks all the time, and remember little; 0: few. Raises ConfigError
-        for a URL that names no known database."""
+        its URL. connections: that stay open, for who asks all the time, remember little, and wait for no answer
+        longer than `ANSWER`; 0: few. Raises ConfigError for a URL that names no known database."""
         try:
             parsed = make_url(url)
             if parsed.drivername in ("postgresql", "postgres"):
@@ -94,7 +109,7 @@ class Database:
 
         config = Config()
         config.set_main_option("script_location", str(migrations).replace("%", "%%"))
-        with self.transaction() as connection:
+        with self.transaction() as connection, _unhurried(connection):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
@@ -105,6 +120,9 @@ class Database:
             yield
         except DBAPIError as error:
             raise self._error(error) from error
+        except PoolTimeout as error:
+            message = f"{self._name} {self.url}: all connections are in use"
+            raise StoreUnreachable(message, hint="try again; look at its load, and whether it hangs") from error
         except SQLAlchemyError as error:
             raise Error(f"{self.url}: {error}") from error
 
@@ -114,8 +132,8 @@ class Database:
         code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", None) or ""
         if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "53100"):
             return NoSpace(message, hint="free space, then run the same command again")
-        away = error.connection_invalidated or code in ("SQLITE_BUSY", "SQLITE_LOCKED", "40001", "40P01", "57P01")
-        if away or (type(error.orig).__name__ == "OperationalError" and self.file is None):
+        away = error.connection_invalidated or code in AWAY
+        if away or (type(error.orig).__name__ in UNANSWERED and self.file is None):
             return StoreUnreachable(message, hint="nothing is lost; run the same command again when it answers")
         return Error(message, hint="check the rights of the file, or the URL, user and database")
 
@@ -131,10 +149,15 @@ def _engine(url: URL, connections: int) -> Engine:
     """The same one for the same database: it remembers how questions are written, which takes longer than to ask them.
     Who closes it closes the connections that are idle."""
     if url.get_backend_name() != "sqlite":
-        size = connections or 2
-        return create_engine(url, pool_pre_ping=True, pool_size=size, connect_args={"connect_timeout": 10})
+        given = {name: value for name, value in {"connect_timeout": 10, **LIVELY}.items() if name not in url.query}
+        size = {"pool_size": connections or 2, "pool_timeout": WAIT}
+        engine = create_engine(url, pool_pre_ping=True, connect_args=given, **size)
+        if connections:
+            _hurry(engine, ANSWER)
+        return engine
     if connections:
-        engine = create_engine(url, poolclass=QueuePool, pool_size=connections, max_overflow=2 * connections)
+        size = {"pool_size": connections, "max_overflow": 2 * connections, "pool_timeout": WAIT}
+        engine = create_engine(url, poolclass=QueuePool, **size)
     else:
         engine = create_engine(url, poolclass=NullPool)
 
@@ -150,3 +173,54 @@ def _engine(url: URL, connections: int) -> Engine:
         connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _hurry(engine: Engine, seconds: float) -> None:
+    """Ends questions to PostgreSQL that take longer, there and here. A process that hangs says nothing, while its
+    machine still takes what is sent: only the client's own clock ends that."""
+    import psycopg
+
+    class Impatient(psycopg.Connection[Any]):
+        """Closed when an answer takes longer than `patience`."""
+
+        patience: float | None = 1.25 * seconds
+
+        def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **more: Any) -> Any:
+            return super().wait(gen if self.patience is None else self._in_time(gen, self.patience), *arguments, **more)
+
+        def _in_time(self, asking: Generator[Any, Any, Any], patience: float) -> Generator[Any, Any, Any]:
+            """As psycopg's own generators: gives what it waits for; is given what is ready, now and then nothing."""
+            deadline = time.monotonic() + patience
+            try:
+                wanted = next(asking)
+                while True:
+                    ready = yield wanted
+                    if not ready and time.monotonic() > deadline:
+                        self.close()
+                        raise psycopg.OperationalError(f"it did not answer for {patience:g} s")
+                    wanted = asking.send(ready)
+            except StopIteration as end:
+                return end.value
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, arguments: Any, more: Any) -> Any:
+        made = Impatient.connect(*arguments, **more)
+        made.execute(f"SET statement_timeout = {seconds * 1000:.0f}")
+        made.commit()
+        return made
+
+
+@contextmanager
+def _unhurried(connection: Connection) -> Iterator[None]:
+    """A migration may take long, and wait for another server's."""
+    driver: Any = connection.connection.driver_connection
+    before = getattr(driver, "patience", None)
+    if before is None:
+        yield
+        return
+    driver.patience = None
+    try:
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        yield
+    finally:
+        driver.patience = before

@@ -22,7 +22,9 @@ import yaml
 from policies import Replication
 from postgres import Postgres
 
-from replicator.errors import Error, Refused
+from replicator import database
+from replicator.database import Database
+from replicator.errors import Error, Refused, StoreUnreachable
 from replicator.metastore.embedded.running import Running
 from replicator.service.actions import Action, action_of, actions_about, is_open, open_action, recording, set_answer
 from replicator.service.errands import Errand
@@ -361,11 +363,20 @@ def test_a_wrong_file_changes_nothing(shared: tuple[Service, dict[str, str]]) ->
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_store_gives_each_thing_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_store_gives_each_thing_once(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"sqlite:///{tmp_path}/s.sqlite"
     if kind == "postgresql":
         postgres: Postgres = request.getfixturevalue("postgres")
         url = postgres.database()
+        monkeypatch.setattr(database, "ANSWER", 0.2)
+        with Database(url, "store", "--store", connections=1) as hurried:
+            with pytest.raises(StoreUnreachable, match="timeout"), hurried.transaction() as connection:
+                connection.exec_driver_sql("SELECT pg_sleep(60)")
+            with hurried.transaction() as connection, database._unhurried(connection):  # as a migration
+                connection.exec_driver_sql("SELECT pg_sleep(0.5)")
+        monkeypatch.undo()
     with ServiceStore(url) as one, ServiceStore(url) as other:
         one.prepare()
         other.prepare()

@@ -20,7 +20,10 @@ from postgres import running_postgres
 from test_service import Service, eventually, hanging, processes, service, silent
 from test_service_limits import token
 
+from replicator import database
 from replicator.core.config import read_config
+from replicator.database import Database
+from replicator.errors import StoreUnreachable
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
 
@@ -79,7 +82,9 @@ def test_a_store_that_goes_away_comes_back_and_clocks_do_not_matter(
         assert service.stop() == 0
 
 
-def test_runs_end_before_another_may_lead_and_are_followed_by_others(silent: str, tmp_path: Path) -> None:
+def test_runs_end_before_another_may_lead_and_are_followed_by_others(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store that stops to answer, one that hangs, and one that goes away just as a run begins."""
     if os.environ.get("REPLICATOR_TEST_POSTGRES"):
         pytest.skip("somebody else's PostgreSQL is not stopped")
@@ -89,7 +94,11 @@ def test_runs_end_before_another_may_lead_and_are_followed_by_others(silent: str
         url = postgres.database()
         job = f"[service.jobs.hanging]\ncommand = {json.dumps(command)}\nevery = '1s'\njitter = '0s'\n"
         file.write_text(f"[service]\nstore = '{url}'\nlogs = '{tmp_path}/logs'\n{job}")
-        with ServiceStore(url) as store, ServiceStore(url) as seen:
+        monkeypatch.setattr(database, "ANSWER", 0.4)
+        hurried = Database(f"{url}&connect_timeout=2", "store", "--store", connections=1)
+        monkeypatch.undo()
+        with ServiceStore(url) as store, ServiceStore(url) as seen, hurried:
+            hurried.revision("none", "")
             store.prepare()
             scheduler = Scheduler(store, lambda: read_config(file), file, lease=3.0)
             running = threading.Thread(target=scheduler.run)
@@ -100,6 +109,8 @@ def test_runs_end_before_another_may_lead_and_are_followed_by_others(silent: str
                     (run,) = seen.open_runs()
                     stop()
                     eventually(lambda: not processes(root))
+                    with pytest.raises(StoreUnreachable):  # also from one that hangs, and takes connections
+                        hurried.revision("none", "")
                     start()
                     ended = eventually(lambda id=run.id: (found := seen.run(id)).ended and found)
                     assert (ended.state, ended.message) == ("cancelled", "the server lost its lease"), ended
