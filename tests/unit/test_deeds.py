@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from pydantic import TypeAdapter
 
 from replicator.cli import table
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -18,7 +19,7 @@ from replicator.errors import ConfigError, Refused
 from replicator.service.errands import Errand, placed
 from replicator.service.jobs import jobs_of
 from replicator.service.store import ServiceStore
-from replicator.service.web.deeds.bodies import BESIDE, ApplyAsk, RepairAsk, RestoreAsk, UndoAsk, options_of
+from replicator.service.web.deeds.bodies import BESIDE, ApplyAsk, HoldAsk, RepairAsk, RestoreAsk, UndoAsk, options_of
 from replicator.service.web.deeds.policy_deeds import DEEDS, databases_among
 from replicator.service.web.views import Ask
 
@@ -50,6 +51,7 @@ def test_a_value_stays_a_value() -> None:
     assert given == ("--db=-x", "--table=--allow-removals", "--table=t", "--dry-run")
     parsed = command_of("repair").make_context("repair", ["west", *given]).params
     assert (parsed["db"], parsed["table"], parsed["allow_removals"]) == ("-x", ("--allow-removals", "t"), False)
+    assert TypeAdapter(HoldAsk).validate_python({"name": "a", "at": "yesterday"}).at == "yesterday"
     restore = RestoreAsk(policy="west", db="a", to="-90m", into="b", partition=("p=a/q=--x", "p=b"))
     parsed = command_of("restore").make_context("restore", ["west", *options_of(restore)]).params
     assert (parsed["to"], parsed["into"], parsed["force"]) == ("-90m", "b", False)

@@ -30,11 +30,8 @@ Quantity = Annotated[str, Field(pattern=r"^[0-9][0-9.]{0,19} ?[A-Za-z]{0,3}$")]
 """A duration or a size."""
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]{1,15})?(Z|[+-][0-9]{2}:?[0-9]{2})?"
-Moment = Annotated[str, Field(pattern=rf"^([0-9]{{1,18}}|{_TIME})$")]
-"""An event id or a time; not a dump, which would be a place."""
-
-Back = Annotated[str, Field(pattern=rf"^([0-9]{{1,18}}|{_TIME}|-[0-9]{{1,6}}[a-z]{{1,2}}|yesterday)$")]
-"""A moment, or back from now."""
+Moment = Annotated[str, Field(pattern=rf"^([0-9]{{1,18}}|{_TIME}|-[0-9]{{1,6}}[a-z]{{1,2}}|yesterday)$")]
+"""An event id, a time, or back from now; not a dump, which would be a place."""
 
 A = TypeVar("A", bound=Ask)
 
@@ -132,7 +129,7 @@ class RestoreAsk(Consent):
 
     policy: Words
     db: Named
-    to: Back
+    to: Moment
     table: Names = ()
     partition: Partitions = ()
     into: Named | None = None
