@@ -82,7 +82,7 @@ def two(tmp_path: Path, **more: Any) -> dict[str, Any]:
 def test_a_token_of_a_policy_sees_no_other(made: Made, tmp_path: Path) -> None:
     server = made(two(tmp_path), open_to_all=False)
     for name in ("west", "east"):
-        server.serving.watch.found[name] = MeasuredLag(time.time(), None, "away", Compared(differing=("t",)))
+        server.serving.watch.keep(name, MeasuredLag(time.time(), None, "away", Compared(differing=("t",))))
         server.store.enqueue(Errand(f"verify:{name}", ("verify", name), name), time.time(), by="me")
     server.store.enqueue(Errand("undo:west", ("audit", "undo"), "west"), time.time(), by="me")
     west, everybody = server.token("w", "viewer", "west"), server.token("all", "viewer")
