@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, delete, func, insert, literal, or_, select, update
 
 from replicator.database import Database
 from replicator.errors import ObjectNotFound, Refused
@@ -39,9 +39,6 @@ TELLING = ("done", "partial", "differs", "failed", "lost")
 
 TOO_LONG = "took longer than its timeout"
 """How the message of a run begins that was cancelled by its timeout."""
-
-SOME = 100
-"""Jobs of one query."""
 
 RunState = Literal["queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost"]
 
@@ -348,19 +345,20 @@ class ServiceStore(Database):
         last = select(newest).select_from(job)
         return {each.job: each for each in self._runs(run.c.id.in_(last))}
 
-    def newest_ended(self, names: Sequence[str], states: Sequence[str] = TELLING) -> dict[str, ServiceRun]:
-        """Of jobs and errands, the newest run that ended in one of the states, or by its timeout: one look into the
-        index for each."""
+    def newest_ended(self, names: Sequence[str]) -> dict[str, ServiceRun]:
+        """Of a few jobs, the newest run that says how the job is: one look into the index for each."""
         late = and_(run.c.state == "cancelled", run.c.message.startswith(TOO_LONG))
-        tells = or_(run.c.state.in_(states), late) if states is TELLING else run.c.state.in_(states)
-        found: list[ServiceRun] = []
-        for at in range(0, len(names), SOME):
-            each = [
-                select(run.c.id).where(run.c.job == name, tells).order_by(run.c.id.desc()).limit(1).scalar_subquery()
-                for name in names[at : at + SOME]
-            ]
-            found += self._runs(run.c.id.in_(each))
-        return {one.job: one for one in found}
+        tells = or_(run.c.state.in_(TELLING), late)
+        newest = select(run).where(run.c.job == bindparam("name"), tells).order_by(run.c.id.desc()).limit(1)
+        with self.transaction() as connection:
+            rows = [connection.execute(newest, {"name": each}).first() for each in names]
+        return {row.job: _to_run(row) for row in rows if row is not None}
+
+    def newest_errands(self, names: Sequence[str], states: Sequence[str]) -> dict[str, ServiceRun]:
+        """Of names that have few runs, as errands do, the newest that ended in one of the states: one question for all,
+        which reads all of them."""
+        last = select(func.max(run.c.id)).where(run.c.job.in_(names), run.c.state.in_(states)).group_by(run.c.job)
+        return {each.job: each for each in self._runs(run.c.id.in_(last))}
 
     def successes(self) -> dict[str, float]:
         """When each job that was ever planned was done last; without those that never were."""

@@ -129,9 +129,9 @@ def test_the_newest_run_that_tells_is_found_behind_those_that_do_not(store: Serv
     found = {"a": run("a", "failed"), "late": run("late", "cancelled", f"{TOO_LONG} of 5 s"), "b": run("b", "done")}
     for name, state in (("a", "cancelled"), ("a", None), ("b", None), ("none", "cancelled")):
         run(name, state)
-    names = ["a", "late", "b", "none", "never", *(f"more{each}" for each in range(150))]
+    names = ["a", "late", "b", "none", "never", "more"]
     assert {name: each.id for name, each in store.newest_ended(names).items()} == found
-    assert set(store.newest_ended(names, ("done",))) == {"b"}
+    assert set(store.newest_errands(names, ("done",))) == {"b"}
 
 
 def test_differences_stay_until_all_was_compared_again(store: ServiceStore) -> None:
