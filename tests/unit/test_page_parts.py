@@ -177,6 +177,8 @@ def test_a_line_has_gaps_where_nobody_knows_and_keeps_its_peaks() -> None:
     lags = [LagPoint(30.0 * at, 99.0 if at == 1000 else None if at == 2000 else 1.0) for at in range(2880)]
     chart = chart_of(lags, [LagPoint(-60.0, 7.0), LagPoint(600.0, 2.0, ill=True)], None)
     assert chart is not None and len(chart.lines) == 2 and [each.ill for each in chart.points] == [True]
+    later = chart_of(lags[-20:], [LagPoint(600.0, 2.0)], None)
+    assert later is not None and [each.x for each in later.ticks] == [WIDE.left], "runs from before it was measured"
     heights = [float(pair.split(",")[1]) for line in chart.lines for pair in line.split()]
     assert len(heights) <= 240 and min(heights) < chart.bottom / 4, "the peak is drawn"
 

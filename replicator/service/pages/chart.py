@@ -13,6 +13,9 @@ STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400, 
 """Seconds between lines of the lag's axis, at most four of them."""
 
 
+DAY = 86_400.0
+"""Seconds: runs of the last day are drawn, also from before the lag was measured."""
+
 POINTS = 240
 """Of a line: each is the longest lag of its time, as what is higher must be seen."""
 
@@ -86,7 +89,8 @@ def chart_of(
     line = sorted(samples if len(known) > 1 else measured, key=lambda each: each.at)
     if len(line) < 2 or line[0].at == line[-1].at:
         return None
-    first, last = line[0].at, line[-1].at
+    last = line[-1].at
+    first = min(line[0].at, *(each.at for each in runs if each.at >= last - DAY), last)
     drawn = _thinned(line, first, last)
     ends = sorted((each for each in runs if first <= each.at <= last), key=lambda each: each.at)
     top = max(1.0, *(each.seconds or 0.0 for each in (*drawn, *ends)), objective or 0.0) * 1.1
