@@ -15,7 +15,15 @@ from starlette.exceptions import HTTPException
 from replicator.core.config import Config, parse_config
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.service.api_tokens import NOBODY, Identity
-from replicator.service.series.series_store import LagSample, RootSample, lag_samples, record_lag, record_root, thin
+from replicator.service.series.series_store import (
+    LagSample,
+    RootSample,
+    lag_peaks,
+    lag_samples,
+    record_lag,
+    record_root,
+    thin,
+)
 from replicator.service.series.series_store import root_samples as samples_of_root
 from replicator.service.store import ServiceStore
 from replicator.service.web.questions.catalogue import QUESTIONS
@@ -115,6 +123,12 @@ def test_the_lag_before_yesterday_is_the_worst_of_each_quarter(
             found = lag_samples(store, "p", since=0, after=0, limit=100)
             assert [each.seconds for each in found if each.at < now - 86_400] == [4.0]
             assert len([each for each in found if each.at >= now - 86_400]) == 8
+            today = {"since": now - 86_400}
+            fine = [(now - 60.0 + number, None if number == 1 else float(number % 5)) for number in range(8)]
+            assert lag_peaks(store, "p", parts=100, **today) == fine
+            coarse = [(at - now + 60.0, seconds) for at, seconds in lag_peaks(store, "p", parts=2, **today)]
+            assert coarse[0][1] is None and max(each or 0.0 for _, each in coarse) == 4.0 and coarse[-1][0] == 7.0
+            assert len(coarse) <= 3 and not lag_peaks(store, "none", parts=2, **today)
         assert [each.entries for each in samples_of_root(store, "/r", since=0, after=0, limit=9)] == [2]
 
 

@@ -19,13 +19,13 @@ from replicator.errors import Error
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Memory, RoleChange, ShownHistory
 from replicator.service.alerts.alert_store import open_alerts
-from replicator.service.pages.chart import NARROW, WIDE, LagPoint, chart_of
+from replicator.service.pages.chart import NARROW, POINTS, WIDE, LagPoint, chart_of
 from replicator.service.pages.differing_tables import differences_of
 from replicator.service.pages.needing import Beside, behind_text, needs
 from replicator.service.pages.rendering import render, seconds_of
 from replicator.service.pages.runbook import Runbook, filled, values_of
 from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting
-from replicator.service.series.series_store import FINE, lag_samples
+from replicator.service.series.series_store import FINE, lag_peaks
 from replicator.service.web import api
 from replicator.service.web.deeds.bodies import body_of
 from replicator.service.web.deeds.policy_deeds import DEEDS, queue_deed
@@ -44,11 +44,8 @@ RUNS = 100
 PATIENCE = 5.0
 """Seconds for what stands in a root: the page shows the rest without it."""
 
-SAMPLES = 5_000
-"""Of a day of a policy's lag: more than there are."""
-
-POINTS = 200
-"""Moments of a page; the API has all."""
+MOMENTS = 200
+"""Of a page; the API has all."""
 
 LISTED = frozenset({"db", "table"})
 """Fields of forms with several names, between commas or blanks."""
@@ -196,8 +193,8 @@ def moments(
         "policy": policy,
         "error": error,
         "found": None if error else found,
-        "points": points[:POINTS],
-        "more": len(points) > POINTS,
+        "points": points[:MOMENTS],
+        "more": len(points) > MOMENTS,
         "db": values["db"],
     }
     return render(request, "restore_points.html", shown)
@@ -271,8 +268,7 @@ def memory_of(policy: Policy) -> Memory | None:
 def samples_of(serving: Serving, policy: str) -> list[LagPoint]:
     """The lag as it was measured over the last day."""
     since = serving.store.now() - FINE
-    found = lag_samples(serving.store, policy, since=since, after=0.0, limit=SAMPLES)
-    return [LagPoint(each.at, each.seconds) for each in found]
+    return [LagPoint(*each) for each in lag_peaks(serving.store, policy, since=since, parts=POINTS)]
 
 
 def _keys(policy: Policy) -> dict[str, Any]:

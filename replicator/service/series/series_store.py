@@ -62,6 +62,31 @@ def lag_samples(store: ServiceStore, policy: str, *, since: float, after: float,
     return [LagSample(**row) for row in _rows(store, lag_sample, *where, limit=limit)]
 
 
+def lag_peaks(store: ServiceStore, policy: str, *, since: float, parts: int) -> list[tuple[float, float | None]]:
+    """The time since then in at most so many parts, oldest first: each part's last time and longest lag, None where
+    somebody did not know. The database sorts them out: of a day there are thousands of values."""
+    mine = (lag_sample.c.policy == policy, lag_sample.c.at >= since)
+    with store.transaction() as connection:
+        first, last = connection.execute(
+            select(func.min(lag_sample.c.at), func.max(lag_sample.c.at)).where(*mine)
+        ).one()
+        if first is None:
+            return []
+        part = cast((lag_sample.c.at - first) / max((last - first) / parts, 1e-3), BigInteger)
+        rows = connection.execute(
+            select(
+                func.max(lag_sample.c.at),
+                func.max(lag_sample.c.seconds),
+                func.count(),
+                func.count(lag_sample.c.seconds),
+            )
+            .where(*mine)
+            .group_by(part)
+            .order_by(part)
+        )
+        return [(float(at), longest if all_ == known else None) for at, longest, all_, known in rows]
+
+
 def root_samples(store: ServiceStore, root: str, *, since: float, after: float, limit: int) -> list[RootSample]:
     """As `lag_samples`."""
     where = (root_sample.c.root == root, root_sample.c.at >= since, root_sample.c.at > after)
