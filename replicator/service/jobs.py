@@ -103,7 +103,7 @@ def _job(name: str, given: JobConfig, policies: Mapping[str, Policy]) -> Job:
 
 
 def _policy(key: str, line: tuple[str, ...], policies: Mapping[str, Policy]) -> str:
-    policy_of = import_module("replicator.cli.configured").policy_of  # by name, as the run itself: docs/design.md, Rooms
+    policy_of = import_module("replicator.cli.configured").policy_of  # above: see the rooms in docs/design.md
     try:
         found = str(policy_of(line))
     except UsageError as error:
