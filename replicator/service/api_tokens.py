@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, literal, select
 
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.service.schema import token
@@ -60,11 +60,20 @@ def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[
         raise UsageError(f"{name!r} is no name of a token", hint="letters, digits and . _ @ -, up to 100")
     made = PREFIX + secrets.token_urlsafe(32)
     now = store.now()
-    with store.transaction() as connection:
-        if connection.execute(select(token.c.name).where(token.c.name == name)).first():
+    values: dict[str, object] = {
+        "name": name,
+        "digest": digest_of(made),
+        "role": role,
+        "policies": json.dumps(list(policies)),
+    }
+    values |= {"created": now, "expires": now + seconds}
+    free = ~select(token.c.name).where(token.c.name == name).exists()
+    picked = select(*(literal(value, token.c[key].type) for key, value in values.items())).where(free)
+    with (
+        store.transaction() as connection
+    ):  # which writes at once: SQLite refuses one that has read before another wrote
+        if not connection.execute(insert(token).from_select(list(values), picked)).rowcount:
             raise UsageError(f"there is a token {name!r}", hint=f"`replicator token revoke {name}` ends it")
-        values = {"digest": digest_of(made), "role": role, "policies": json.dumps(list(policies))}
-        connection.execute(insert(token).values(name=name, created=now, expires=now + seconds, **values))
     return made
 
 
