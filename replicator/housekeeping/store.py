@@ -77,6 +77,10 @@ class ItemStore(Database):
         if found != REVISION:
             raise UsageError(f"{self.url}: of an older release", hint="`replicator housekeeping run` migrates it")
 
+    def is_made(self) -> bool:
+        """Whether a run has made the tables."""
+        return self._revision() is not None
+
     def _revision(self) -> str | None:
         return self.revision("alembic_version", REVISION)
 

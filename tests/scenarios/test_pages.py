@@ -21,6 +21,7 @@ from browser import violations, watched
 from certificates import Authority
 from housekeeping import LifecycleFixture
 from test_service import Service, eventually, hanging, service
+from test_service_questions import PURGE, remember_purge
 
 from cmroot.root import create_or_open
 from replicator import cm_hold, legal_hold_add
@@ -29,6 +30,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
 from replicator.service.api_tokens import Role, create_token, revoke_token
+from replicator.service.series.series_store import RootSample, record_root
 from replicator.service.store import ServiceStore
 
 __all__ = ["service"]
@@ -36,6 +38,7 @@ __all__ = ["service"]
 MARKUP = "<script>alert(1)</script>"
 USUAL = {"width": 1280, "height": 720}
 IMAGE = "<img src=x onerror=alert(2)>"
+EXPIRES_AFTER = "beekeeper.expired.data.retention.period"
 EXPIRES = {"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "P3D"}
 
 
@@ -68,7 +71,12 @@ class World:
         run, job = self.service.runs(IMAGE)[0]["id"], f"/jobs/{quote(IMAGE)}"
         usage = f"/cmroot/usage?root={quote(self.root, safe='')}"
         some = ["/", "/policies/west", "/jobs", job, "/jobs/hangs", "/runs", f"/runs/{run}", "/runs?state=lost"]
-        roots = ["/cmroot", usage, "/removals", "/tables/shop.days", "/tables/shop.none", "/drills", "/purges"]
+        roots = ["/cmroot", usage, "/removals", "/tables/shop.days", "/tables/shop.none", "/drills"]
+        roots += [
+            "/purges",
+            f"/purges/{PURGE}",
+            f"/removals/why?job=clean&path={quote(str(self.service.here))}/data/set",
+        ]
         policies = [
             "/policies/west/restore-points",
             "/turns",
@@ -89,12 +97,14 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
     root, target = life.root.place, str(here / "target")
     cm_hold("before", cmroot=root, reason=IMAGE)
     legal_hold_add("case", cmroot=root, pattern="shop.*", reason=MARKUP)
+    remember_purge(root)
     _remember(Memory(create_or_open(target), "west"))
     made = Service(here)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         jobs = {
             f'"{IMAGE}"': {"command": ["cm", "ls", "--cmroot", str(here / MARKUP)], "every": "1d"},
             "check": {"command": ["check", "west"], "every": "1d"},
+            "clean": {"command": ["retention", "run", *_retention(here), "--cmroot", root, "--dry-run"], "every": "1d"},
             "hangs": hanging(f"thrift://127.0.0.1:{listening.getsockname()[1]}", here),
         }
         west = {
@@ -109,9 +119,10 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
         }
         made.configure(jobs, {"west": west})
         token, other = token_of(made, "me", "admin"), token_of(made, "east", "viewer", "east")
+        _measure(made, root)
         made.start()
         eventually(lambda: made.get("policies/west")["measured"])
-        for job in (IMAGE, "west", "check"):
+        for job in (IMAGE, "west", "clean", "check"):
             eventually(lambda job=job: (runs := made.runs(job)) and runs[0]["ended"])  # type: ignore[misc]
         yield World(made, token, other, root)
         made.stop()
@@ -121,6 +132,31 @@ def token_of(service: Service, name: str, role: Role, *policies: str) -> str:
     with ServiceStore(service.store) as store:
         store.prepare()
         return create_token(store, name, role, policies, 3600.0)
+
+
+def _measure(service: Service, root: str) -> None:
+    """A root's size over some hours."""
+    with ServiceStore(service.store) as store:
+        store.prepare()
+        for hour in range(1, 6):
+            record_root(store, RootSample(root, store.now() - 3600 * hour, 10 * hour, hour << 20, None, ""))
+
+
+def _retention(here: Path) -> list[str]:
+    """The file of a job that keeps one version of two."""
+    for number in (1, 2):
+        (here / "data" / "set" / f"v{number}").mkdir(parents=True)
+        (here / "data" / "set" / f"v{number}" / "part-0").write_text("four")
+    settings = {
+        "dataset.pattern": here / "data" / "*",
+        "dataset.finder.class": "gobblin.data.management.retention.profile.ManagedCleanableDatasetFinder",
+        "version.finder.class": "gobblin.data.management.version.finder.GlobModTimeDatasetVersionFinder",
+        "selection.policy.class": "gobblin.data.management.policy.NewestKSelectionPolicy",
+        "selection.newestK.versionsNotSelected": 1,
+    }
+    file = here / "clean.properties"
+    file.write_text("".join(f"gobblin.retention.{key}={value}\n" for key, value in settings.items()))
+    return [str(file), "--no-metastore"]
 
 
 def _remember(memory: Memory) -> None:
@@ -162,6 +198,10 @@ def _remember(memory: Memory) -> None:
         queries=[asked],
     )
     Drills(memory).write(drill)
+    again = (begin + timedelta(hours=1)).isoformat()
+    Drills(memory).write(
+        msgspec.structs.replace(drill, id="d2", started=again, status="done", first_answer_seconds=31.5, queries=[])
+    )
 
 
 def visit(chromium: Any, world: World, place: str = "/", **person: Any) -> tuple[Any, list[str]]:
@@ -198,7 +238,13 @@ def test_anybody_can_use_each_page(chromium: Any, axe: str, world: World) -> Non
             assert page.evaluate("document.documentElement.scrollWidth") <= width, place
         page.set_viewport_size(USUAL)
     page.goto("/cmroot")
-    page.get_by_role("columnheader", name="needed by").first.wait_for()  # a part that comes by itself
+    page.get_by_role("columnheader", name="needed by").first.wait_for()  # parts that come by themselves
+    page.get_by_label("Older than").wait_for()
+    assert violations(page, axe) == []
+    page.get_by_label("Table").fill("shop.days")
+    page.get_by_role("button", name="Find").click()
+    page.get_by_role("columnheader", name="there from").wait_for()
+    assert "rows of" not in page.locator("tbody").inner_text() and page.locator("tbody tr").count() == 2
     assert violations(page, axe) == []
     assert [each for each in complaints if "404" not in each] == []
     page.context.close()
@@ -246,7 +292,74 @@ def test_everything_works_without_scripts(chromium: Any, world: World) -> None:
     page.get_by_label("Why resume").fill("again")
     page.get_by_role("button", name="Resume").click()
     assert "Paused by" not in page.locator("main").inner_text()
+    page.goto("/removals")
+    page.get_by_label("Hold ", exact=False).first.click()
+    page.get_by_label("Why hold").fill(MARKUP)
+    page.get_by_role("button", name="Hold").click()
+    row = page.get_by_role("row").filter(has_text="data/set/v1").first
+    hold = row.get_by_text("held by").inner_text().rpartition(" ")[2]
+    page.get_by_label(f"Release {hold}").click()
+    page.get_by_role("row").filter(has_text=hold).get_by_label("Why release").fill("over")
+    page.get_by_role("row").filter(has_text=hold).get_by_role("button", name="Release").click()
+    assert hold not in page.locator("main").inner_text()
+    page.goto("/cmroot")
+    page.get_by_label("Name of a hold").fill("again")
+    page.get_by_label("Why hold").fill(MARKUP)
+    page.get_by_role("button", name="Hold this moment").click()
+    again = page.get_by_role("row").filter(has_text="again")
+    assert f"{MARKUP} (me)" in again.inner_text()
+    again.get_by_label("Release again").click()
+    again.get_by_label("Why release").fill("over")
+    again.get_by_role("button", name="Release").click()
+    assert page.get_by_role("row").filter(has_text="again").count() == 0
+    said = world.service.get("actions", headers={"Authorization": f"Bearer {world.token}"})["items"][:4]
+    assert [each["action"] for each in said] == ["release hold", "hold", "release legal hold", "hold removal"]
     page.context.close()
+
+
+def test_a_tables_life_is_on_one_line(world: World) -> None:
+    page = httpx.get(f"{world.url}/tables/shop.days").text
+    assert page.count("<circle") >= 3 and "replicator restore west --db shop --table days --to " in page
+    said = httpx.get(f"{world.url}/tables/shop.days", params={"format": "json"}).json()
+    assert {each["kind"] for each in said["entries"]} == {"record", "run", "hold"}
+    assert [each["at"] for each in said["entries"]] == sorted((each["at"] for each in said["entries"]), reverse=True)
+    (removal,) = httpx.get(f"{world.url}/tables/a.b?format=json&kind=removal").json()["entries"]
+    assert "erased" in removal["text"] and not removal["restore"]
+    asked = {"kind": "record", "since": "-1d", "format": "json"}
+    assert {each["kind"] for each in httpx.get(f"{world.url}/tables/shop.days", params=asked).json()["entries"]} == {
+        "record"
+    }
+    assert "2026-03-01T12:00:00Z" in httpx.get(f"{world.url}/tables/shop.days?since=soon").text  # what to write
+    assert "of that kind and time" in httpx.get(f"{world.url}/tables/shop.days?since=2999-01-01").text
+
+
+def test_what_leaves_says_why_how_much_and_what_is_not_known(world: World) -> None:
+    page = httpx.get(f"{world.url}/removals?format=json").json()
+    leaving = {(each["job"], each["object"]): each for _, some in page["days"] for each in some}
+    expires, old = leaving["housekeeping", "shop.days"], leaving["retention", ""]
+    assert expires["held"] == "case" and expires["bytes"] and expires["setting"] == EXPIRES_AFTER
+    assert (old["bytes"], old["path"]) == (4, f"{world.service.here}/data/set/v1") and not old["held"]
+    days = {(each["job"], each["items"]) for each in page["upcoming"]["found"]["removals"]}
+    assert days == {("housekeeping", 2), ("retention", 1)} and page["upcoming"]["found"]["lacking"]
+    text = httpx.get(f"{world.url}/removals/why?job=clean&path={world.service.here}/data/set").text
+    assert "clean.properties:5" in text
+    client, _ = session(world.url, world.token)
+    mine = {"csrf": mark(client.get("/removals").text)}
+    for fields in ({"on": "", "reason": "x"}, {"on": "a.b", "reason": " "}, {"on": "a\nb", "reason": "x"}):
+        assert client.post("/removals/hold", data={**mine, **fields}).status_code == 400, fields
+    assert client.post("/removals/hold", data={**mine, "root": "/etc", "on": "a.b"}).status_code == 404
+    assert client.post("/cmroot/hold", data={**mine, "name": "../x", "reason": "x"}).status_code == 400
+    assert client.get("/cmroot/find?path=%00").status_code == 400
+
+
+def test_drills_and_purges_show_their_figures(world: World) -> None:
+    page = httpx.get(f"{world.url}/drills").text
+    assert page.index("31.5 s") < page.index("48.2 s") and "12.0 s" in page
+    for place in ("/purges", f"/purges/{PURGE}"):
+        page = httpx.get(world.url + place).text
+        for part in ("not all was searched", "3 ids", "gdpr.ids:id", "a.b: no reader"):
+            assert part in page, (place, part)
+    assert "5 rows erased" in page and "a reason" in page
 
 
 def test_only_what_has_changed_is_swapped(chromium: Any, world: World) -> None:

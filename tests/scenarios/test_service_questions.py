@@ -24,8 +24,13 @@ from replicator.purge.certify import Certificate
 from replicator.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.removal.audit import begin_audit
 
+ROWS = "rows of days/a"
+"""Of each partition that is to go."""
+
 PURGE = "1700000000000-0123abcd"
-CERTIFICATE = Certificate("gaps", "gdpr.ids:id", 3, [PURGE], iso(1_700_000_000), 7, gaps=[{"table": "a.b"}])
+CERTIFICATE = Certificate(
+    "gaps", "gdpr.ids:id", 3, [PURGE], iso(1_700_000_000), 7, gaps=[{"table": "a.b", "reason": "no reader"}]
+)
 
 
 class World:
@@ -117,11 +122,15 @@ def _remember(replication: Replication, life: LifecycleFixture) -> None:
                 first_answer_seconds=40.0 + number,
             )
         )
-    root = life.root.place
-    directory, request = (
-        RunDirectory(root, PURGE),
-        {"ids": "gdpr.ids:id", "whitelist": None, "metastore": "thrift://a:1"},
-    )
+    remember_purge(life.root.place)
+    cm_hold("before", cmroot=replication.keys["cmroot"], reason="ticket 4711")
+    legal_hold_add("case", cmroot=life.root.place, pattern="lives.days", reason="case 17")
+
+
+def remember_purge(root: str) -> None:
+    """A purge of a.b, of which one partition failed, and its certificate."""
+    directory = RunDirectory(root, PURGE)
+    request = {"ids": "gdpr.ids:id", "whitelist": None, "metastore": "thrift://a:1"}
     started = iso(1_700_000_000)
     directory.write_run(
         PurgeRun(id=PURGE, stamp=PURGE[:13], status="done", started=started, request=request, ids=3, tables=("a.b",))
@@ -131,8 +140,6 @@ def _remember(replication: Replication, life: LifecycleFixture) -> None:
     audit = begin_audit(root, "purge")
     audit.changed("", "3 ids", what="certificate", detail=CERTIFICATE.to_dict())
     audit.changed("a.b", "erased", what="rows", partition="p=1")
-    cm_hold("before", cmroot=replication.keys["cmroot"], reason="ticket 4711")
-    legal_hold_add("case", cmroot=root, pattern="lives.days", reason="case 17")
 
 
 def test_the_lag_of_a_policy_over_time(world: World) -> None:
@@ -204,6 +211,7 @@ def test_a_tables_life(world: World) -> None:
     assert records == world.all(path, "entries", root=root, kind="record")
     assert {each["kind"] for each in entries} >= {"record", "verification", "run", "hold"}
     assert world.ask(path, root=root, since="2999-01-01")["entries"] == []
+    assert world.all(path, "entries", root=root, limit=3, order="newest") == entries[::-1]
     other = {each["text"] for each in world.all(f"tables/{world.db}.u/timeline", "entries", root=root, kind="record")}
     assert other and f"{world.db}.t" not in other
     removed = world.ask("tables/a.b/timeline", kind="removal")["entries"]
@@ -216,7 +224,14 @@ def test_what_goes_and_what_went(world: World) -> None:
     assert world.ask("housekeeping/items", db="lives", partition="p=b")["totalElements"] == 1
     upcoming = world.ask("removals/upcoming")
     assert sum(each["items"] for each in upcoming["removals"]) == 3
-    assert upcoming["removals"][0]["reason"] == "expired, P3D" and upcoming["removals"][0]["bytes"] is None
+    assert upcoming["removals"][0]["reason"] == "expired, P3D" and upcoming["removals"][0]["bytes"] == 3 * len(ROWS)
+    assert upcoming["removals"][0]["setting"] == "beekeeper.expired.data.retention.period"
+    leaving = world.all("removals/items", "items", limit=2)
+    assert [each["partition"] for each in leaving] == ["p=a", "p=b", "p=c"]
+    assert [(each["bytes"], each["held"], each["on"]) for each in leaving][:1] == [
+        (len(ROWS), "case", "lives.days/p=a")
+    ]
+    assert not any("no items yet" in each for each in upcoming["lacking"])
     assert any("retention of job clean" in each for each in upcoming["lacking"])
     listed = world.ask(upcoming["removals"][0]["more"].partition("?")[0], deleted_after=upcoming["removals"][0]["day"])
     assert listed["totalElements"] == 4

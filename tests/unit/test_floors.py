@@ -46,6 +46,7 @@ LIBRARIES = {
         "replicator.service.web.deeds",
         "replicator.service.web.questions",
         "replicator.service.pages",
+        "replicator.service.pages.places",
     },
     "pydantic": {"replicator.service.web", "replicator.service.web.deeds"},
     "uvicorn": {"replicator.service", "replicator.service.entrance"},

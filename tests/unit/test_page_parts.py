@@ -24,8 +24,8 @@ from replicator.service.errands import Errand
 from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
 from replicator.service.pages.differing_tables import Differences, still_said
 from replicator.service.pages.needing import FRESH, Beside, behind_text, needs
+from replicator.service.pages.places.root_asking import shown_roots
 from replicator.service.pages.rendering import HERE, lines, said, schedule, when
-from replicator.service.pages.root_routes import roots_of
 from replicator.service.pages.run_progress import about_of, figures_of, tasks_of
 from replicator.service.pages.runbook import RUNBOOKS, filled, kinds_of, values_of
 from replicator.service.pages.visiting import safe_place
@@ -252,7 +252,7 @@ def test_a_root_is_seen_by_who_may_see_all_its_policies() -> None:
     config = parse_config({"policies": policies, "defaults": {"cmroot": "/mine"}}, "x")
 
     def seen(*allowed: str) -> set[str]:
-        return {each.place for each in roots_of(config, Identity("me", "viewer", allowed))}
+        return {each.place for each in shown_roots(config, Identity("me", "viewer", allowed))}
 
     assert seen() == {"/cm", "/other", "/mine", "/west", "/east", "/north"}
     assert seen("west") == {"/west"}

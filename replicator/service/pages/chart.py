@@ -1,12 +1,12 @@
-"""The lag of a policy over time, as points of a drawing. Pure."""
+"""The lag of a policy and the size of a root over time, as points of a drawing. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from replicator.text.quantity import duration_text
+from replicator.text.quantity import duration_text, size_text
 
 TOP, RIGHT, BOTTOM = 14, 12, 36
 STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
@@ -86,7 +86,38 @@ def chart_of(
     nothing was measured. None for fewer than two times: a number says that."""
     known = [each for each in samples if each.seconds is not None]
     measured = [each for each in runs if each.seconds is not None]
-    line = sorted(samples if len(known) > 1 else measured, key=lambda each: each.at)
+    return _drawn(samples if len(known) > 1 else measured, runs, objective, frame, LAG)
+
+
+def size_chart_of(samples: Sequence[LagPoint], frame: Frame = WIDE) -> Chart | None:
+    """As `chart_of`, of bytes."""
+    return _drawn(samples, (), None, frame, SIZE)
+
+
+def _lag_step(top: float) -> float:
+    return next((each for each in STEPS if top / each <= 4), STEPS[-1] * int(top / STEPS[-1] / 4 + 1))
+
+
+def _size_step(top: float) -> float:
+    """A power of two."""
+    return float(1 << max(0, int(top / 4).bit_length()))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """step_of: from the highest value to the distance of an axis's lines; text: of a value."""
+
+    step_of: Callable[[float], float]
+    text: Callable[[float], str]
+
+
+LAG, SIZE = Unit(_lag_step, duration_text), Unit(_size_step, lambda size: size_text(int(size)))
+
+
+def _drawn(
+    samples: Sequence[LagPoint], runs: Sequence[LagPoint], objective: float | None, frame: Frame, unit: Unit
+) -> Chart | None:
+    line = sorted(samples, key=lambda each: each.at)
     if len(line) < 2 or line[0].at == line[-1].at:
         return None
     last = line[-1].at
@@ -94,7 +125,7 @@ def chart_of(
     drawn = _thinned(line, first, last)
     ends = sorted((each for each in runs if first <= each.at <= last), key=lambda each: each.at)
     top = max(1.0, *(each.seconds or 0.0 for each in (*drawn, *ends)), objective or 0.0) * 1.1
-    step = next((each for each in STEPS if top / each <= 4), STEPS[-1] * int(top / STEPS[-1] / 4 + 1))
+    step = unit.step_of(top)
 
     def x(at: float) -> float:
         return round(frame.left + (at - first) / (last - first) * (frame.width - frame.left - RIGHT), 1)
@@ -109,12 +140,12 @@ def chart_of(
     return Chart(
         lines=[" ".join(f"{x(at)},{y(seconds)}" for at, seconds in part) for part in _parts(drawn)],
         points=[
-            Mark(x(each.at), y(each.seconds), duration_text(each.seconds), each.ill)
+            Mark(x(each.at), y(each.seconds), unit.text(each.seconds), each.ill)
             for each in ends
             if each.seconds is not None
         ],
         ticks=[Mark(x(each.at), frame.height - BOTTOM, each.text, each.ill) for each in ends],
-        across=[Mark(frame.left, y(each * step), duration_text(each * step)) for each in range(int(top / step) + 1)],
+        across=[Mark(frame.left, y(each * step), unit.text(each * step)) for each in range(int(top / step) + 1)],
         below=[
             Mark(x(at), frame.height - 8, clock(at))
             for at in (first + part * (last - first) / frame.times for part in range(frame.times + 1))

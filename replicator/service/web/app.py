@@ -10,9 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replicator.service.pages.form_routes import forms
 from replicator.service.pages.page_routes import pages
+from replicator.service.pages.places.removal_routes import removing
+from replicator.service.pages.places.root_routes import of_logs, of_roots
+from replicator.service.pages.places.table_routes import tables
 from replicator.service.pages.plan_routes import plans
 from replicator.service.pages.policy_routes import of_policies
-from replicator.service.pages.root_routes import of_roots
 from replicator.service.pages.signing_in import signing_in
 from replicator.service.web.api import api
 from replicator.service.web.api_page import describe
@@ -63,7 +65,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
     app.include_router(beekeeper)
     app.include_router(router_of(QUESTIONS))
     describe(app, QUESTIONS)
-    for router in (signing_in, forms, plans, of_policies, pages, of_roots):
+    for router in (signing_in, forms, plans, of_policies, pages, of_roots, of_logs, removing, tables):
         app.include_router(router)
 
     @app.get("/healthz", include_in_schema=False)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from replicator.errors import UsageError
 from replicator.service.web.views import Ask, Words
+
+T = TypeVar("T")
 
 Named = Annotated[str, Field(pattern=r"^[^\x00-\x1f/.]{1,256}$")]
 """A database or table."""
@@ -175,6 +177,15 @@ class LegalHoldAsk(RemovalAsk):
     """As the options of `replicator legal-hold add`."""
 
     name: Id
+
+
+def body_from(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A body of what a form gives. Raises UsageError for what the API would refuse."""
+    try:
+        return TypeAdapter(kind).validate_python(dict(given))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise UsageError(wrong, hint="go back, and correct it in the form") from None
 
 
 def options_of(ask: Ask) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from replicator.purge.certify import Certificate
 from replicator.removal.audit import AuditRow, AuditShown
 from replicator.removal.legal import LegalHolds
 from replicator.retention.explain import Explained
-from replicator.service.web.questions import of_policies, of_removals, of_roots, of_tables
+from replicator.service.web.questions import of_policies, of_removals, of_roots, of_tables, of_upcoming
 from replicator.service.web.questions.of_roots import SLOW
 from replicator.service.web.questions.question import (
     Asking,
@@ -193,13 +193,14 @@ _OF_ROOTS = (
     ),
     Question(
         "tables/{table}/timeline",
-        "A table's life: records, removals, comparisons, runs, dumps and holds, oldest first.",
+        "A table's life: records, removals, comparisons, runs, dumps and holds, by time.",
         of_tables.timeline,
         of_tables.Timeline,
         of="root",
         parameters=(
             Parameter("table", str, "DB.TABLE, by any name that it had.", ..., in_path=True),
             Parameter("kind", Literal[of_tables.KINDS] | None, "Only entries of this kind."),
+            Parameter("order", Literal["oldest", "newest"], "Which come first.", "oldest"),
             _SINCE,
             _UNTIL,
         ),
@@ -223,9 +224,18 @@ _OF_REMOVALS = (
     Question(
         "removals/upcoming",
         "What goes when and why, by day: items of housekeeping, and what rehearsals of retention have planned.",
-        of_roots.upcoming,
-        of_roots.UpcomingRemovals,
+        of_upcoming.upcoming,
+        of_upcoming.UpcomingRemovals,
         listed="removals",
+    ),
+    Question(
+        "removals/items",
+        "What goes, one by one and by time, with its bytes, and what `removals:hold` takes to keep it.",
+        of_upcoming.upcoming_items,
+        of_upcoming.UpcomingItems,
+        of="root",
+        listed="items",
+        pages=True,
     ),
     Question(
         "retention/{job}/explain",

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from replicator.core.report import Report
-from replicator.errors import Error, ObjectNotFound
+from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
 from replicator.service.web.problems import problem, status_of_kind
@@ -160,6 +160,16 @@ def _kinds(kind: type[Error]) -> Iterator[type[Error]]:
     yield kind
     for each in kind.__subclasses__():
         yield from _kinds(each)
+
+
+def answer_to(question: Question, request: Request, who: Any, given: Mapping[str, Any]) -> Any:
+    """What a question answers, for a page: its JSON. given: parameters by name, the others have their defaults. Raises
+    as the endpoint answers problems: HTTPException, Error, Late, CommandFailed."""
+    defaults = {each.name: None if each.default is ... else each.default for each in parameters_of(question)}
+    for name, value in given.items():
+        if "\0" in str(value):
+            raise UsageError(f"{name} has a NUL character", hint="leave it out")
+    return _answer(question, _asking(question, request, who, {**defaults, **given}))
 
 
 # ---- description --------------------------------------------------------------------------------------------------

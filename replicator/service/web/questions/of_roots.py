@@ -1,23 +1,18 @@
-"""Questions about roots: which there are, their size over time, holds, what expires, what is to be removed when."""
+"""Questions about roots: which there are, their size over time, holds, what expires."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from cmroot.store.resolve import as_written
 from replicator.commands.cm.pins import cm_slots
-from replicator.errors import Error, UsageError
-from replicator.housekeeping.item_queries import waiting_by_day
-from replicator.housekeeping.opening import opened
+from replicator.errors import UsageError
 from replicator.pitr.pins import PinList
-from replicator.service.children import answer_of
 from replicator.service.series.series_store import RootSample, root_samples
 from replicator.service.times import iso
 from replicator.service.web.questions.named_roots import option_of, roots_of
-from replicator.service.web.questions.of_policies import has_root, moment_of, time_after
+from replicator.service.web.questions.of_policies import moment_of, time_after
 from replicator.service.web.questions.question import Asking, asked_of_command, duration_of
 
 SLOW = 30.0
@@ -119,88 +114,3 @@ def _retention_of(asking: Asking) -> str:
         if job.command[:2] == ("cm", "expire") and place and str(as_written(place)) == asking.root.place:
             return option_of(job.command, "--older-than")
     return ""
-
-
-# ---- upcoming removals --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Upcoming:
-    """What is to go on a day (UTC; of the past: it is overdue). job: housekeeping or retention; reason: why; items: how
-    many; bytes: null where nobody knows yet. more: the question that lists them one by one."""
-
-    day: str
-    job: str
-    reason: str
-    root: str
-    items: int
-    bytes: int | None
-    more: str
-
-
-@dataclass(frozen=True)
-class UpcomingRemovals:
-    """By day. lacking: what goes, too, and is not in here."""
-
-    removals: list[Upcoming]
-    lacking: list[str]
-
-
-NOT_COUNTED = (
-    "bytes of housekeeping's items: they are measured when they go",
-    "entries of $cmroot: see cmroot/expiry",
-    "backups of purges: `replicator purge retain --dry-run` tells",
-    "loads that drop or replace: `replicator plan POLICY` tells",
-)
-
-
-def upcoming(asking: Asking) -> UpcomingRemovals:
-    removals: list[Upcoming] = []
-    lacking: list[str] = []
-    places = {each.place: each.name for each in reversed(roots_of(asking.serving.config)) if each.may(asking.who)}
-    seen: set[str] = set()
-    if asking.serving.config.housekeeping.store and not asking.who.may("viewer"):  # it has the items of all roots
-        places = {}
-        lacking.append("items of housekeeping: their store is that of all policies")
-    for place, name in sorted(places.items()):
-        try:
-            removals += _of_items(asking, place, name, seen)
-        except Error as error:
-            lacking.append(f"items of {name}: {error.message}")
-    for name, job in sorted(asking.serving.scheduled.items()):
-        if job.arguments[:2] == ("retention", "run") and asking.who.may("viewer"):
-            removals += _of_plan(asking, name, lacking)
-    removals.sort(key=lambda each: (each.day, each.job, each.reason))
-    return UpcomingRemovals(removals, [*lacking, *NOT_COUNTED])
-
-
-def _of_items(asking: Asking, place: str, name: str, seen: set[str]) -> Iterator[Upcoming]:
-    if not has_root(place):
-        return
-    with opened(place, asking.serving.config.housekeeping.store) as store:
-        if store.url in seen:
-            return
-        seen.add(store.url)
-        store.check()
-        for day, lifecycle, delay, number in waiting_by_day(store):
-            text = datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()
-            asked = f"housekeeping/items?root={name}&deleted_after={text}T00:00:00Z"
-            yield Upcoming(text, "housekeeping", f"{lifecycle.lower()}, {delay}", name, number, None, asked)
-
-
-def _of_plan(asking: Asking, job: str, lacking: list[str]) -> Iterator[Upcoming]:
-    """What the newest rehearsal of a job would remove, at the time of the rehearsal."""
-    for run in asking.serving.store.runs(job_name=job, states=("done", "partial"), limit=1):
-        said: Any = answer_of(asking.serving.directory(run.id))
-        if said.get("status") == "planned":
-            day = (iso(run.ended) or "")[:10]
-            by_reason: dict[str, list[int]] = {}
-            for item in said.get("items", ()):
-                if item["act"] != "set":
-                    counts = by_reason.setdefault(str(item["reason"]), [0, 0])
-                    counts[0] += 1
-                    counts[1] += item["bytes"] or 0
-            for reason, (number, size_) in by_reason.items():
-                yield Upcoming(day, "retention", reason, "", number, size_ or None, f"runs/{run.id}/answer")
-            return
-    lacking.append(f"what the retention of job {job} removes next: let a job run it with --dry-run")

@@ -55,7 +55,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A table's life, oldest first. root: whose log it is. Of each policy, the newest 1,000 runs count."""
+    """A table's life, by time. root: whose log it is. Of each policy, the newest 1,000 runs count."""
 
     table: str
     root: str
@@ -69,7 +69,10 @@ def timeline(asking: Asking) -> Timeline:
         raise UsageError(f"{asking.values['table']!r} is no table", hint="write DB.TABLE")
     since, until, name = moment_of(asking, "since"), moment_of(asking, "until"), f"{db}.{table}"
     deadline = time.monotonic() + asking.seconds
-    kinds = asking.values["kind"]
+    kinds, newest = asking.values["kind"], asking.values["order"] == "newest"
+
+    def follows(key: str) -> bool:
+        return not asking.after or (key < asking.after if newest else key > asking.after)
 
     def wanted() -> Iterator[TimelineEntry]:
         for kind, source in _SOURCES.items():
@@ -77,10 +80,11 @@ def timeline(asking: Asking) -> Timeline:
                 for each in source(asking, db, table, since):
                     if time.monotonic() > deadline:
                         raise Late(begun=True)
-                    if _within(each.at, since, until) and each.key > asking.after:
+                    if _within(each.at, since, until) and follows(each.key):
                         yield each
 
-    found = heapq.nsmallest(asking.limit + 1, wanted(), key=lambda each: each.key)
+    first = heapq.nlargest if newest else heapq.nsmallest
+    found = first(asking.limit + 1, wanted(), key=lambda each: each.key)
     return Timeline(name, asking.root.place, found)
 
 
@@ -102,7 +106,7 @@ def _records(asking: Asking, db: str, table: str, since: float) -> Iterator[Time
             what=str(change.get("kind", "")),
             id=f"{record.position:020}",
             event=record.event,
-            text=record.change.object,
+            text=" ".join(filter(None, [record.change.object, record.change.detail])),
             detail=change,
         )
 

@@ -15,10 +15,12 @@ from replicator.service.web.questions.time_limits import Askers, Late
 About = Callable[[dict[str, Any]], str]
 
 
-def within(seconds: float, about: About, askers: Callable[[Request], Askers]) -> Callable[[Any], Any]:
+def within(
+    seconds: float, about: About, askers: Callable[[Request], Askers], *, process: bool = False
+) -> Callable[[Any], Any]:
     """Makes an endpoint of a function that has a `request`. about: from its arguments to the root or policy that is
-    asked. Raises HTTPException 504 for what takes too long, and goes on with it; 503 where others are at work all the
-    time."""
+    asked. process: it runs a command in one. Raises HTTPException 504 for what takes too long, and goes on with it; 503
+    where others are at work all the time."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(function):  # it waits for nothing itself; or it is one of these already
@@ -27,7 +29,8 @@ def within(seconds: float, about: About, askers: Callable[[Request], Askers]) ->
         @functools.wraps(function)
         async def endpoint(**given: Any) -> Any:
             try:
-                return await askers(given["request"]).ask(about(given), seconds, lambda: function(**given))
+                asked = askers(given["request"])
+                return await asked.ask(about(given), seconds, lambda: function(**given), process=process)
             except Late as late:
                 raise too_late(late, seconds) from None
 
