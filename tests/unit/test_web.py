@@ -125,7 +125,7 @@ def test_items_in_a_store_of_all_roots_are_for_who_may_see_all(made: Made, tmp_p
     assert server.get("/api/v1/housekeeping/items?root=policies/west/cmroot", west).status_code == 403
     cancel = server.ask("POST", "/api/v1/housekeeping/items/1:cancel", json={"root": "west"}, headers=west)
     assert cancel.status_code == 403
-    assert "for who may look at all" in server.get("/removals", west).text
+    assert "their store is that of all policies" in server.get("/removals", west).text
 
 
 def test_a_key_is_of_one_body(made: Made, tmp_path: Path) -> None:
