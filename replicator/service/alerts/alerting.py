@@ -93,7 +93,7 @@ class Alerter:
                 states.get(name),
                 self.store.runs(job_name=name, states=ENDED, limit=config.alerts.failed_in_a_row),
                 successes.get(name, first_wanted(states.get(name), queued.get(name), now)),
-                job.policy in verified,
+                job.syncs and job.policy in verified,
             )
             for name, job in self.scheduler.jobs.items()
         ]
