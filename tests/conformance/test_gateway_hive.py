@@ -63,7 +63,7 @@ def drops(guard: Guarded, client: Any, hive: str) -> Iterator[tuple[str, Callabl
     yield "t5", lambda: client.truncate_table(db, "t5", None), {"t5/one", "t5/two"}
 
 
-@pytest.mark.parametrize("hive", ["3.1", "4.0", "4.2"])
+@pytest.mark.parametrize("hive", ["3.1", pytest.param("4.0", marks=pytest.mark.long), "4.2"])
 def test_what_newer_calls_drop_is_kept(hives: Hives, tmp_path: Path, hive: str) -> None:
     with guarded(hives(hive), tmp_path) as guard, bindings(guard.uri) as client:
         guard.database.partitioned("parts", {value: {"f": value} for value in "abcdefgh"})

@@ -32,7 +32,7 @@ from replicator.metastore.thrift import connect
 WAREHOUSES = {server: f"s3a://own-objects-{server}" for server in ("moto", "versitygw")}
 
 
-@pytest.fixture(scope="module", params=S3_SERVERS)
+@pytest.fixture(scope="module", params=[pytest.param(S3_SERVERS[0], marks=pytest.mark.long), *S3_SERVERS[1:]])
 def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
     with s3_of(request.param, request), counting(os.environ["AWS_ENDPOINT_URL"]) as proxy:
         os.environ["AWS_ENDPOINT_URL"] = proxy.url

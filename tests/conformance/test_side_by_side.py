@@ -54,7 +54,10 @@ def _add(db: PlainDatabase, table: str, count: int) -> None:
         db.metastore.add_partitions(db.name, table, made[:PARTITION_BATCH])
 
 
-@pytest.mark.parametrize("count", [0, 1, PARTITION_BATCH, PARTITION_BATCH + 1, 2 * PARTITION_BATCH + 10])
+@pytest.mark.parametrize(
+    "count",
+    [0, 1, PARTITION_BATCH, PARTITION_BATCH + 1, pytest.param(2 * PARTITION_BATCH + 10, marks=pytest.mark.long)],
+)
 def test_all_partitions_are_those_by_name(large: PlainDatabase, count: int) -> None:
     _add(large, "t", count)
     client, names = large.metastore, large.metastore.partition_names(large.name, "t")

@@ -26,6 +26,7 @@ def environment() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("environment")
 def test_features_work_between_stores_as_the_page_says(
     hdfs: Cluster, versitygw: Versity, metastore_factory: MetastoreFactory, tmp_path: Path

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import Fault, run_with, standing
@@ -217,7 +218,12 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("fault", [*CAPTURE, *DUMP], ids=str)
+def sampled(faults: list[Fault]) -> list[Any]:
+    """Every second one; the others are `long`, and `scripts/soak_crash` kills at each."""
+    return [pytest.param(each, marks=[pytest.mark.long] * (number % 2)) for number, each in enumerate(faults)]
+
+
+@pytest.mark.parametrize("fault", sampled([*CAPTURE, *DUMP]), ids=str)
 def test_a_dump_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -> None:
     arguments = crashing.next_dump()
     run_with(fault, arguments)
@@ -225,7 +231,7 @@ def test_a_dump_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -
     crashing.finish_load(crashing.fixture.load_arguments(crashing.fixture.last))
 
 
-@pytest.mark.parametrize("fault", LOAD, ids=str)
+@pytest.mark.parametrize("fault", sampled(LOAD), ids=str)
 def test_a_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -> None:
     run_again(crashing.next_dump())
     arguments = crashing.fixture.load_arguments(crashing.fixture.last)
@@ -234,7 +240,7 @@ def test_a_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -
     assert run_again(arguments).output["status"] == "already loaded"
 
 
-@pytest.mark.parametrize("fault", WHOLE, ids=str)
+@pytest.mark.parametrize("fault", sampled(WHOLE), ids=str)
 def test_a_first_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -> None:
     replica, arguments = crashing.fresh_replica()
     run_with(fault, arguments)
@@ -245,15 +251,17 @@ def test_a_first_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fa
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        Fault("after", "thrift", "drop table"),
-        Fault("after", "thrift", r"alter table .*\.renamed"),
-        Fault("after", "thrift", r"alter table .*\.stage"),
-        Fault("after", "thrift", r"alter table .*\.(left|right)"),
-        Fault("after", "rename", r"\.db/.*/added\d+$"),
-        Fault("before", "thrift", "alter database", 2),
-        Fault("before", "rename", r"\.db/.*/added\d+$"),  # a part copy of a file that the newer dump does not name
-    ],
+    sampled(
+        [
+            Fault("after", "thrift", "drop table"),
+            Fault("after", "thrift", r"alter table .*\.renamed"),
+            Fault("after", "thrift", r"alter table .*\.stage"),
+            Fault("after", "thrift", r"alter table .*\.(left|right)"),
+            Fault("after", "rename", r"\.db/.*/added\d+$"),
+            Fault("before", "thrift", "alter database", 2),
+            Fault("before", "rename", r"\.db/.*/added\d+$"),  # a part copy of a file that the newer dump does not name
+        ]
+    ),
     ids=str,
 )
 def test_after_a_killed_load_a_newer_dump_will_do_too(crashing: Crashing, fault: Fault) -> None:

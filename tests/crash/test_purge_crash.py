@@ -39,8 +39,8 @@ def counted(warehouse: Warehouse, db: str) -> tuple[str | None, ...]:
     [
         Fault("after", "link", "/_purge-"),
         Fault("after", "thrift", r"alter \d+ partition"),
-        Fault("before", "thrift", "alter table c"),
-        Fault("after", "thrift", "alter table c"),
+        pytest.param(Fault("before", "thrift", "alter table c"), marks=pytest.mark.long),
+        pytest.param(Fault("after", "thrift", "alter table c"), marks=pytest.mark.long),
     ],
     ids=lambda fault: str(fault).replace(" ", "-"),
 )
@@ -85,7 +85,7 @@ def test_a_killed_purge_is_taken_up_again(warehouse: Warehouse, fault: Fault, re
     assert {path.name for path in home.rglob("_purge-*")} == {Path(unit.new).parent.name}
 
 
-@pytest.mark.parametrize("again", ["retain", "another"])
+@pytest.mark.parametrize("again", ["retain", pytest.param("another", marks=pytest.mark.long)])
 def test_who_comes_after_a_killed_purge_settles_its_counts(warehouse: Warehouse, again: str) -> None:
     db = f"after_{again}"
     warehouse.sql(

@@ -27,7 +27,7 @@ def sides(metastore_factory: MetastoreFactory, hdfs: Cluster) -> tuple[Running, 
     return metastore_factory("source", settings=default), metastore_factory("target", settings=default)
 
 
-@pytest.fixture(params=["hdfs to hdfs", "hdfs to local", "local to hdfs"])
+@pytest.fixture(params=["hdfs to hdfs", pytest.param("hdfs to local", marks=pytest.mark.long), "local to hdfs"])
 def story(request: pytest.FixtureRequest, hdfs: Cluster, sides: tuple[Running, Running], tmp_path: Path) -> Any:
     """A replication between two kinds of places; each `$cmroot` lies in its side's."""
     places = {"hdfs": HdfsPath(hdfs, f"/{tmp_path.name}"), "local": tmp_path}

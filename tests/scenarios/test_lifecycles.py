@@ -314,7 +314,7 @@ def rows_at(place: Path) -> list[list[str]]:
     return sorted(line.split("\x01") for line in lines)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("LIVES", "3"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LIVES", "1"))))
 def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
     metastore: ThriftMetastore, engines: AutoEngine, tmp_path: Path, seed: int
 ) -> None:

@@ -54,7 +54,9 @@ def scenarios() -> Iterator[Any]:
                     if any(chosen)
                     else scenario["name"]
                 )
-                yield pytest.param(scenario, given, id=f"{path.stem}: {about}".replace("{outside}", ""))
+                others = sum(each != of[0] for each, of in zip(chosen, words.values(), strict=True))
+                marks = [pytest.mark.long] if others > 1 else []  # one word after the other is tried always
+                yield pytest.param(scenario, given, id=f"{path.stem}: {about}".replace("{outside}", ""), marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +358,7 @@ class Writer:
         (place / f"part-{self._random.randrange(3)}").write_text(str(self._random.random()))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(1, 4))])
 def test_a_source_that_changes_all_the_time_is_caught_up_with(sides: Sides, seed: int) -> None:
     pair = sides.pair()
     pair.create()

@@ -104,7 +104,7 @@ def is_exact(fixture: ReplicationFixture) -> None:
     assert stray(fixture) == []
 
 
-@pytest.mark.parametrize("what", ["Python worker", "executor", "host"])
+@pytest.mark.parametrize("what", ["Python worker", pytest.param("executor", marks=pytest.mark.long), "host"])
 def test_a_load_goes_on_when_a_part_of_the_cluster_dies(
     what: str, dumped: ReplicationFixture, spark_cluster: SparkCluster
 ) -> None:
@@ -159,7 +159,9 @@ IMPATIENT = {
 }
 
 
-@pytest.mark.parametrize(("what", "settings"), [("Python worker", SPECULATIVE), ("executor", IMPATIENT)])
+@pytest.mark.parametrize(
+    ("what", "settings"), [("Python worker", SPECULATIVE), pytest.param("executor", IMPATIENT, marks=pytest.mark.long)]
+)
 def test_an_attempt_that_was_given_up_lives_on_and_publishes_nothing(
     what: str, settings: dict[str, str], dumped: ReplicationFixture, spark_cluster: SparkCluster
 ) -> None:

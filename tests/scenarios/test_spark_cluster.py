@@ -182,7 +182,7 @@ def test_an_erasure_and_its_certificate(spark_cluster: SparkCluster, source_meta
     assert used >= {"purge run", "purge certify"}
 
 
-@pytest.mark.parametrize("how", ["spark-submit", "spark-defaults.conf"])
+@pytest.mark.parametrize("how", ["spark-submit", pytest.param("spark-defaults.conf", marks=pytest.mark.long)])
 def test_the_master_is_the_one_that_spark_is_given(
     how: str, spark_cluster: SparkCluster, fixture: ReplicationFixture
 ) -> None:
