@@ -18,6 +18,9 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable
 
+WROTE = "replicator.wrote"
+"""Of a connection: its transaction has changed something."""
+
 LITTLE = 4096  # KiB of SQLite's memory for one of several connections
 WAIT = 10.0  # seconds for one of several connections, while all are in use
 ANSWER = 20.0
@@ -38,7 +41,7 @@ class Database:
     """Connections to one database. Several threads may use it. All that it does raises StoreUnreachable (try again),
     NoSpace, or Error with the database's words.
 
-    url: without its password. file: of SQLite; None for PostgreSQL."""
+    url: without its password. file: of SQLite; None for PostgreSQL. changes: transactions of this object that wrote."""
 
     def __init__(self, url: str, name: str, given_by: str, connections: int = 0) -> None:
         """Nothing is sent before the first question. name, given_by: in messages, the database and the option or key of
@@ -59,6 +62,7 @@ class Database:
         self.url = _without_secrets(parsed)
         self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
         self._open = threading.local()
+        self.changes, self._counting = 0, threading.Lock()
 
     def close(self) -> None:
         self._engine.dispose()
@@ -77,6 +81,10 @@ class Database:
             return
         with self._named(), self._engine.begin() as connection:
             yield connection
+            wrote = connection.info.pop(WROTE, False)
+        if wrote:
+            with self._counting:
+                self.changes += 1
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -148,6 +156,18 @@ def _without_secrets(url: URL) -> str:
 def _engine(url: URL, connections: int) -> Engine:
     """The same one for the same database: it remembers how questions are written, which takes longer than to ask them.
     Who closes it closes the connections that are idle."""
+    engine = _made(url, connections)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def executed(connection: Connection, *given: Any) -> None:
+        context = given[-2]
+        if context is not None and (context.isinsert or context.isupdate or context.isdelete):
+            connection.info[WROTE] = True
+
+    return engine
+
+
+def _made(url: URL, connections: int) -> Engine:
     if url.get_backend_name() != "sqlite":
         given = {name: value for name, value in {"connect_timeout": 10, **LIVELY}.items() if name not in url.query}
         size = {"pool_size": connections or 2, "pool_timeout": WAIT}

@@ -27,6 +27,7 @@ from replicator.service.store import ServiceStore
 from replicator.service.web.app import HEADERS, LOOPBACK, make_app
 from replicator.service.web.questions.named_roots import roots_of
 from replicator.service.web.serving import Serving
+from replicator.service.web.shared_answers import MOMENT
 
 SLOW = 30  # seconds to begin to listen; and for current answers at the end
 
@@ -65,7 +66,7 @@ def run_service(settings: ServiceSettings) -> None:
             return {each.place for each in roots_of(scheduler.config)}
 
         slow = SlowWatch(store, lambda: scheduler.config, lambda: scheduler.health.leads, watch, scheduler.stopping)
-        application = make_app(Serving(store, scheduler, watch), open_to_all=open_to_all)
+        application = make_app(Serving(store, scheduler, watch), open_to_all=open_to_all, moment=MOMENT)
         server = _Server(
             uvicorn.Config(
                 Admission(application, config.service, HEADERS | {"Cache-Control": "no-store"}),

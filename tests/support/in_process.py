@@ -23,15 +23,15 @@ HOST = "http://127.0.0.1:8484"
 
 
 class InProcess:
-    """tables: of the configuration. open_to_all: as of `make_app`."""
+    """tables: of the configuration. open_to_all, moment: as of `make_app`."""
 
-    def __init__(self, here: Path, tables: dict[str, Any], *, open_to_all: bool = True) -> None:
+    def __init__(self, here: Path, tables: dict[str, Any], *, open_to_all: bool = True, moment: float = 0.0) -> None:
         config = parse_config(tables, "test")
         self.store = ServiceStore(f"sqlite:///{here}/service.sqlite")
         self.store.prepare()
         self.scheduler = Scheduler(self.store, lambda: config, here / "replicator.toml")
         self.serving = Serving(self.store, self.scheduler, LagWatch(lambda: config, threading.Event()))
-        application = make_app(self.serving, open_to_all=open_to_all)
+        application = make_app(self.serving, open_to_all=open_to_all, moment=moment)
         self.application: Any = Admission(application, config.service, HEADERS)
 
     def token(self, name: str, role: Role, *policies: str) -> dict[str, str]:

@@ -16,9 +16,10 @@ from in_process import InProcess, Made
 from cmroot.root import create_or_open
 from replicator.policies.memory import Compared
 from replicator.service.actions import actions
+from replicator.service.api_tokens import revoke_token
 from replicator.service.errands import Errand
 from replicator.service.lag_watch import MeasuredLag
-from replicator.service.store import Ended, ServiceStore
+from replicator.service.store import Ended, JobState, ServiceStore
 from replicator.service.web.questions.time_limits import OF_ONE
 
 
@@ -262,3 +263,39 @@ def test_beekeepers_pages_are_springs(made: Made, tmp_path: Path) -> None:
         assert answer.status_code == 200, "before the first housekeeping, a table is not known"
         said = answer.json()
         assert (said["content"], said["number"], said["size"], said["empty"]) == ([], page, size, True), asked
+
+
+def test_what_many_ask_at_once_is_made_once_and_never_older_than_a_write(made: Made) -> None:
+    server = made({"service": {"jobs": {"often": {"command": ["cm", "ls"], "every": "1h"}}}}, moment=60)
+    server.scheduler.step()  # reads the jobs
+    reads: list[str] = []
+    asked = server.store.jobs
+
+    def counted() -> dict[str, JobState]:
+        reads.append("jobs")
+        return asked()
+
+    server.store.jobs = counted  # type: ignore[method-assign]
+
+    async def many(headers: dict[str, str] | None = None) -> set[str]:
+        async with server.client() as client:
+            found = await asyncio.gather(*(client.get("/api/v1/jobs", headers=headers) for _ in range(20)))
+            assert {each.status_code for each in found} == {200}
+            return {each.text for each in found}
+
+    (first,) = asyncio.run(many())
+    assert '"paused":false' in first and len(reads) == 1
+    etag = server.get("/api/v1/jobs").headers["etag"]
+    assert server.get("/api/v1/jobs", {"If-None-Match": etag}).status_code == 304
+    assert server.get("/api/v1/jobs").text == first and len(reads) == 1, "and once more it is whole"
+    server.serving.store.pause("often", "me", "")
+    (second,) = asyncio.run(many())
+    assert '"paused":true' in second and len(reads) == 2
+    token = server.token("me", "viewer")
+    assert asyncio.run(many(token)) == {second} and len(reads) == 3, "an answer to a token is its own"
+    revoke_token(server.store, "me")
+    assert server.get("/api/v1/jobs", token).status_code == 401
+    before = len(reads)
+    for _ in range(2):
+        assert server.get("/api/v1/jobs", {"Cookie": "a=b"}).status_code == 200
+    assert len(reads) == before + 2, "what somebody with cookies sees is made for him"

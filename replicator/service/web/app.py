@@ -32,6 +32,7 @@ from replicator.service.web.questions.endpoint import router_of
 from replicator.service.web.questions.time_limits import Askers, Late
 from replicator.service.web.questions.within import too_late
 from replicator.service.web.serving import VERSION, Serving
+from replicator.service.web.shared_answers import SharedAnswers
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """There a service may show itself without tokens; not under other names, by which a foreign page may ask."""
@@ -52,8 +53,8 @@ HEADERS = {
 }
 
 
-def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
-    """open_to_all: without a token a request may look."""
+def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> FastAPI:
+    """open_to_all: without a token a request may look. moment: seconds for which an answer may be given again."""
     app = FastAPI(title="replicator", version=VERSION, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
     app.state.streams = 0  # of events, open now
@@ -90,6 +91,7 @@ def make_app(serving: Serving, *, open_to_all: bool) -> FastAPI:
         require(who, "viewer", "")
         return Response(metrics_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    app.add_middleware(SharedAnswers, changes=lambda: serving.store.changes, seconds=moment)
     app.add_middleware(ETags)
     if open_to_all:
         app.add_middleware(_OwnNames)
