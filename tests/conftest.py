@@ -15,6 +15,7 @@ from policies import Replication
 from postgres import Postgres, running_postgres
 from purges import Warehouse
 from replication_fixture import ReplicationFixture
+from shared_classes import use_shared_classes
 
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
@@ -22,6 +23,9 @@ from replicator.metastore.thrift import ThriftMetastore, connect
 
 # A server of a test lives for a minute: the second compiler costs it a third of that and never pays.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # its workers find them in their environment
+    use_shared_classes(os.environ)
 
 # REPLICATOR_TEST_HIVE=4.2: what a module's metastores are, where it does not say so itself.
 VERSION: dict[str, object] = (

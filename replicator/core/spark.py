@@ -303,7 +303,8 @@ class SparkEngine:
             more.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
             if "SPARK_CONF_DIR" not in os.environ:
                 quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
-                more.setdefault("SPARK_SUBMIT_OPTS", os.environ.get("SPARK_SUBMIT_OPTS", quiet))
+                given = os.environ.get("SPARK_SUBMIT_OPTS", "")  # the later of two options counts
+                more.setdefault("SPARK_SUBMIT_OPTS", f"{quiet} {given}".strip())
         SparkContext._ensure_initialized(gateway=launch_gateway(conf, _WithEnvironment(more)))
 
 

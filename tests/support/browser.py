@@ -20,9 +20,10 @@ TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser; `chromium.new_context()` is one person's."""
+    """A browser; `chromium.new_context()` is one person's. No longer than its module: meanwhile the thread has an event
+    loop at work, in which nobody else's can run."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     if not executable():
         pytest.skip("chromium is not installed")

@@ -36,9 +36,9 @@ def distant(port: int, seconds: float) -> Iterator[int]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(connected, "127.0.0.1", 0))
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)  # this thread's own loop may be at work
     thread.start()
+    server = asyncio.run_coroutine_threadsafe(asyncio.start_server(connected, "127.0.0.1", 0), loop).result()
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
