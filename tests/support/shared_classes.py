@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -54,12 +55,16 @@ def use_shared_classes(environment: MutableMapping[str, str]) -> None:
     path = "\n".join(map(str, sorted(jars.iterdir())))
     options = environment.get("JAVA_TOOL_OPTIONS", "")
     key = hashlib.blake2s(f"{path}\n{java.home}\n{options}".encode(), digest_size=8).hexdigest()
-    kept = cache_directory(environment) / "classes" / f"spark-{pyspark.__version__}-java-{java.version}-{FORMAT}-{key}.jsa"
+    name = f"spark-{pyspark.__version__}-java-{java.version}-{FORMAT}-{key}.jsa"
+    kept = cache_directory(environment) / "classes" / name
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         with locked(kept.parent):
             if not kept.exists():
-                _make(kept, {**environment, **spark_environment(java)})
+                try:
+                    _make(kept, {**environment, **spark_environment(java)})
+                except (OSError, subprocess.SubprocessError) as error:
+                    warnings.warn(f"Sparks of tests start slowly: {error}", stacklevel=2)
     if kept.exists():
         given = environment.get("SPARK_SUBMIT_OPTS", "")
         environment["SPARK_SUBMIT_OPTS"] = f"{given} -XX:SharedArchiveFile={kept} -Xshare:auto -Xlog:disable".strip()
