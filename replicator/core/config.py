@@ -29,6 +29,7 @@ import msgspec
 from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
+from replicator.core.connections.source_config import IngestionConfig, check_ingestion
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
 from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
@@ -114,6 +115,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     purge: PurgeConfig = PurgeConfig()
     dumps: DumpsConfig = DumpsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    ingestion: IngestionConfig = IngestionConfig()
     service: ServiceConfig = ServiceConfig()
     alerts: AlertConfig = AlertConfig()
     lineage: LineageConfig = LineageConfig()
@@ -220,6 +222,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"alerts ({', '.join(AlertConfig.__struct_fields__)}), "
             f"lineage ({', '.join(LineageConfig.__struct_fields__)}), "
             f"log ({', '.join(LogConfig.__struct_fields__)}), "
+            f"ingestion ({', '.join(IngestionConfig.__struct_fields__)}), "
             f"service.jobs.NAME ({', '.join(JobConfig.__struct_fields__)}), "
             f'stores."s3a://BUCKET" ({", ".join(Endpoint.__struct_fields__)})',
         ) from error
@@ -227,6 +230,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         for key, metastore in config.metastores.items():
             checked(metastore, f"metastores.{key}")
         check_gateway(config.gateway)
+        check_ingestion(config.ingestion)
         check_service(config.service)
         check_alerts(config.alerts)
         check_lineage(config.lineage)

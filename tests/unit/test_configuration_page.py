@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from replicator.core import config
+from replicator.core.connections import source_config
 from replicator.core.schedules import entrance_config
 
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
@@ -29,6 +30,8 @@ TABLES = {
     "service.limits": entrance_config.LimitConfig,
     "alerts": config.AlertConfig,
     "lineage": config.LineageConfig,
+    "ingestion": config.IngestionConfig,
+    "ingestion.sources.NAME": source_config.SourceConfig,
     "log": config.LogConfig,
 }
 FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn

@@ -1,0 +1,84 @@
+"""`[ingestion]` of the configuration: where landing tables are, and the databases that they come from.
+
+SourceConfig(url="jdbc:postgresql://crm:5432/crm", user="replicator", password="file:/etc/crm.password")
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from replicator.core.connections.secret import is_reference, read_secret
+from replicator.errors import ConfigError
+from replicator.text.quantity import parse_duration
+
+KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}
+"""Kinds of databases, by the word behind `jdbc:` in their URLs."""
+
+
+class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A database. url: as its JDBC driver has it, without user and password. password: a reference to a secret.
+    readers: connections of one job, at most. fetch: rows that a reader asks for at a time. jar: of the driver, where
+    the one that is fetched shall not be used."""
+
+    url: str
+    user: str = ""
+    password: str | None = None
+    readers: int = 8
+    fetch: int = 10_000
+    jar: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        return KINDS[self.url.split(":")[1]]
+
+    def secret(self, name: str) -> str:
+        """The password, read again; empty without one. Raises ConfigError."""
+        return read_secret(self.password, f"ingestion.sources.{name}.password") if self.password else ""
+
+
+class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """metastore: of the landing tables, a configured name or a URI. landing: a directory, which only ingestion changes.
+    store: of jobs, a database's URL; None: that of `[service]`. slots: jobs at a time, of all controllers; share: of
+    the slots that one asset may have. expire: a job that fails for so long, or `attempts` times, is given up.
+    erasures: a table and column of ids, "db.table:column", whose people never come in. log: the table of all state
+    changes."""
+
+    metastore: str = ""
+    landing: str = ""
+    store: str | None = None
+    slots: int = 4
+    share: float = 0.5
+    expire: str = "7d"
+    attempts: int = 100
+    log: str = "governance.ingestion_log"
+    sources: dict[str, SourceConfig] = {}
+
+
+def check_ingestion(ingestion: IngestionConfig) -> None:
+    """Raises ConfigError naming the key that is wrong."""
+    for name, source in ingestion.sources.items():
+        key = f"ingestion.sources.{name}"
+        words = source.url.split(":", 2)
+        if len(words) < 3 or words[0] != "jdbc" or words[1] not in KINDS:
+            hint = "write a JDBC URL such as jdbc:postgresql://host:5432/database"
+            raise ConfigError(f"{key}.url: {', '.join(KINDS)} are known, not {source.url[:60]!r}", hint=hint)
+        if "password" in source.url.lower() or "@" in words[2].split("?")[0]:
+            raise ConfigError(f"{key}.url: holds a user or a password", hint="give user, and password by reference")
+        if source.password is not None and not is_reference(source.password):
+            hint = 'write "file:/path", "env:NAME" or "command:program argument"'
+            raise ConfigError(f"{key}.password: is no reference to a secret", hint=hint)
+        if source.readers < 1 or source.fetch < 1:
+            raise ConfigError(f"{key}: readers and fetch are at least 1")
+    if ingestion.slots < 1:
+        raise ConfigError("ingestion.slots: is less than 1")
+    if not 0 < ingestion.share <= 1:
+        raise ConfigError("ingestion.share: is not between 0 and 1")
+    if ingestion.attempts < 1:
+        raise ConfigError("ingestion.attempts: is less than 1")
+    try:
+        parse_duration(ingestion.expire)
+    except ValueError as error:
+        raise ConfigError(f"ingestion.expire: {error}", hint="write a duration such as 7d") from error
+    if ingestion.log.count(".") != 1:
+        raise ConfigError("ingestion.log: is no table", hint="write db.table")

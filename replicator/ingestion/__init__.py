@@ -1,0 +1,1 @@
+"""Ingestion: tables of other people's databases, landed in the warehouse by request and published like everything else."""

@@ -1,0 +1,1 @@
+"""Migrations of the ingestion store, in order; alembic runs them."""

@@ -1,0 +1,67 @@
+"""Assets and requests as values: who may bring data in, and what somebody wants to be landed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from replicator.core.model import Value
+
+Classification = Literal["public", "internal", "confidential", "personal"]
+Mode = Literal["overwrite", "append", "merge"]
+SchemaPolicy = Literal["fail", "recreate", "add_columns"]
+Format = Literal["parquet", "orc"]
+
+
+class Asset(Value, frozen=True, omit_defaults=True):
+    """The unit of management. owner, producers, consumers: names of users or groups. sources: names of
+    `[ingestion.sources]`. erasure_ids, erasure_column: "db.table:column" of the ids of erased people, and the column of
+    landed tables that holds such an id; `exemption`: why a personal asset has none. retention: a duration, for the
+    versions of its landing tables. approved_by: empty until somebody else than who made it has approved it."""
+
+    name: str
+    owner: str
+    producers: tuple[str, ...] = ()
+    consumers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    classification: Classification = "internal"
+    erasure_ids: str | None = None
+    erasure_column: str | None = None
+    exemption: str = ""
+    retention: str | None = None
+    note: str = ""
+    created_by: str = ""
+    approved_by: str = ""
+
+
+class Split(Value, frozen=True, omit_defaults=True):
+    """In which ranges a table is read. column: None: the first column of the primary key, or none. readers: None: as
+    the source says."""
+
+    column: str | None = None
+    readers: int | None = None
+
+
+class Request(Value, frozen=True, omit_defaults=True):
+    """schema, table: at the source. mode: overwrite: all rows, instead of those that are there; append: rows whose
+    `watermark` is greater than all that were landed, as a partition of their own; merge: these, instead of rows with
+    the same `key`. catalogue: whether the registration hook is called."""
+
+    asset: str
+    source: str
+    schema: str
+    table: str
+    mode: Mode = "overwrite"
+    watermark: str | None = None
+    key: tuple[str, ...] = ()
+    split: Split = Split()
+    format: Format = "parquet"
+    schema_policy: SchemaPolicy = "fail"
+    requested_by: str = ""
+    note: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Of its source: requests with the same one are about the same landing table."""
+        return msgspec.json.encode([self.asset, self.source, self.schema, self.table]).decode()
