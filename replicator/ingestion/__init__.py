@@ -1,1 +1,1 @@
-"""Ingestion: tables of other people's databases, landed in the warehouse by request and published like everything else."""
+"""Ingestion: tables of other databases, landed in the warehouse by request and published like everything else."""
