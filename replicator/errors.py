@@ -19,6 +19,7 @@ __all__ = [
     "CommitOutcomeUnknown",
     "ConfigError",
     "Error",
+    "Fenced",
     "FilesMissing",
     "FormatError",
     "IdentityRefused",
@@ -149,6 +150,13 @@ class DatabaseMoved(Refused):
 
 class NotReached(Error):
     """The awaited state was not reached within the time-out. Nothing was changed; wait again."""
+
+    exit_code = 75
+    transient = True
+
+
+class Fenced(Error):
+    """Another controller has taken over an ingestion job, or it was cancelled: this one's late write was refused."""
 
     exit_code = 75
     transient = True

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
 from replicator.core.model import Value
+from replicator.errors import UsageError
 
 Classification = Literal["public", "internal", "confidential", "personal"]
 Mode = Literal["overwrite", "append", "merge"]
 SchemaPolicy = Literal["fail", "recreate", "add_columns"]
 Format = Literal["parquet", "orc"]
+
+NAME = re.compile(r"[a-z0-9_]{1,128}", re.ASCII)
+"""Of a database or a table, as every metastore takes it."""
 
 
 class Asset(Value, frozen=True, omit_defaults=True):
@@ -65,3 +70,21 @@ class Request(Value, frozen=True, omit_defaults=True):
     def identity(self) -> str:
         """Of its source: requests with the same one are about the same landing table."""
         return msgspec.json.encode([self.asset, self.source, self.schema, self.table]).decode()
+
+    @property
+    def place(self) -> str:
+        """Where it comes from, for people and the log."""
+        return f"{self.source}:{self.schema}.{self.table}"
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """Database and table of the landing table. Raises UsageError for names that a metastore does not take."""
+        database, table = f"{self.asset}_{self.schema}".lower(), self.table.lower()
+        for what, name in (("database", database), ("table", table)):
+            if not NAME.fullmatch(name):
+                raise UsageError(
+                    f"{self.place}: its landing {what} cannot be called {name!r}",
+                    hint="a metastore takes up to 128 letters, digits and underscores; make a view of such a name in "
+                    "the source",
+                )
+        return database, table

@@ -1,0 +1,103 @@
+"""Questions to the ingestion store. Changes nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, exists, func, select, text
+
+from replicator.errors import ObjectNotFound
+from replicator.ingestion.fairness import Candidate
+from replicator.ingestion.ingestion_job import IngestionJob, JobChange, JobFilter
+from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.job_rows import to_asset, to_job
+from replicator.ingestion.schema import OPEN, asset, change, job
+
+IS_OPEN = text(f"ingestion_job.{OPEN}")
+OTHER_IS_OPEN = text(f"other.{OPEN}")
+"""Written out, so that SQLite sees that an index has all such jobs."""
+
+
+def find_asset(connection: Connection, name: str) -> Asset:
+    """Raises ObjectNotFound, whose hint has names like it."""
+    row = connection.execute(select(asset).where(asset.c.name == name)).mappings().first()
+    if row is not None:
+        return to_asset(dict(row))
+    names = [str(each) for each in connection.execute(select(asset.c.name)).scalars()]
+    near = difflib.get_close_matches(name, names, 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`replicator asset ls` lists assets"
+    raise ObjectNotFound(f"there is no asset {name!r}", hint=hint)
+
+
+def find_row(connection: Connection, id: int) -> dict[str, Any]:
+    """Raises ObjectNotFound."""
+    row = connection.execute(select(job).where(job.c.id == id)).mappings().first()
+    if row is None:
+        raise ObjectNotFound(f"there is no job {id}", hint="`replicator ingest ls` lists jobs")
+    return dict(row)
+
+
+def find_by(connection: Connection, condition: ColumnElement[bool]) -> dict[str, Any] | None:
+    """The one job that a unique column tells."""
+    row = connection.execute(select(job).where(condition)).mappings().first()
+    return None if row is None else dict(row)
+
+
+def find_jobs(connection: Connection, wanted: JobFilter, before: int, limit: int) -> list[IngestionJob]:
+    """Newest first. before: a job: those that are older; 0: all."""
+    query = select(job).order_by(job.c.id.desc()).limit(limit)
+    if wanted.asset:
+        query = query.where(job.c.asset == wanted.asset)
+    if wanted.source:
+        query = query.where(job.c.source.startswith(f"{wanted.source}:", autoescape=True))
+    if wanted.target:
+        query = query.where(job.c.target == wanted.target.lower())
+    if wanted.requester:
+        query = query.where(job.c.requester == wanted.requester)
+    if wanted.states:
+        query = query.where(job.c.state.in_(wanted.states))
+    if before:
+        query = query.where(job.c.id < before)
+    return [to_job(dict(row)) for row in connection.execute(query).mappings()]
+
+
+def find_changes(connection: Connection, after: int, limit: int) -> list[JobChange]:
+    """Oldest first."""
+    query = select(change).where(change.c.id > after).order_by(change.c.id).limit(limit)
+    return [JobChange(**row._mapping) for row in connection.execute(query)]
+
+
+def position(connection: Connection, place: int) -> int:
+    """How many jobs are waiting up to a place in the queue."""
+    ahead = (IS_OPEN, job.c.holder == "", job.c.state != "published", job.c.place <= place)
+    return int(connection.execute(select(func.count(job.c.id)).where(*ahead)).scalar_one())
+
+
+def taken_by_another(connection: Connection, target: str, identity: str) -> str | None:
+    """The source of a job of another identity that has the same landing table."""
+    gone = ("superseded", "cancelled", "expired")
+    others = (job.c.target == target, job.c.identity != identity, job.c.state.not_in(gone))
+    return connection.execute(select(job.c.source).where(*others).limit(1)).scalar()
+
+
+def at_work(connection: Connection) -> dict[str, int]:
+    """Jobs that have a slot, by asset."""
+    query = select(job.c.asset, func.count(job.c.id)).where(IS_OPEN, job.c.holder != "").group_by(job.c.asset)
+    return {str(name): int(number) for name, number in connection.execute(query)}
+
+
+def candidates(connection: Connection, now: float) -> Sequence[Candidate]:
+    """Of each asset the first job that is due, unless one of the same identity has a slot; and all whose lease has
+    ended."""
+    lost = select(job.c.id, job.c.place, job.c.asset).where(IS_OPEN, job.c.holder != "", job.c.lease <= now)
+    other = job.alias("other")
+    same = exists().where(OTHER_IS_OPEN, other.c.identity == job.c.identity, other.c.holder != "")
+    free = (IS_OPEN, job.c.holder == "", job.c.due <= now)
+    heads = select(job.c.asset, func.min(job.c.place).label("place")).where(*free, ~same).group_by(job.c.asset)
+    first = heads.subquery("first")
+    both = (job.c.asset == first.c.asset) & (job.c.place == first.c.place)
+    query = select(job.c.id, job.c.place, job.c.asset).join(first, both).where(*free)
+    found = [Candidate(*row, held=True) for row in connection.execute(lost)]
+    return found + [Candidate(*row) for row in connection.execute(query)]

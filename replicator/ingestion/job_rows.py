@@ -1,0 +1,103 @@
+"""Rows of the ingestion store from values, and values from rows. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from replicator.ingestion.ingestion_job import WAITING, IngestionJob
+from replicator.ingestion.ingestion_request import Asset, Request
+
+UNTRIED = ("done", "failed_user", "failed_type", "superseded", "cancelled", "expired")
+"""States in which a job is due never again."""
+
+
+def definition_of(one: Asset) -> str:
+    """An asset as JSON, without who made and approved it."""
+    return msgspec.json.encode(msgspec.structs.replace(one, created_by="", approved_by="")).decode()
+
+
+def to_asset(row: Mapping[str, Any]) -> Asset:
+    found = msgspec.json.decode(row["definition"], type=Asset)
+    return msgspec.structs.replace(found, created_by=row["created_by"], approved_by=row["approved_by"])
+
+
+def to_job(row: Mapping[str, Any]) -> IngestionJob:
+    facts = msgspec.json.decode(row["facts"])
+    return IngestionJob(
+        job=row["id"],
+        asset=row["asset"],
+        source=row["source"],
+        target=row["target"],
+        mode=row["mode"],
+        state=row["state"],
+        step=row["step"],
+        attempt=row["attempt"],
+        requested_by=row["requester"],
+        approved_by=row["approver"],
+        queued=row["queued"],
+        due=None if row["state"] in UNTRIED else row["due"],
+        begun=row["begun"],
+        ended=row["ended"],
+        holder=row["holder"],
+        rows=facts.get("rows"),
+        bytes=facts.get("bytes"),
+        files=facts.get("files"),
+        event_id=row["event_id"],
+        error_kind=row["error_kind"],
+        error_text=row["error_text"],
+        cancelled_by=row["cancelled_by"],
+    )
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def slot_of(row: Mapping[str, Any]) -> str | None:
+    if row["state"] in WAITING:
+        return f"{row['identity']}:waiting"
+    return f"{row['identity']}:running" if row["state"] == "running" else None
+
+
+def ended(state: str, now: float) -> dict[str, Any]:
+    return {"state": state, "ended": now, "holder": "", "lease": 0.0}
+
+
+def merged(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Facts of a job, with those of one more step."""
+    return msgspec.json.encode({**msgspec.json.decode(row["facts"]), **facts}).decode()
+
+
+def new_row(request: Request, target: str, identity: str) -> dict[str, Any]:
+    """A job that nobody has begun."""
+    return {
+        "identity": identity,
+        "asset": request.asset,
+        "source": request.place,
+        "target": target,
+        "mode": request.mode,
+        "requester": request.requested_by,
+        "request": msgspec.json.encode(request).decode(),
+        "slot": f"{identity}:waiting",
+        "state": "queued",
+        "step": "",
+        "facts": "{}",
+        "event_id": None,
+        "begun": None,
+        "ended": None,
+        "holder": "",
+        "lease": 0.0,
+        "fence": 0,
+        "attempt": 0,
+        "uncounted": 0,
+        "failures": 0,
+        "failing_since": None,
+        "error_kind": "",
+        "error_text": "",
+        "error_detail": "",
+        "cancelled_by": "",
+    }

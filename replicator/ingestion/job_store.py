@@ -1,0 +1,354 @@
+"""The ingestion store: assets, jobs, and each change of a job. Any number of controllers use one at a time.
+
+Each change of a job begins with the store's one turn (`schema.turn`), so changes are made one after the other, and none
+is seen before an earlier one. What is asked about rows is in `job_queries`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
+
+from cmroot.text import shown
+from replicator.database import Database
+from replicator.errors import Fenced, Refused
+from replicator.ingestion import job_queries as queries
+from replicator.ingestion import job_rows as rows
+from replicator.ingestion.fairness import pick
+from replicator.ingestion.ingestion_job import (
+    COUNTED,
+    ENDED_STEPS,
+    WAITING,
+    Claimed,
+    Failure,
+    IngestionJob,
+    JobChange,
+    JobFilter,
+    Submitted,
+    delay,
+    following,
+)
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.schema import REVISIONS, asset, change, job, turn
+from replicator.text.credentials import without_credentials
+
+R = TypeVar("R")
+
+REVISION = "0001"
+"""The newest migration that this release knows."""
+
+LOST = 1
+"""Controllers that a job may lose in a row until it waits for the next one as after a failure: it may be what ends
+them."""
+
+TEXT, DETAIL = 1000, 100_000
+"""Characters of an error that are kept."""
+
+ONE = update(job).where(job.c.id == bindparam("this"))
+"""With values as parameters, which is faster than values within it."""
+
+ALL = JobFilter()
+NO_ERROR = {"error_kind": "", "error_text": "", "error_detail": ""}
+
+
+class IngestionStore(Database):
+    """Assets and jobs by what is asked; raises as Database."""
+
+    def __init__(
+        self, url: str, clock: Callable[[], float] = time.time, chance: Callable[[], float] = random.random
+    ) -> None:
+        """Nothing is sent before the first question. clock: SQLite's, which is this machine's, as its file is.
+        chance: 0 to 1. Raises ConfigError for a URL that names no known database."""
+        super().__init__(url, "ingestion store", "ingestion.store")
+        self._clock = clock
+        self._chance = chance
+
+    def prepare(self) -> None:
+        """Makes or migrates the tables. May run twice."""
+        if self.revision(REVISIONS, REVISION) != REVISION:
+            self.migrate(Path(__file__).parent / "migrations")
+
+    # ---- assets ---------------------------------------------------------------------------------------------------
+
+    def put_asset(self, given: Asset, *, overwrite: bool = True) -> Asset:
+        """Stores an asset; as it is stored now. One that is changed has to be approved again; one that is the same
+        stays as it is. overwrite: whether another one of this name may be there; else it raises Refused."""
+        definition = rows.definition_of(given)
+        with self._turn() as connection:
+            row = connection.execute(select(asset).where(asset.c.name == given.name)).mappings().first()
+            if row is not None and row["definition"] == definition:
+                return rows.to_asset(dict(row))
+            if row is not None and not overwrite:
+                raise Refused(f"asset {given.name} is there, with other values", hint="--overwrite changes it")
+            made: dict[str, Any] = {"created_by": given.created_by, "approved_by": "", "changed": self._now(connection)}
+            values = {"definition": definition, **made}
+            if row is None:
+                connection.execute(insert(asset).values(name=given.name, **values))
+            else:
+                connection.execute(update(asset).where(asset.c.name == given.name).values(**values))
+        return msgspec.structs.replace(given, approved_by="")
+
+    def asset(self, name: str) -> Asset:
+        """Raises ObjectNotFound, whose hint has names like it."""
+        with self.transaction() as connection:
+            return queries.find_asset(connection, name)
+
+    def assets(self) -> list[Asset]:
+        """By name."""
+        with self.transaction() as connection:
+            return [
+                rows.to_asset(dict(row)) for row in connection.execute(select(asset).order_by(asset.c.name)).mappings()
+            ]
+
+    def approve_asset(self, name: str, by: str) -> Asset:
+        """Lets requests for it be made. May run twice; the first approver stays. Raises ObjectNotFound, and Refused for
+        who has made or changed it."""
+        with self._turn() as connection:
+            found = queries.find_asset(connection, name)
+            if found.approved_by:
+                return found
+            if found.created_by == by:
+                raise Refused(f"asset {name}: {by} has made it", hint="somebody else has to approve it")
+            connection.execute(update(asset).where(asset.c.name == name).values(approved_by=by))
+        return msgspec.structs.replace(found, approved_by=by)
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, *, key: str | None = None) -> Submitted:
+        """Queues a job, in place of one of the same identity that waits or has failed; while one runs, there is one
+        that follows it. key: of a request that may be sent again: it makes one job. Raises ObjectNotFound for an
+        unknown asset, Refused where another source lands in the same table; the rest is checked before."""
+        target, identity = ".".join(request.target), rows.digest(request.identity)
+        with self._turn() as connection:
+            if key and (known := queries.find_by(connection, job.c.request_key == key)):
+                waits = known["state"] in ("queued", "failed")
+                place = queries.position(connection, known["place"]) if waits else 0
+                return Submitted(known["id"], known["state"], place)
+            approver = queries.find_asset(connection, request.asset).approved_by
+            if another := queries.taken_by_another(connection, target, identity):
+                raise Refused(
+                    f"{request.place}: {another} is landed in {target} already",
+                    hint="make a view of another name in the source, or cancel the other's jobs",
+                )
+            now = self._now(connection)
+            former = queries.find_by(connection, job.c.slot == f"{identity}:waiting")
+            if former:
+                self._change(connection, former, request.requested_by, state="superseded", ended=now)
+            made = {
+                **rows.new_row(request, target, identity),
+                "approver": approver,
+                "request_key": key or None,
+                "place": former["place"] if former and former["state"] == "queued" else 0,
+                "queued": now,
+                "due": now,
+            }
+            id = int(connection.execute(insert(job), made).inserted_primary_key[0])  # type: ignore[index]
+            made |= {"id": id, "place": made["place"] or id}
+            self._change(connection, made, request.requested_by, place=made["place"])
+            ahead = queries.position(connection, made["place"])
+            return Submitted(id, "queued", ahead, former["id"] if former else None)
+
+    def cancel(self, id: int, by: str) -> IngestionJob:
+        """A job that waits is cancelled at once, one that runs with its holder's next word; if that says that it is
+        published, it is. May run twice. Raises ObjectNotFound, and Refused for a job that has ended or is published."""
+        with self._turn() as connection:
+            row, now = queries.find_row(connection, id), self._now(connection)
+            if row["state"] in WAITING or (row["state"] == "running" and row["lease"] <= now):
+                self._change(connection, row, by, **rows.ended("cancelled", now), cancelled_by=by)
+            elif row["state"] == "running":
+                connection.execute(update(job).where(job.c.id == id).values(cancelled_by=row["cancelled_by"] or by))
+            elif row["state"] != "cancelled":
+                raise Refused(f"job {id} is {row['state']}", hint="only what waits or runs can be cancelled")
+        return self.job(id)
+
+    def expire(self, duration: timedelta, attempts: int) -> list[int]:
+        """Gives up jobs that have failed for so long, or so often without those at a lock, unless they are published;
+        their ids."""
+        with self._turn() as connection:
+            now = self._now(connection)
+            long = job.c.failing_since <= now - duration.total_seconds()
+            often = and_(job.c.state == "failed", job.c.attempt - job.c.uncounted >= attempts)
+            failed = job.c.state.in_(("failed", "failed_user", "failed_type"))
+            found = connection.execute(select(job).where(failed, or_(long, often))).mappings().all()
+            for row in map(dict[str, Any], found):
+                error = {name: row[name] for name in NO_ERROR}
+                self._change(connection, row, "", **rows.ended("expired", now), **error)
+        return [int(row["id"]) for row in found]
+
+    # ---- controllers ----------------------------------------------------------------------------------------------
+
+    def claim(self, holder: str, lease: float, slots: int, share: float) -> Claimed | None:
+        """The next job, for so many seconds; None: there is none, or no slot. One whose holder's lease has ended goes
+        on at the same step; one that loses its holders again and again waits as after a failure."""
+        with self._turn() as connection:
+            now = self._now(connection)
+            while chosen := pick(queries.candidates(connection, now), queries.at_work(connection), slots, share):
+                row = queries.find_row(connection, chosen.job)
+                free = update(job).where(job.c.id == chosen.job, job.c.fence == row["fence"], job.c.lease <= now)
+                if not connection.execute(free.values(lease=0.0)).rowcount:
+                    continue  # its holder has just renewed it
+                if row["cancelled_by"] and row["state"] == "running":
+                    self._change(connection, row, row["cancelled_by"], **rows.ended("cancelled", now))
+                elif chosen.held and row["failures"] >= LOST:
+                    lost = Failure("component", f"{row['failures'] + 1} controllers went away while they had this job")
+                    self._fail(connection, row, lost, now)
+                else:
+                    return self._begin(connection, row, holder, lease, now)
+        return None
+
+    def renew(self, claimed: Claimed, lease: float) -> None:
+        """Keeps a job for so many seconds from now. Raises Fenced when it is somebody else's, or cancelled."""
+        with self.transaction() as connection:
+            mine = (job.c.id == claimed.job, job.c.fence == claimed.fence, job.c.holder == claimed.holder)
+            until = self._now(connection) + lease
+            kept = update(job).where(*mine, job.c.cancelled_by == "").values(lease=until)
+            if connection.execute(kept).rowcount:
+                return
+        self._hold(claimed, lambda *_: None)
+
+    def step_done(self, claimed: Claimed, step: str, facts: Mapping[str, Any]) -> None:
+        """Goes on to the step after `step`, with what was found. Raises Fenced."""
+
+        def act(connection: Connection, row: Mapping[str, Any]) -> None:
+            found = rows.merged(row, facts)
+            done = {"step": following(step), "facts": found, "failures": 0, **NO_ERROR}
+            self._change(connection, row, claimed.holder, **done)
+
+        self._hold(claimed, act)
+
+    def published(self, claimed: Claimed, event_id: int | None, facts: Mapping[str, Any]) -> None:
+        """Readers see it: from now on it is neither cancelled nor given up, and requests of its identity may be worked
+        on while it waits to be tried again. Raises Fenced."""
+
+        def act(connection: Connection, row: Mapping[str, Any]) -> None:
+            done = {"step": following("publish"), "facts": rows.merged(row, facts), "failures": 0, **NO_ERROR}
+            values = {"state": "published", "event_id": event_id, "cancelled_by": ""}
+            self._change(connection, row, claimed.holder, **done, **values)
+
+        self._hold(claimed, act, even_cancelled=True)
+
+    def done(self, claimed: Claimed) -> None:
+        """All its steps are done. Raises Fenced."""
+
+        def act(connection: Connection, row: Mapping[str, Any]) -> None:
+            end = rows.ended("done", self._now(connection))
+            self._change(connection, row, claimed.holder, **end, step=ENDED_STEPS, **NO_ERROR)
+
+        self._hold(claimed, act)
+
+    def fail(self, claimed: Claimed, failure: Failure) -> None:
+        """Lets go of a job; its kind says when it is tried again. A published one is, whatever the failure. Raises
+        Fenced."""
+        self._hold(claimed, lambda connection, row: self._fail(connection, row, failure, self._now(connection)))
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def jobs(self, wanted: JobFilter = ALL, *, before: int = 0, limit: int = 50) -> list[IngestionJob]:
+        """Newest first. before: a job: those that are older; 0: all."""
+        with self.transaction() as connection:
+            return queries.find_jobs(connection, wanted, before, limit)
+
+    def job(self, id: int) -> IngestionJob:
+        """Raises ObjectNotFound."""
+        with self.transaction() as connection:
+            return rows.to_job(queries.find_row(connection, id))
+
+    def changes_after(self, after: int, limit: int) -> list[JobChange]:
+        """Oldest first, those with a greater id: all that will ever have one below the last one's are there."""
+        with self.transaction() as connection:
+            return queries.find_changes(connection, after, limit)
+
+    def now(self) -> float:
+        """The store's clock."""
+        with self.transaction() as connection:
+            return self._now(connection)
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[Connection]:
+        """A transaction that waits for all others of its kind."""
+        with self.together(), self.transaction() as connection:
+            connection.execute(update(turn).values(fence=turn.c.fence))
+            yield connection
+
+    def _now(self, connection: Connection) -> float:
+        if self.file is not None:
+            return self._clock()
+        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
+    def _hold(
+        self, claimed: Claimed, act: Callable[[Connection, Mapping[str, Any]], object], *, even_cancelled: bool = False
+    ) -> None:
+        """Does something to a job that is still the claimant's. Raises Fenced, and first ends one that is cancelled."""
+        with self._turn() as connection:
+            row = queries.find_row(connection, claimed.job)
+            if row["fence"] != claimed.fence or row["holder"] != claimed.holder:
+                by = f"{row['holder']} has it" if row["holder"] else f"it is {row['state']}"
+                raise Fenced(f"job {claimed.job}, attempt {claimed.attempt}: {by} now", hint="nothing is to be done")
+            if not row["cancelled_by"] or even_cancelled:
+                act(connection, row)
+                return
+            self._change(connection, row, row["cancelled_by"], **rows.ended("cancelled", self._now(connection)))
+        raise Fenced(f"job {claimed.job}: {row['cancelled_by']} has cancelled it", hint="nothing is to be done")
+
+    def _begin(self, connection: Connection, row: Mapping[str, Any], holder: str, lease: float, now: float) -> Claimed:
+        connection.execute(update(turn).values(fence=turn.c.fence + 1))
+        fence = int(connection.execute(select(turn.c.fence)).scalar_one())
+        lost = {"failures": row["failures"] + 1, "failing_since": row["failing_since"] or now} if row["holder"] else {}
+        values = {
+            "state": "published" if row["state"] == "published" else "running",
+            "holder": holder,
+            "lease": now + lease,
+            "fence": fence,
+            "attempt": row["attempt"] + 1,
+            "begun": row["begun"] or now,
+        }
+        self._change(connection, row, holder, **values, **lost)
+        request = msgspec.json.decode(row["request"], type=Request)
+        facts = msgspec.json.decode(row["facts"])
+        return Claimed(row["id"], values["attempt"], fence, holder, request, row["step"], facts)
+
+    def _fail(self, connection: Connection, row: Mapping[str, Any], failure: Failure, now: float) -> None:
+        failures = row["failures"] + (failure.kind != "lock")
+        values = {
+            "holder": "",
+            "lease": 0.0,
+            "failures": failures,
+            "uncounted": row["uncounted"] + (failure.kind == "lock"),
+            "failing_since": row["failing_since"] or now,
+            "due": now + delay(failure.kind, failures, self._chance()),
+            "error_kind": failure.kind,
+            "error_text": _kept(failure.text, TEXT),
+            "error_detail": _kept(failure.detail, DETAIL),
+        }
+        waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
+        if row["state"] != "published":
+            values["state"] = f"failed_{failure.kind}" if failure.kind in ("user", "type") else "failed"
+            if connection.execute(waits).first():
+                values |= {"state": "superseded", "ended": now}
+        self._change(connection, row, row["holder"], **values)
+
+    def _change(self, connection: Connection, before: Mapping[str, Any], actor: str, **values: Any) -> None:
+        """Writes a job's new values, and a row of the log. before: the job as it is."""
+        after = {**before, **values}
+        connection.execute(ONE, {"this": after["id"], **values, "slot": rows.slot_of(after)})
+        error = {name: values.get(name, "") for name in ("error_kind", "error_text")}
+        facts = msgspec.json.decode(after["facts"])
+        same = ("attempt", "asset", "source", "target", "requester", "approver", "mode", "state", "step", "event_id")
+        row = {name: after[name] for name in same} | {name: facts.get(name) for name in COUNTED} | error
+        row |= {"job": after["id"], "actor": actor, "at": self._now(connection)}
+        connection.execute(insert(change), row)
+
+
+def _kept(text: str, most: int) -> str:
+    """Without what shall not, and PostgreSQL cannot, be stored."""
+    return without_credentials(shown(text)).replace("\0", "")[:most]

@@ -1,0 +1,346 @@
+"""The ingestion store: one job of a source at a time, each asset its share, and every job done once whoever dies."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicator.errors import Fenced, ObjectNotFound, Refused, UsageError
+from replicator.ingestion.fairness import Candidate, most, pick
+from replicator.ingestion.ingestion_job import STEPS, Claimed, Failure, JobFilter
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.schema import job
+
+DAY = 86_400.0
+
+
+class Clock:
+    """Turned by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[IngestionStore]:
+    with opened(f"sqlite:///{tmp_path}/i.sqlite", clock) as made:
+        yield made
+
+
+def opened(url: str, clock: Callable[[], float] = time.time) -> IngestionStore:
+    store = IngestionStore(url, clock, lambda: 0.0)
+    store.prepare()
+    for name in ("crm", "shop", "web"):
+        store.put_asset(Asset(name=name, owner="olga", producers=("paul",), sources=("db",), created_by="olga"))
+        store.approve_asset(name, "anna")
+    return store
+
+
+def request(table: str = "orders", asset: str = "crm") -> Request:
+    return Request(asset=asset, source="db", schema="public", table=table, requested_by="paul")
+
+
+def claim(store: IngestionStore, holder: str = "c1", slots: int = 4) -> Claimed | None:
+    return store.claim(holder, 60.0, slots, 0.5)
+
+
+def claimed(store: IngestionStore, holder: str = "c1", slots: int = 4) -> Claimed:
+    found = claim(store, holder, slots)
+    assert found is not None
+    return found
+
+
+def work(store: IngestionStore, one: Claimed) -> None:
+    for step in STEPS[STEPS.index(one.step) if one.step else 0 :]:
+        if step == "publish":
+            store.published(one, 7, {})
+        else:
+            store.step_done(one, step, {"rows": 3} if step == "copy" else {})
+    store.done(one)
+
+
+def test_a_job_goes_through_its_steps_and_each_change_is_a_row(store: IngestionStore) -> None:
+    submitted = store.submit(request())
+    assert (submitted.state, submitted.position, submitted.replaces) == ("queued", 1, None)
+    first = claimed(store)
+    assert (first.step, first.attempt, first.request) == ("", 1, request())
+    work(store, first)
+    job = store.job(submitted.job)
+    assert (job.state, job.rows, job.event_id, job.target) == ("done", 3, 7, "crm_public.orders")
+    changes = store.changes_after(0, 100)
+    assert [each.state for each in changes] == ["queued", *["running"] * 5, *["published"] * 4, "done"]
+    assert changes[-1].approver == "anna" and changes[-1].requester == "paul" and changes[-1].rows == 3
+    assert store.changes_after(changes[3].id, 2) == changes[4:6]
+
+
+def test_a_request_takes_the_place_of_one_that_waits_or_has_failed(store: IngestionStore, clock: Clock) -> None:
+    first, other = store.submit(request()), store.submit(request("customers"))
+    second = store.submit(request())
+    assert (second.replaces, second.position) == (first.job, 1), "it keeps its place, or who asks often waits for ever"
+    assert other.position == 2 and store.job(first.job).state == "superseded"
+    store.fail(claimed(store), Failure("user", "no such column"))
+    assert store.job(second.job).state == "failed_user"
+    clock.now += 2 * DAY
+    assert claimed(store).job == other.job and claim(store) is None, "it waits for another request"
+    assert store.submit(request()).replaces == second.job
+
+
+def test_while_a_job_runs_one_follows_it(store: IngestionStore) -> None:
+    store.submit(request())
+    running = claimed(store)
+    follow_ups = [store.submit(request()) for _ in range(3)]
+    assert [each.replaces for each in follow_ups] == [None, follow_ups[0].job, follow_ups[1].job]
+    assert claim(store) is None, "two jobs of one source would land in the same table at once"
+    work(store, running)
+    again = claimed(store)
+    assert again.job == follow_ups[2].job and again.fence > running.fence
+    store.submit(request())
+    store.fail(again, Failure("component", "gone"))
+    assert store.job(again.job).state == "superseded", "its follow-up is tried instead"
+    assert claimed(store).job == again.job + 1
+
+
+def test_the_kind_of_a_failure_says_when_a_job_is_tried_again(store: IngestionStore, clock: Clock) -> None:
+    job = store.submit(request()).job
+    begun, waits = clock.now, []
+    for kind in ("component", "lock", "component", "component", "component", "component"):
+        store.fail(claimed(store), Failure(kind, "jdbc://paul:secret@crm is away\0", "all of it"))
+        shown = store.job(job)
+        waits.append((shown.due or 0) - clock.now)
+        assert shown.state == "failed" and claim(store) is None and "secret" not in shown.error_text
+        clock.now = shown.due or 0
+    assert waits == [60, 300, 240, 960, 3600, 3600]
+    store.fail(claimed(store), Failure("type", "column price: 1e400 fits no DOUBLE"))
+    assert (store.job(job).state, store.job(job).due) == ("failed_type", None)
+    assert store.expire(timedelta(seconds=clock.now - begun), 100) == [job]
+    assert store.job(job).state == "expired" and store.job(job).error_text.startswith("column price")
+    other = store.submit(request("other")).job
+    for kind in ("component", "lock", "component"):
+        assert store.expire(timedelta(days=7), 2) == []
+        store.fail(claimed(store), Failure(kind, "away"))
+        clock.now += DAY
+    assert store.expire(timedelta(days=7), 2) == [other], "attempts at a lock are not counted"
+
+
+def test_what_is_published_is_tried_until_all_is_done_and_never_undone(store: IngestionStore, clock: Clock) -> None:
+    job = store.submit(request()).job
+    one = claimed(store)
+    for step in STEPS[: STEPS.index("publish")]:
+        store.step_done(one, step, {})
+    assert store.cancel(job, "paul").state == "running"
+    store.published(one, 7, {"rows": 1})
+    for _ in range(10):
+        store.fail(one, Failure("user", "no such role"))
+        assert store.job(job).state == "published" and store.expire(timedelta(0), 1) == []
+        with pytest.raises(Refused, match="published"):
+            store.cancel(job, "paul")
+        following = store.submit(request())
+        clock.now += 3600
+        one = claimed(store)
+        assert (one.job, one.step, claim(store)) == (job, "grant", None)
+    work(store, one)
+    assert store.job(job).state == "done" and claimed(store).job == following.job
+
+
+def test_a_job_whose_holder_is_gone_goes_on_at_its_step(store: IngestionStore, clock: Clock) -> None:
+    store.submit(request())
+    late = claimed(store, "c1")
+    store.step_done(late, "describe", {"columns": 3})
+    clock.now += 61
+    store.renew(late, 60)
+    clock.now += 61
+    taken = claimed(store, "c2")
+    assert (taken.job, taken.step, taken.attempt, taken.facts) == (late.job, "plan", 2, {"columns": 3})
+    for write in (
+        lambda: store.renew(late, 60),
+        lambda: store.step_done(late, "plan", {}),
+        lambda: store.published(late, 8, {}),
+        lambda: store.done(late),
+        lambda: store.fail(late, Failure("user", "no")),
+    ):
+        with pytest.raises(Fenced, match="c2 has it"):
+            write()
+    clock.now += 61
+    assert claim(store, "c3") is None, "a job that ends its controllers waits"
+    assert store.job(late.job).error_text.startswith("2 controllers went away")
+    clock.now += 240
+    work(store, claimed(store, "c3"))
+    assert store.job(late.job).state == "done"
+
+
+def test_a_job_is_cancelled_at_once_or_with_its_holders_next_word(store: IngestionStore, clock: Clock) -> None:
+    queued, running, lost = (store.submit(request(f"t{number}")).job for number in range(3))
+    assert store.cancel(queued, "olga").state == "cancelled" == store.cancel(queued, "paul").state
+    one, other = claimed(store), claimed(store)
+    assert store.cancel(running, "olga").cancelled_by == "olga"
+    with pytest.raises(Fenced, match="olga has cancelled it"):
+        store.renew(one, 60)
+    with pytest.raises(Fenced, match="cancelled now"):
+        store.step_done(one, "describe", {})
+    assert (other.job, store.cancel(lost, "olga").state) == (lost, "running")
+    clock.now += 61
+    assert claim(store) is None and store.job(lost).state == "cancelled"
+    with pytest.raises(ObjectNotFound, match="no job 99"):
+        store.cancel(99, "olga")
+
+
+def test_a_repeated_request_makes_one_job_and_two_sources_share_no_table(store: IngestionStore) -> None:
+    first = store.submit(request(), key="file:1")
+    assert store.submit(request(), key="file:1").job == first.job
+    with pytest.raises(Refused, match=r"db:public\.orders is landed in crm_public\.orders"):
+        store.submit(request("Orders"))
+    with pytest.raises(ObjectNotFound) as error:
+        store.submit(request(asset="cmr"))
+    assert "did you mean crm?" in error.value.hint
+    for name in ('or"ders', "o" * 129, ""):
+        with pytest.raises(UsageError, match="cannot be called"):
+            store.submit(request(name))
+
+
+def test_an_asset_is_approved_by_somebody_else_and_again_when_it_is_changed(store: IngestionStore) -> None:
+    asset = store.asset("crm")
+    assert asset.approved_by == "anna" and store.put_asset(asset) == asset
+    changed = Asset(name="crm", owner="olga", producers=("paul", "peter"), created_by="paul")
+    with pytest.raises(Refused, match="is there"):
+        store.put_asset(changed, overwrite=False)
+    assert store.put_asset(changed).approved_by == ""
+    with pytest.raises(Refused, match="paul has made it"):
+        store.approve_asset("crm", "paul")
+    assert store.approve_asset("crm", "anna").approved_by == "anna" == store.approve_asset("crm", "olga").approved_by
+    assert [each.name for each in store.assets()] == ["crm", "shop", "web"]
+
+
+def test_jobs_are_listed_newest_first_page_by_page(store: IngestionStore) -> None:
+    jobs = [store.submit(request(f"t{number}", "shop" if number % 2 else "crm")).job for number in range(6)]
+    page = store.jobs(JobFilter(asset="crm"), limit=2)
+    assert [each.job for each in page] == [jobs[4], jobs[2]]
+    assert [each.job for each in store.jobs(JobFilter(asset="crm"), before=page[-1].job)] == [jobs[0]]
+    assert [each.job for each in store.jobs(JobFilter(target="SHOP_public.t1", source="db", requester="paul"))] == [2]
+    assert store.jobs(JobFilter(states=("done",))) == [] == store.jobs(JobFilter(source="d"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 9), st.floats(0.01, 1), st.randoms())
+def test_no_schedule_exceeds_an_assets_share_and_no_job_waits_for_ever(
+    assets: list[int], slots: int, share: float, chance: random.Random
+) -> None:
+    """Jobs arrive, end and lose their holders in any order; as long as those at work end, all are worked on."""
+    coming = [Candidate(number, number, f"a{asset}") for number, asset in enumerate(assets)]
+    waiting: list[Candidate] = []
+    at_work: list[Candidate] = []
+    rounds = 0
+    while coming or waiting or at_work:
+        rounds += 1
+        assert rounds <= 2 * len(assets) + 1
+        arrived = chance.randint(0 if waiting or at_work else 1, len(coming)) if coming else 0
+        waiting, coming = waiting + coming[:arrived], coming[arrived:]
+        lost = {one.job for one in at_work if chance.random() < 0.2}
+        counted = Counter(one.asset for one in at_work)
+        held = [Candidate(one.job, one.place, one.asset, held=True) for one in at_work if one.job in lost]
+        while chosen := pick(waiting + held, counted, slots, share):
+            if chosen.held:
+                held.remove(chosen)
+                continue
+            earlier = [one for one in waiting if one.place < chosen.place]
+            assert all(counted[one.asset] >= most(slots, share) for one in earlier)
+            waiting.remove(chosen)
+            at_work.append(chosen)
+            counted[chosen.asset] += 1
+            assert sum(counted.values()) <= slots and max(counted.values()) <= max(1, int(slots * share + 1e-9))
+        assert not held, "slots whose holder is gone are taken over"
+        assert at_work, "something runs while something waits"
+        ends = chance.sample(at_work, chance.randint(1, len(at_work)))
+        at_work = [one for one in at_work if one not in ends]
+
+
+def test_every_job_is_done_once_whoever_is_killed(store: IngestionStore, clock: Clock) -> None:
+    with store.together():  # without waiting for the disk
+        _play(store, clock, random.Random(1))
+
+
+def _play(store: IngestionStore, clock: Clock, chance: random.Random) -> None:
+    jobs = [store.submit(request(f"t{each}", chance.choice(["crm", "shop", "web"]))).job for each in range(12)]
+    working: list[Claimed] = []
+    zombies: list[Claimed] = []
+    published: Counter[int] = Counter()
+    while any(each.state != "done" for each in store.jobs(limit=100)):
+        clock.now += chance.choice((0, 0, 10, 70, 500))
+        for one in list(working):
+            if chance.random() < 0.15:
+                working.remove(one)  # killed; it may wake up later, and write
+                zombies.append(one)
+                continue
+            try:
+                _go_on(store, one, published, working, chance)
+            except Fenced:
+                working.remove(one)
+        for one in [each for each in zombies if store.job(each.job).attempt > each.attempt]:
+            zombies.remove(one)
+            with pytest.raises(Fenced):
+                store.published(one, 9, {})
+        if new := claim(store, f"c{chance.randint(1, 2)}"):
+            working.append(new)
+            held = Counter(each.asset for each in store.jobs(limit=100) if each.holder)
+            assert max(held.values()) <= 2 and held.total() <= 4
+    assert published == Counter(jobs)
+    ends = Counter(each.job for each in store.changes_after(0, 10_000) if each.state == "done")
+    assert ends == Counter(jobs)
+
+
+def _go_on(
+    store: IngestionStore, one: Claimed, published: Counter[int], working: list[Claimed], chance: random.Random
+) -> None:
+    """A holder does the next step, or fails."""
+    step = store.job(one.job).step or STEPS[0]
+    if chance.random() < 0.1:
+        store.fail(one, Failure("component", "away"))
+        working.remove(one)
+    elif step == "end":
+        store.done(one)
+        working.remove(one)
+    elif step == "publish":
+        store.published(one, 7, {})
+        published[one.job] += 1
+    else:
+        store.step_done(one, step, {})
+
+
+def test_of_3000_jobs_the_next_is_found_in_little_time(store: IngestionStore) -> None:
+    assets = [f"a{number:02}" for number in range(50)]
+    began = time.monotonic()
+    with store.together():
+        for name in assets:
+            store.put_asset(Asset(name=name, owner="olga", created_by="olga"))
+            store.submit(request("t", name))
+    assert (time.monotonic() - began) * 60 < 60, "3,000 a minute"
+    with store.transaction() as connection:
+        own = ("id", "identity", "slot", "place")
+        names = ", ".join(column.name for column in job.columns if column.name not in own)
+        connection.exec_driver_sql(
+            f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 59) "
+            f"INSERT INTO ingestion_job ({names}, identity, slot, place) "
+            f"SELECT {names}, identity || i, slot || i, id - 100 * i "
+            "FROM ingestion_job, n"
+        )
+    assert store.submit(request()).position == 3001
+    for _ in range(10):
+        began = time.monotonic()
+        assert claimed(store, slots=100).request.table == "t"
+        assert time.monotonic() - began < 1
