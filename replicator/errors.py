@@ -40,9 +40,14 @@ __all__ = [
     "ObjectExists",
     "ObjectNotFound",
     "Refused",
+    "SourceLocked",
+    "SourceMissing",
+    "SourceRefused",
+    "SourceUnreachable",
     "SparkMissing",
     "StorageUnreachable",
     "StoreUnreachable",
+    "TypeRefused",
     "UsageError",
 ]
 
@@ -167,6 +172,32 @@ class StoreUnreachable(Error):
 
     exit_code = 75
     transient = True
+
+
+class SourceUnreachable(Error):
+    """A database that tables come from does not answer, or went away in the middle. Nothing of the attempt is kept."""
+
+    exit_code = 75
+    transient = True
+
+
+class SourceLocked(Error):
+    """A table of a source is locked by somebody else, or the source chose this reader to end a deadlock."""
+
+    exit_code = 75
+    transient = True
+
+
+class SourceRefused(Error):
+    """A source refuses what it is asked: credentials, rights, or a column that cannot be used in this way."""
+
+
+class SourceMissing(SourceRefused):
+    """A source has no such database, table or column."""
+
+
+class TypeRefused(SourceRefused):
+    """A column's type, or a value in it, has no place in the warehouse; the message names the column."""
 
 
 class FilesMissing(Error):

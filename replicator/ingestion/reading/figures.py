@@ -1,0 +1,176 @@
+"""Figures of a copy: rows, values and sums of its columns, at the source and in the files that were written. The files
+are read by pyarrow, as Spark wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import BinaryIO
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.store.place import join
+from cmroot.store.resolve import located
+from replicator.core.engine import Engine
+from replicator.core.model import Value
+from replicator.errors import FormatError, TypeRefused
+from replicator.ingestion.reading.control import Control
+from replicator.ingestion.reading.dialects import Dialect
+from replicator.ingestion.reading.source_table import SourceColumn, SourceTable
+
+TOGETHER = 300
+"""Columns of one query: PostgreSQL's answers have 1,664 at most."""
+
+_HIDDEN = ("_", ".")
+
+
+class Figures(Value, frozen=True):
+    """rows; by column: counts of its values that are not NULL; sums of integers and decimals, as exact texts (none:
+    of no value)."""
+
+    rows: int
+    counts: dict[str, int]
+    sums: dict[str, str]
+
+
+def source_figures(control: Control, dialect: Dialect, table: SourceTable, where: str) -> Figures:
+    """Raises TypeRefused, naming the column, where values have no place in the warehouse."""
+    rows, counts, sums = 0, {}, {}
+    place = dialect.name(table.schema, table.name) + (f" WHERE ({where})" if where else "")
+    for at in range(0, max(1, len(table.columns)), TOGETHER):
+        some = table.columns[at : at + TOGETHER]
+        asked = ["count(*)", *(part for column in some for part in _asked(dialect, column))]
+        answer = iter(control.rows(f"SELECT {', '.join(asked)} FROM {place}")[0])
+        rows = int(next(answer) or 0)
+        for column in some:
+            counts[column.name] = int(next(answer) or 0)
+            if column.unfit and int(next(answer) or 0):
+                raise _unfit(control, dialect, table, column, where)
+            if column.summed and (total := next(answer)) is not None:
+                sums[column.name] = _exact(Decimal(total))
+    return Figures(rows, counts, sums)
+
+
+def _asked(dialect: Dialect, column: SourceColumn) -> Iterator[str]:
+    yield f"count({dialect.counted(column)})"
+    fits = column.expression
+    if column.unfit:
+        yield f"sum(CASE WHEN {column.unfit} THEN 1 ELSE 0 END)"
+        fits = f"CASE WHEN {column.unfit} THEN NULL ELSE {column.expression} END"
+    if column.summed:
+        yield dialect.as_text(f"sum({fits})")
+
+
+def _unfit(control: Control, dialect: Dialect, table: SourceTable, column: SourceColumn, where: str) -> TypeRefused:
+    condition = f"({where}) AND ({column.unfit})" if where else column.unfit
+    place = dialect.name(table.schema, table.name)
+    value = dialect.as_text(dialect.name(column.name))
+    found = control.rows(f"SELECT {value} FROM {place} WHERE {condition} LIMIT 1")
+    example = f", such as {(found[0][0] or '')[:60]}" if found else ""
+    return TypeRefused(
+        f"column {column.name} ({column.source_type}) has values that do not fit {column.type}{example}",
+        hint="correct them, or land a view that casts the column to another type",
+    )
+
+
+class FiguresTask(msgspec.Struct, frozen=True):
+    """Each `of`th file of a directory from the `number`th on. columns: names, and whether they are summed."""
+
+    directory: str
+    format: str
+    columns: tuple[tuple[str, bool], ...]
+    number: int
+    of: int
+
+
+def landed_figures(
+    engine: Engine, directory: str, columns: Sequence[SourceColumn], format_: str = "parquet", tasks: int = 0
+) -> Figures:
+    """Of all files below `directory`; raises FormatError for one that cannot be read."""
+    wanted = tuple((column.name, column.summed) for column in columns)
+    count = tasks or engine.parallelism
+    rows, counts, totals = 0, dict.fromkeys((column.name for column in columns), 0), dict[str, Decimal]()
+    for found in engine.run(
+        figures_of_files, (FiguresTask(directory, format_, wanted, number, count) for number in range(count))
+    ):
+        rows += found.rows
+        for name, number in found.counts.items():
+            counts[name] += number
+        for name, total in found.sums.items():
+            totals[name] = totals.get(name, Decimal(0)) + Decimal(total)
+    return Figures(rows, counts, {name: _exact(total) for name, total in totals.items()})
+
+
+def figures_of_files(task: FiguresTask) -> Figures:
+    """Reads only."""
+    rows, counts, totals = 0, {name: 0 for name, _ in task.columns}, dict[str, Decimal]()
+    place = located(task.directory)
+    names = sorted(name for name in place.find() if not name.rpartition("/")[2].startswith(_HIDDEN))
+    for name in names[task.number :: task.of]:
+        try:
+            with located(join(str(place), name)).open_read() as file:
+                for batch in _batches(file, task.format):
+                    rows += batch.num_rows
+                    for column, summed in task.columns:
+                        values = _column(batch, column)
+                        counts[column] += len(values) - values.null_count
+                        if summed and len(values) > values.null_count:
+                            totals[column] = totals.get(column, Decimal(0)) + _sum(values)
+        except (pa.ArrowException, KeyError, OSError) as error:
+            raise FormatError(
+                f"{join(str(place), name)} cannot be read: {error}", hint="the copy is made anew"
+            ) from error
+    return Figures(rows, counts, {name: str(total) for name, total in totals.items()})
+
+
+def differences(one: Figures, other: Figures) -> list[str]:
+    """What the second has otherwise, each a sentence that names the column; empty: nothing."""
+    found = [f"{one.rows:,} rows, and then {other.rows:,}"] if one.rows != other.rows else []
+    for name in sorted(one.counts.keys() | other.counts.keys()):
+        before, after = one.counts.get(name), other.counts.get(name)
+        if before != after:
+            found.append(f"column {name}: {_number(before)} values, and then {_number(after)}")
+        elif one.sums.get(name) != other.sums.get(name):
+            found.append(f"column {name}: the sum {one.sums.get(name)}, and then {other.sums.get(name)}")
+    return found
+
+
+def _number(count: int | None) -> str:
+    return "no" if count is None else f"{count:,}"
+
+
+def _batches(file: BinaryIO, format_: str) -> Iterator[pa.RecordBatch]:
+    if format_ == "orc":
+        from pyarrow import orc
+
+        opened = orc.ORCFile(file)
+        for stripe in range(opened.nstripes):
+            yield opened.read_stripe(stripe)
+        return
+    # Spark's times of 96 bits in nanoseconds would end in 2262
+    yield from pq.ParquetFile(file, coerce_int96_timestamp_unit="us").iter_batches()
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    at = batch.schema.get_field_index(name)
+    if at < 0:
+        at = [each.lower() for each in batch.schema.names].index(name.lower())
+    return batch.column(at)
+
+
+def _sum(values: pa.Array) -> Decimal:
+    """Exact: neither overflows."""
+    if pa.types.is_decimal(values.type):
+        return Decimal(pc.sum(values.cast(pa.decimal256(76, values.type.scale))).as_py())
+    wide = values.cast(pa.int64())
+    high, low = pc.sum(pc.shift_right(wide, 32)).as_py(), pc.sum(pc.bit_wise_and(wide, 0xFFFFFFFF)).as_py()
+    return Decimal((int(high) << 32) + int(low))
+
+
+def _exact(number: Decimal) -> str:
+    """Without zeros at the end. (normalize() would round to the context's digits.)"""
+    text = format(number, "f")
+    return (text.rstrip("0").rstrip(".") if "." in text else text) or "0"

@@ -1,0 +1,197 @@
+"""A source, opened: its tables, one snapshot, ranges for parallel readers, the rows as a DataFrame of Spark, figures.
+
+Spark is the session that the caller gives; nothing here imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from replicator.core.connections.source_config import SourceConfig
+from replicator.errors import SourceMissing, SourceRefused
+from replicator.ingestion.ingestion_request import Split
+from replicator.ingestion.reading.control import Control, Patience, connect
+from replicator.ingestion.reading.dialects import Dialect, alike, comparable
+from replicator.ingestion.reading.drivers import CLASSES, spark_url
+from replicator.ingestion.reading.figures import Figures, source_figures
+from replicator.ingestion.reading.mysql_dialect import MySqlDialect
+from replicator.ingestion.reading.postgres_dialect import PostgresDialect
+from replicator.ingestion.reading.source_errors import source_error
+from replicator.ingestion.reading.source_table import ONE, Ranges, Snapshot, SourceColumn, SourceTable
+from replicator.ingestion.reading.splits import Piece, plan_readers
+from replicator.text.sql_text import quoted_name
+
+FEW = 1000
+"""Rows that one reader reads: to plan takes longer."""
+
+PATIENT = Patience()
+
+VALUE, HASH = "s", "h"
+"""Names of what predicates compare, beside the columns."""
+
+_DIALECTS: dict[str, type[PostgresDialect] | type[MySqlDialect]] = {
+    "postgresql": PostgresDialect,
+    "mariadb": MySqlDialect,
+    "mysql": MySqlDialect,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class SourceDatabase:
+    """An open source; for one thread at a time. Raises SourceUnreachable, SourceLocked, SourceRefused."""
+
+    session: Any
+    name: str
+    source: SourceConfig
+    control: Control
+    dialect: Dialect
+    patience: Patience
+
+    def table(self, schema: str, name: str) -> SourceTable:
+        """Raises SourceMissing, and TypeRefused for a column that cannot be landed."""
+        found = self.dialect.describe(self.control, schema, name)
+        if found is None:
+            raise SourceMissing(
+                f"source {self.name} has no table {schema}.{name}, or shows it not to its user",
+                hint="check the name, also its letters' case",
+            )
+        if why := alike(found.columns):
+            raise SourceRefused(f"{schema}.{name}: {why}", hint="land a view that names them otherwise")
+        return found
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """What is read in it, by whomever, is of one moment where it is consistent."""
+        return self.dialect.snapshot(self.control)
+
+    def ranges(self, table: SourceTable, split: Split, readers: int, where: str = "") -> Ranges:
+        """For at most `readers`. Raises SourceRefused for a column that `split` names and that has no order."""
+        named = split.column or next(iter(table.primary_key), None)
+        count = min(split.readers or readers, readers)
+        if named is None or count < 2:
+            return ONE
+        column = table.column(named)
+        if not column.compared and split.column is None:
+            return ONE
+        values, nulls = self._sample(table, comparable(column), where)
+        if nulls + sum(rows for _, rows in values) < FEW:
+            return ONE
+        planned = plan_readers(values, nulls, count, nullable=column.nullable or column.split != self._own(column))
+        if len(planned) < 2:
+            return ONE
+        hashed = any(piece.hashes for reader in planned for piece in reader.pieces)
+        return Ranges(
+            column.name,
+            tuple(" OR ".join(self._condition(column, piece) for piece in reader.pieces) for reader in planned),
+            "quantiles+hash" if hashed else "quantiles",
+            tuple(reader.share for reader in planned),
+            ((VALUE, column.split), *(((HASH, self.dialect.hashed(table)),) if hashed else ())),
+        )
+
+    def frame(self, table: SourceTable, ranges: Ranges, snapshot: Snapshot | None, where: str = "") -> Any:
+        """A DataFrame with the table's columns, by their names and types of the warehouse; one partition a range."""
+        given = {
+            **self._properties(),
+            "driver": CLASSES[self.source.kind],
+            "fetchsize": str(self.source.fetch),
+            "queryTimeout": str(self.patience.answer),
+            "sessionInitStatement": self.dialect.begin_reader(self.patience, snapshot),
+        }
+        columns = [(f"c{number}", column) for number, column in enumerate(table.columns)]
+        selected = [
+            *((column.expression, alias) for alias, column in columns),
+            *((sql, name) for name, sql in ranges.hidden),
+        ]
+        asked = ", ".join(f"{sql} AS {self.dialect.name(alias)}" for sql, alias in selected)
+        place = self.dialect.name(table.schema, table.name) + (f" WHERE ({where})" if where else "")
+        try:
+            read = self.session.read.jdbc(
+                spark_url(self.source),
+                f"(SELECT {asked} FROM {place}) t",
+                predicates=list(ranges.predicates),
+                properties=given,
+            )
+            return read.selectExpr(
+                *(f"{_landed(alias, column)} AS {quoted_name(column.name)}" for alias, column in columns)
+            )
+        except Exception as error:
+            raise source_error(error, self.name, self._secret()) from None
+
+    def figures(self, table: SourceTable, snapshot: Snapshot | None = None, where: str = "") -> Figures:
+        """Within `snapshot` as long as its block lasts. Raises TypeRefused for values that have no place."""
+        return source_figures(self.control, self.dialect, table, where)
+
+    def greatest(self, table: SourceTable, column: str, where: str = "") -> str | None:
+        """The greatest value of a column as a text that `after` takes; None where there is none."""
+        place = self.dialect.name(table.schema, table.name) + (f" WHERE ({where})" if where else "")
+        return self.control.rows(f"SELECT {self.dialect.greatest(table.column(column))} FROM {place}")[0][0]
+
+    def after(self, table: SourceTable, column: str, value: str) -> str:
+        """A condition for `where`: rows whose column is greater than `value`."""
+        return self.dialect.after(table.column(column), value)
+
+    def _sample(self, table: SourceTable, column: SourceColumn, where: str) -> tuple[list[tuple[str, int]], int]:
+        values, nulls = _read_sample(self.control.rows(self.dialect.sample(table, column, where, whole=False))[0][0])
+        if nulls + sum(rows for _, rows in values) < FEW and where and table.pages:
+            return _read_sample(self.control.rows(self.dialect.sample(table, column, where, whole=True))[0][0])
+        return values, nulls
+
+    def _condition(self, column: SourceColumn, piece: Piece) -> str:
+        own, hashed = self.dialect.name(VALUE), self.dialect.name(HASH)
+        parts = []
+        if piece.null:
+            parts.append(f"{own} IS NULL")
+        if piece.value is not None:
+            parts.append(f"{own} = {self.dialect.literal(column.compared, piece.value)}")
+        if piece.lower is not None:
+            sign = ">=" if piece.from_lower else ">"
+            parts.append(f"{own} {sign} {self.dialect.literal(column.compared, piece.lower)}")
+        if piece.upper is not None:
+            parts.append(f"{own} < {self.dialect.literal(column.compared, piece.upper)}")
+        if piece.hashes:
+            parts.append(f"{hashed} >= {piece.hashes[0]} AND {hashed} < {piece.hashes[1]}")
+        return f"({' AND '.join(parts or [f'{own} IS NOT NULL'])})"
+
+    def _own(self, column: SourceColumn) -> str:
+        return self.dialect.name(column.name)
+
+    def _secret(self) -> str:
+        return self.source.secret(self.name)
+
+    def _properties(self) -> dict[str, str]:
+        given = {"user": self.source.user, "password": self._secret()}
+        return self.dialect.properties(self.patience, self.source.url) | {
+            key: each for key, each in given.items() if each
+        }
+
+
+@contextmanager
+def opened(session: Any, name: str, source: SourceConfig, patience: Patience = PATIENT) -> Iterator[SourceDatabase]:
+    """session: a SparkSession with the driver of `source` (see `driver_jars`). name: as in `[ingestion.sources]`. The
+    secret is read now, and again by each frame."""
+    dialect: Dialect = _DIALECTS[source.kind]()
+    given = {"user": source.user, "password": source.secret(name)}
+    properties = dialect.properties(patience, source.url) | {key: each for key, each in given.items() if each}
+    control = connect(session, CLASSES[source.kind], spark_url(source), properties, name, patience)
+    try:
+        control.run(dialect.begin(patience))
+        yield SourceDatabase(session, name, source, control, dialect, patience)
+    finally:
+        control.close()
+
+
+def _landed(alias: str, column: SourceColumn) -> str:
+    return (column.cast or f"CAST({{}} AS {column.type})").format(alias)
+
+
+def _read_sample(text: str | None) -> tuple[list[tuple[str, int]], int]:
+    """Values with their rows, and rows without a value."""
+    values, nulls = [], 0
+    for each in text.split(",") if text else ():
+        value, _, rows = each.partition(":")
+        if value == "!":
+            nulls += int(rows)
+        else:
+            values.append((value, int(rows)))
+    return values, nulls
