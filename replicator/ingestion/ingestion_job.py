@@ -26,7 +26,7 @@ failed_user, failed_type: it waits for another request. superseded: another requ
 WAITING = ("queued", "failed", "failed_user", "failed_type")
 """States of a job that a new request of its identity takes the place of."""
 
-STEPS = ("describe", "plan", "copy", "verify", "publish", "grant", "log", "notify")
+STEPS = ("describe", "copy", "verify", "settle", "publish", "grant", "clean")
 """In their order; each may be repeated."""
 
 ENDED_STEPS = "end"
@@ -161,10 +161,12 @@ class JobChange(Value, frozen=True, omit_defaults=False):
     splits: int | None
     schema_hash: str | None
     checksum: str | None
+    consistent: bool | None
+    erased_rows: int | None
     event_id: int | None
     error_kind: str
     error_text: str
 
 
-COUNTED = ("rows", "bytes", "files", "splits", "schema_hash", "checksum")
+COUNTED = ("rows", "bytes", "files", "splits", "schema_hash", "checksum", "consistent", "erased_rows")
 """Facts that are columns of the log."""

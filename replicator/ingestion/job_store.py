@@ -249,6 +249,34 @@ class IngestionStore(Database):
         Fenced."""
         self._hold(claimed, lambda connection, row: self._fail(connection, row, failure, self._now(connection)))
 
+    def release(self, claimed: Claimed) -> None:
+        """Lets go of a job whose holder ends: it is claimed again at once, at the same step. Raises Fenced."""
+
+        def act(connection: Connection, row: Mapping[str, Any]) -> None:
+            state = "published" if row["state"] == "published" else "queued"
+            self._change(connection, row, claimed.holder, holder="", lease=0.0, state=state)
+
+        self._hold(claimed, act)
+
+    # ---- the log in the warehouse ---------------------------------------------------------------------------------
+
+    def begin_logging(self, limit: int) -> list[JobChange]:
+        """The changes that shall stand in the warehouse's table next; after a crash the same ones again."""
+        with self._turn() as connection:
+            logged, until = connection.execute(select(turn.c.logged, turn.c.logging)).one()
+            count = limit if until <= logged else until - logged
+            found = [
+                each for each in queries.find_changes(connection, logged, count) if until <= logged or each.id <= until
+            ]
+            if found:
+                connection.execute(update(turn).values(logging=found[-1].id))
+            return found
+
+    def end_logging(self, last: int) -> None:
+        """They stand there, up to this one. May run twice."""
+        with self._turn() as connection:
+            connection.execute(update(turn).where(turn.c.logged < last).values(logged=last))
+
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def jobs(self, wanted: JobFilter = ALL, *, before: int = 0, limit: int = 50) -> list[IngestionJob]:
@@ -260,6 +288,14 @@ class IngestionStore(Database):
         """Raises ObjectNotFound."""
         with self.transaction() as connection:
             return rows.to_job(queries.find_row(connection, id))
+
+    def last_facts(self, request: Request) -> dict[str, Any]:
+        """Of the newest job of a request's identity that was published; empty without one."""
+        with self.transaction() as connection:
+            mine = (job.c.target == ".".join(request.target), job.c.identity == rows.digest(request.identity))
+            found = select(job.c.facts).where(*mine, job.c.event_id.is_not(None)).order_by(job.c.id.desc()).limit(1)
+            text = connection.execute(found).scalar()
+        return dict(msgspec.json.decode(text)) if text else {}
 
     def changes_after(self, after: int, limit: int) -> list[JobChange]:
         """Oldest first, those with a greater id: all that will ever have one below the last one's are there."""

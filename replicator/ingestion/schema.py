@@ -5,7 +5,7 @@ Times are seconds since 1970 by the database's clock: controllers whose clocks d
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, String, Table, Text, text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text, text
 
 REVISIONS = "ingestion_revision"
 """The table of its migrations' state: other stores may be in the same database."""
@@ -14,10 +14,17 @@ metadata = MetaData()
 _number = BigInteger().with_variant(Integer, "sqlite")  # what SQLite counts up by itself
 
 turn = Table(
-    "ingestion_turn", metadata, Column("id", Integer, primary_key=True), Column("fence", BigInteger, nullable=False)
+    "ingestion_turn",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("fence", BigInteger, nullable=False),
+    Column("logged", BigInteger, nullable=False),
+    Column("logging", BigInteger, nullable=False),
 )
 """One row, which each change of a job changes first: changes are made one at a time, on both kinds of databases, and
-their numbers grow in the order in which they are seen. `fence`: the fencing number that was given last, of all jobs."""
+their numbers grow in the order in which they are seen. `fence`: the fencing number that was given last, of all jobs.
+`logged`: the last change that stands in the warehouse's table; `logging`: the last one of the batch that is
+appended."""
 
 asset = Table(
     "ingestion_asset",
@@ -105,6 +112,8 @@ change = Table(
     Column("splits", BigInteger),
     Column("schema_hash", Text),
     Column("checksum", Text),
+    Column("consistent", Boolean),
+    Column("erased_rows", BigInteger),
     Column("event_id", BigInteger),
     Column("error_kind", String(12), nullable=False),
     Column("error_text", Text, nullable=False),

@@ -65,6 +65,10 @@ class MetastoreReader(Protocol):
         """A setting of the server; "" when it has none of this name. Servers tell those that begin with `hive`."""
         ...
 
+    def readers(self, db: str, table: str) -> frozenset[tuple[str, str]]:
+        """Who was granted SELECT on a table, as pairs of USER, ROLE or GROUP and a name."""
+        ...
+
     @property
     def bound_catalog(self) -> str | None:
         """The catalog that was asked for; None: the server's default one."""
@@ -215,6 +219,10 @@ class Metastore(MetastoreReader, Protocol):
     def alter_function(self, function: Function) -> None: ...
 
     def drop_function(self, db: str, name: str) -> None: ...
+
+    def grant_select(self, db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> None:
+        """principals: pairs of USER, ROLE or GROUP and a name. Raises MetastoreError where one has it already."""
+        ...
 
     def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
         """Raises MetastoreError when the table has one of this name, or the server refuses it."""

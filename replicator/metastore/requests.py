@@ -5,6 +5,7 @@ Drops spell out that data stay; writes ask the server to leave statistics as the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import methodcaller
@@ -93,6 +94,38 @@ def drop_partitions(db: str, table: str, names: Sequence[str]) -> Send:
         needResult=False,
     )
     return methodcaller("drop_partitions_req", request)
+
+
+def grant_select(db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> Send:
+    """principals: pairs of USER, ROLE or GROUP and a name."""
+    return methodcaller(
+        "grant_privileges", ttypes.PrivilegeBag([_may_select(db, table, *each, by) for each in principals])
+    )
+
+
+def _may_select(db: str, table: str, kind: str, name: str, by: str) -> Any:
+    kinds = ttypes.PrincipalType._NAMES_TO_VALUES
+    info = ttypes.PrivilegeGrantInfo("SELECT", int(time.time()), by, ttypes.PrincipalType.USER, False)
+    return ttypes.HiveObjectPrivilege(_object(db, table), name, kinds[kind], info)
+
+
+def readers(db: str, table: str) -> Send:
+    """Who may SELECT, as pairs of USER, ROLE or GROUP and a name."""
+    kinds = ttypes.PrincipalType._VALUES_TO_NAMES
+
+    def send(client: Any) -> frozenset[tuple[str, str]]:
+        found = client.list_privileges(None, None, _object(db, table))
+        return frozenset(
+            (kinds[each.principalType], each.principalName)
+            for each in found
+            if each.grantInfo.privilege.upper() in ("SELECT", "ALL")
+        )
+
+    return send
+
+
+def _object(db: str, table: str) -> Any:
+    return ttypes.HiveObjectRef(ttypes.HiveObjectType.TABLE, db, table, [], None)
 
 
 def data_connectors(client: Any) -> list[str]:

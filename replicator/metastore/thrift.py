@@ -187,6 +187,12 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
     def drop_table(self, db: str, name: str) -> None:
         self._change(f"drop table {db}.{name}", call("drop_table", db, name, False))
 
+    def readers(self, db: str, table: str) -> frozenset[tuple[str, str]]:
+        return frozenset(self._read(f"readers of {db}.{table}", requests.readers(db, table)))
+
+    def grant_select(self, db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> None:
+        self._change(f"grant SELECT on {db}.{table}", requests.grant_select(db, table, principals, by))
+
     # --- partitions
 
     def partition_names(self, db: str, table: str) -> list[str]:

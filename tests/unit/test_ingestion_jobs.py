@@ -85,7 +85,7 @@ def test_a_job_goes_through_its_steps_and_each_change_is_a_row(store: IngestionS
     job = store.job(submitted.job)
     assert (job.state, job.rows, job.event_id, job.target) == ("done", 3, 7, "crm_public.orders")
     changes = store.changes_after(0, 100)
-    assert [each.state for each in changes] == ["queued", *["running"] * 5, *["published"] * 4, "done"]
+    assert [each.state for each in changes] == ["queued", *["running"] * 5, *["published"] * 3, "done"]
     assert changes[-1].approver == "anna" and changes[-1].requester == "paul" and changes[-1].rows == 3
     assert store.changes_after(changes[3].id, 2) == changes[4:6]
 
@@ -167,10 +167,10 @@ def test_a_job_whose_holder_is_gone_goes_on_at_its_step(store: IngestionStore, c
     store.renew(late, 60)
     clock.now += 61
     taken = claimed(store, "c2")
-    assert (taken.job, taken.step, taken.attempt, taken.facts) == (late.job, "plan", 2, {"columns": 3})
+    assert (taken.job, taken.step, taken.attempt, taken.facts) == (late.job, "copy", 2, {"columns": 3})
     for write in (
         lambda: store.renew(late, 60),
-        lambda: store.step_done(late, "plan", {}),
+        lambda: store.step_done(late, "copy", {}),
         lambda: store.published(late, 8, {}),
         lambda: store.done(late),
         lambda: store.fail(late, Failure("user", "no")),

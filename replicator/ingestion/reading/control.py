@@ -93,13 +93,13 @@ class Control:
 def connect(
     session: Any, driver: str, url: str, properties: Mapping[str, str], name: str, patience: Patience
 ) -> Control:
-    """session: the SparkSession whose `spark.jars` have the class `driver`. Raises ConfigError where they have not."""
+    """session: the SparkSession whose jars have the class `driver`. Raises ConfigError where they have not."""
     jvm, secret = session.sparkContext._jvm, properties.get("password", "")
     given = jvm.java.util.Properties()
     for key, value in properties.items():
         given.setProperty(key, value)
     try:
-        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        loader = session._jsparkSession.sharedState().jarClassLoader()
         made = loader.loadClass(driver).newInstance()
     except Exception as error:
         raise ConfigError(

@@ -127,6 +127,11 @@ class SourceDatabase:
         place = self.dialect.name(table.schema, table.name) + (f" WHERE ({where})" if where else "")
         return self.control.rows(f"SELECT {self.dialect.greatest(table.column(column))} FROM {place}")[0][0]
 
+    def nulls(self, table: SourceTable, column: str) -> int:
+        """Rows of the whole table without a value in a column."""
+        own, place = self.dialect.name(table.column(column).name), self.dialect.name(table.schema, table.name)
+        return int(self.control.rows(f"SELECT count(*) FROM {place} WHERE {own} IS NULL")[0][0] or 0)
+
     def after(self, table: SourceTable, column: str, value: str) -> str:
         """A condition for `where`: rows whose column is greater than `value`."""
         return self.dialect.after(table.column(column), value)

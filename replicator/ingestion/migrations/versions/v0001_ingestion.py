@@ -19,6 +19,8 @@ def upgrade() -> None:
         "ingestion_turn",
         sa.Column("id", sa.Integer, primary_key=True),
         sa.Column("fence", sa.BigInteger, nullable=False),
+        sa.Column("logged", sa.BigInteger, nullable=False),
+        sa.Column("logging", sa.BigInteger, nullable=False),
     )
     op.create_table(
         "ingestion_asset",
@@ -83,6 +85,8 @@ def upgrade() -> None:
         sa.Column("splits", sa.BigInteger),
         sa.Column("schema_hash", sa.Text),
         sa.Column("checksum", sa.Text),
+        sa.Column("consistent", sa.Boolean),
+        sa.Column("erased_rows", sa.BigInteger),
         sa.Column("event_id", sa.BigInteger),
         sa.Column("error_kind", sa.String(12), nullable=False),
         sa.Column("error_text", sa.Text, nullable=False),
@@ -98,4 +102,7 @@ def upgrade() -> None:
     op.create_index("ingestion_job_target", "ingestion_job", ["target", "identity"])
     op.create_index("ingestion_job_state", "ingestion_job", ["state", "id"])
     op.create_index("ingestion_change_job", "ingestion_change", ["job", "id"])
-    op.bulk_insert(sa.table("ingestion_turn", sa.column("id"), sa.column("fence")), [{"id": 1, "fence": 0}])
+    columns = ("id", "fence", "logged", "logging")
+    op.bulk_insert(
+        sa.table("ingestion_turn", *map(sa.column, columns)), [{"id": 1, "fence": 0, "logged": 0, "logging": 0}]
+    )

@@ -1,0 +1,70 @@
+"""`ingest run`: a controller, which works on the jobs of ingestion."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from replicator.commands.base import Options, verb
+from replicator.core.following import Stop
+from replicator.core.spark import hive_settings
+from replicator.errors import ConfigError
+from replicator.ingestion.controller import Controller, Worked
+from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.reading.drivers import driver_jars
+from replicator.metastore.java import find_java
+from replicator.purge.run import warehouse_of
+from replicator.text.quantity import parse_duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestRunOptions(Options):
+    """Arguments:
+
+    follow: go on until `stop` is set; else until there is nothing to do now.
+    stop: says when to end, such as a `threading.Event`: jobs at work end their step, which another controller goes on
+      with.
+    """
+
+    follow: bool = False
+    stop: Stop | None = None
+
+
+@verb(IngestRunOptions)
+def ingest_run(options: IngestRunOptions) -> Worked:
+    """Works on the jobs of ingestion: claims one after the other, as many at a time as there are slots, and lands
+    their tables. Any number of controllers may run, and each may be killed: another one goes on at the step that was
+    not done.
+
+        replicator.ingest_run(config="replicator.toml")
+
+    Raises ConfigError without `ingestion.metastore` and `ingestion.landing`. Jobs that fail are the report's `failed`;
+    they are tried again by their kind of failure."""
+    ingestion, service = options.settings.ingestion, options.settings.service
+    for key in ("metastore", "landing"):
+        if not getattr(ingestion, key):
+            raise ConfigError(f"ingestion.{key}: is not given", hint="see docs/ingestion.md")
+    java = find_java(os.environ)
+    jars = driver_jars(ingestion.sources.values(), java, os.environ)
+    with (
+        IngestionStore(ingestion.store or service.store) as store,
+        options.connected(ingestion.metastore) as metastore,
+        options.engines() as engines,
+    ):
+        store.prepare()
+        store.expire(parse_duration(ingestion.expire), ingestion.attempts)
+        known = hive_settings(metastore.config, warehouse_of(metastore), engines.settings)
+        mine = {"spark.jars": ",".join(map(str, jars)), "spark.scheduler.mode": "FAIR"}
+
+        def session() -> Any:
+            made = engines.session({**known, **mine}).newSession()
+            given = made.sparkContext.getConf().get("spark.jars", "")
+            for jar in map(str, jars):
+                if jar not in given:  # somebody else's Spark
+                    made._jsparkSession.sessionState().resourceLoader().addJar(jar)
+            return made
+
+        controller = Controller(store, ingestion, metastore, engines, session, options.stop or Event())
+        return controller.run(follow=options.follow)

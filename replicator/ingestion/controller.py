@@ -1,0 +1,204 @@
+"""A controller: claims jobs, works on them side by side, and goes on with what another one left. Any number may run.
+
+What it knows is in the store: so each may be killed at any line, and the next claim goes on at the step that was not
+done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cmroot.store.place import join
+from replicator.core.connections.source_config import IngestionConfig
+from replicator.core.engine import AutoEngine
+from replicator.core.following import Stop
+from replicator.core.report import Report
+from replicator.errors import Error, Fenced
+from replicator.ingestion.failing import failure_of
+from replicator.ingestion.ingestion_job import Claimed
+from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.landing_log import append
+from replicator.ingestion.landing_steps import STEPS, Work, remaining
+from replicator.metastore.client import Metastore
+
+LEASE = 60.0
+"""Seconds for which a claim holds; it is renewed each third of them."""
+
+PAUSE = 2.0
+"""Seconds between two looks for a job, while there is none."""
+
+LOGGED = 30.0
+"""Seconds between two batches of the log."""
+
+BATCH = 10_000
+"""Rows of one."""
+
+DIRECTORY = "_ingestion_log"
+"""Of the log's table, beside the assets."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Worked(Report):
+    """done: jobs that this controller brought to their end; failed: attempts that failed; lost: jobs that another
+    controller took over. errors: the newest of the failed ones, a text each."""
+
+    status: str = "done"
+    done: int = 0
+    failed: int = 0
+    lost: int = 0
+    rows: int = 0
+    bytes: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+class Controller:
+    """Works on jobs until it is told to stop, or until there is nothing to do.
+
+    sessions: gives each job a Spark session of its own. stop: jobs at work end their step, and no other is claimed.
+    holder: who it is, in the store."""
+
+    def __init__(
+        self,
+        store: IngestionStore,
+        config: IngestionConfig,
+        metastore: Metastore,
+        engines: AutoEngine,
+        sessions: Callable[[], Any],
+        stop: Stop,
+        lease: float = LEASE,
+    ) -> None:
+        self._store, self._config, self._metastore = store, config, metastore
+        self._engines, self._sessions = engines, sessions
+        self._lease, self._stop = lease, stop
+        self._counting = threading.Lock()
+        self.holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.worked = Worked()
+
+    def run(self, *, follow: bool) -> Worked:
+        """Until there is nothing to do now; with `follow`, until `stop`."""
+        at_work: set[Future[None]] = set()
+        logged = time.monotonic()
+        with ThreadPoolExecutor(self._config.slots, thread_name_prefix="job") as pool:
+            while not self._stop.is_set():
+                if time.monotonic() - logged > LOGGED:
+                    self._log()
+                    logged = time.monotonic()
+                claimed = self._claim() if len(at_work) < self._config.slots else None
+                if claimed is not None:
+                    at_work.add(pool.submit(self._work_on, claimed))
+                    continue
+                if at_work:
+                    ended, at_work = wait(at_work, PAUSE, FIRST_COMPLETED)
+                    for each in ended:
+                        each.result()
+                elif follow:
+                    self._stop.wait(PAUSE)
+                else:
+                    break
+            for each in at_work:
+                each.result()
+        self._log()
+        return self.worked
+
+    def _log(self) -> None:
+        """Appends what has changed, by whomever, to the warehouse's table. What is left while that is away, comes
+        with the next batch."""
+        while found := self._store.begin_logging(BATCH):
+            rows = [msgspec.structs.asdict(each) for each in found]
+            try:
+                append(self._metastore, join(self._config.landing, DIRECTORY), self._config.log, rows)
+            except Error as error:
+                log.warning("the table %s was not appended to: %s", self._config.log, error)
+                with self._counting:
+                    self.worked.status = "partial"
+                    self.worked.errors = [*self.worked.errors[-9:], f"{self._config.log}: {error.message}"]
+                return
+            self._store.end_logging(found[-1].id)
+
+    def _claim(self) -> Claimed | None:
+        return self._store.claim(self.holder, self._lease, self._config.slots, self._config.share)
+
+    def _work_on(self, claimed: Claimed) -> None:
+        try:
+            with self._held(claimed) as held:
+                asset = self._store.asset(claimed.request.asset)
+                low = self._store.last_facts(claimed.request).get("high")
+                work = Work(claimed, asset, self._config, self._metastore, self._engines, self._sessions(), low)
+                self._perform(work, held)
+        except Fenced as error:
+            log.warning("job %s: %s", claimed.job, error)
+            with self._counting:
+                self.worked.lost += 1
+        except Exception as error:
+            self._failed(claimed, error)
+
+    def _perform(self, work: Work, held: Callable[[], None]) -> None:
+        claimed, facts = work.claimed, dict(work.claimed.facts)
+        for name in remaining(claimed.step):
+            held()
+            if self._stop.is_set():
+                self._store.release(claimed)
+                return
+            log.info("job %s: %s", claimed.job, name)
+            facts |= STEPS[name](work, facts)
+            held()
+            if name == "publish":
+                self._store.published(claimed, facts["event"], facts)
+            else:
+                self._store.step_done(claimed, name, facts)
+        self._store.done(claimed)
+        with self._counting:
+            self.worked.done += 1
+            self.worked.rows += facts["rows"]
+            self.worked.bytes += facts["bytes"]
+
+    def _failed(self, claimed: Claimed, error: Exception) -> None:
+        failure = failure_of(error)
+        log.warning("job %s failed: %s", claimed.job, failure.text, exc_info=not isinstance(error, Error))
+        with self._counting:
+            self.worked.failed += 1
+            self.worked.status = "partial"
+            self.worked.errors = [*self.worked.errors[-9:], f"job {claimed.job}: {failure.text}"]
+        with contextlib.suppress(Fenced):
+            self._store.fail(claimed, failure)
+
+    @contextlib.contextmanager
+    def _held(self, claimed: Claimed) -> Iterator[Callable[[], None]]:
+        """Renews the claim meanwhile. Gives a function that raises Fenced once it is lost."""
+        over, lost = threading.Event(), threading.Event()
+
+        def renew() -> None:
+            while not over.wait(self._lease / 3):
+                try:
+                    self._store.renew(claimed, self._lease)
+                except Fenced:
+                    lost.set()
+                    return
+                except Error as error:  # the store is away: the claim holds for a while yet
+                    log.warning("job %s: its claim was not renewed: %s", claimed.job, error)
+
+        def held() -> None:
+            if lost.is_set():
+                raise Fenced(f"job {claimed.job} was taken over by another controller")
+
+        thread = threading.Thread(target=renew, name=f"lease-{claimed.job}", daemon=True)
+        thread.start()
+        try:
+            yield held
+        finally:
+            over.set()
+            thread.join()

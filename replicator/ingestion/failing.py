@@ -1,0 +1,24 @@
+"""Failures of jobs: whose fault they are decides whether a job is tried again by itself."""
+
+from __future__ import annotations
+
+import traceback
+
+from replicator.errors import Error
+from replicator.ingestion.ingestion_job import Failure
+from replicator.ingestion.landing_schema import SchemaRefused
+from replicator.ingestion.publishing import ForeignTable, Overtaken
+from replicator.ingestion.reading.source_errors import classify, said
+from replicator.ingestion.settling import RowsRefused
+
+_OF_THE_USER = (SchemaRefused, RowsRefused, ForeignTable, Overtaken)
+"""Of what the request leads to; those of its source are told apart by `classify`."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """For the one who asked: a short text without a stack trace; the detail is for who looks deeper."""
+    detail = "".join(traceback.format_exception(error))[-20_000:]
+    kind = "user" if isinstance(error, _OF_THE_USER) else classify(error)
+    if isinstance(error, Error):
+        return Failure(kind, f"{error.message} ({error.hint})" if error.hint else error.message, detail)
+    return Failure(kind, said(error), detail)

@@ -1,0 +1,120 @@
+"""The log of ingestion as a table of the warehouse: a row for each change of a job's state, for auditors and for SQL.
+
+The store numbers the rows, and hands them out in batches that it remembers: a batch that is appended again has the same
+files of the same names. Corrections are new rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmroot.store.place import Place, join
+from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
+from replicator.errors import Error, ObjectExists, ObjectNotFound
+from replicator.ingestion.landing_schema import PREFIX, stored_as
+from replicator.metastore.client import Metastore
+
+COLUMNS = (
+    Column("id", "bigint", "the order of changes"),
+    Column("at", "timestamp", "UTC"),
+    Column("job", "bigint"),
+    Column("attempt", "int"),
+    Column("asset", "string"),
+    Column("source", "string"),
+    Column("target", "string", "db.table"),
+    Column("requester", "string"),
+    Column("approver", "string"),
+    Column("actor", "string", "who or what changed the state"),
+    Column("mode", "string"),
+    Column("state", "string"),
+    Column("step", "string", "the next one"),
+    Column("rows", "bigint"),
+    Column("bytes", "bigint"),
+    Column("files", "bigint"),
+    Column("splits", "int"),
+    Column("consistent", "boolean", "whether all rows were read at one moment"),
+    Column("erased_rows", "bigint", "rows of erased people, which the source still has"),
+    Column("schema_hash", "string"),
+    Column("checksum", "string", "of counts and sums of the columns at the source"),
+    Column("event_id", "bigint", "the newest event of the metastore after publishing"),
+    Column("error_kind", "string"),
+    Column("error_text", "string"),
+)
+DAY = Column("day", "string", "UTC")
+LOG = PREFIX + "log"
+
+_ARROW = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+_SCHEMA = pa.schema([(column.name, _ARROW[column.type]) for column in COLUMNS])
+
+
+def append(metastore: Metastore, directory: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Appends a batch to "db.table". May run twice with the same batch. rows: by the names of `COLUMNS`; `at` in
+    seconds since 1970. Raises Error where the table is another one."""
+    db, _, table = name.partition(".")
+    log = _table(metastore, directory, db, table)
+    days: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        days.setdefault(time.strftime("%Y-%m-%d", time.gmtime(row["at"])), []).append(row)
+    for day, some in days.items():
+        place = join(directory, f"{DAY.name}={day}")
+        _write(place, some)
+        _announce(metastore, log, day, place)
+
+
+def _table(metastore: Metastore, directory: str, db: str, name: str) -> Table:
+    with suppress(ObjectNotFound):
+        found = metastore.table(db, name)
+        if LOG not in found.parameters:
+            raise Error(f"{db}.{name} is there, and no log of ingestion", hint="name another one in ingestion.log")
+        return found
+    with suppress(ObjectExists):
+        metastore.create_database(Database(name=db))
+    with suppress(ObjectExists):
+        metastore.create_table(
+            Table(
+                db=db,
+                name=name,
+                kind=EXTERNAL,
+                storage=stored_as("parquet", COLUMNS, directory),
+                partition_keys=(DAY,),
+                parameters={"EXTERNAL": "TRUE", LOG: "1"},
+            )
+        )
+    return metastore.table(db, name)
+
+
+def _write(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    values = [{**{key: row.get(key) for key in _SCHEMA.names}, "at": int(row["at"] * 1e6)} for row in rows]
+    Place(place).mkdirs()
+    with (Place(place) / f"changes-{rows[0]['id']}-{rows[-1]['id']}.parquet").open_write() as file:
+        pq.write_table(pa.Table.from_pylist(values, _SCHEMA), file)
+
+
+def _announce(metastore: Metastore, log: Table, day: str, place: str) -> None:
+    """The partition is there, or has one file more: either is an event."""
+    assert log.storage is not None
+    files = bytes_ = 0
+    for child in Place(place).children():
+        files, bytes_ = files + 1, bytes_ + child.size
+    figures = {"numFiles": str(files), "totalSize": str(bytes_), "transient_lastDdlTime": str(int(time.time()))}
+    found = [each for some in metastore.partitions(log.db, log.name, [f"{DAY.name}={day}"]) for each in some]
+    if found:
+        part = msgspec.structs.replace(found[0], parameters={**found[0].parameters, **figures})
+        metastore.alter_partitions(log.db, log.name, [part])
+        return
+    storage = msgspec.structs.replace(log.storage, location=place)
+    with suppress(ObjectExists):
+        metastore.add_partitions(log.db, log.name, [Partition(values=(day,), storage=storage, parameters=figures)])

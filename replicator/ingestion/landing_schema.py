@@ -1,0 +1,127 @@
+"""The schema of a landing table: its columns, and whether a source's new ones may replace them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from replicator.core.model import EXTERNAL, Column, Serde, Storage, Table
+from replicator.errors import Error
+from replicator.ingestion.ingestion_request import Asset, Format, Request, SchemaPolicy
+
+PREFIX = "replicator.ingestion."
+"""Of the parameters in which a landing table names its origin."""
+
+JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH = (PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash"))
+LOAD = Column("landed", "bigint", "the job that brought the rows")
+"""The partition key of a table to which jobs append: a job's rows appear with its partition, at once."""
+
+_FORMATS: dict[Format, tuple[str, str, str]] = {
+    "parquet": (
+        "org.apache.hadoop.hive.ql.io.parquet.MapredParquetInputFormat",
+        "org.apache.hadoop.hive.ql.io.parquet.MapredParquetOutputFormat",
+        "org.apache.hadoop.hive.ql.io.parquet.serde.ParquetHiveSerDe",
+    ),
+    "orc": (
+        "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat",
+        "org.apache.hadoop.hive.ql.io.orc.OrcOutputFormat",
+        "org.apache.hadoop.hive.ql.io.orc.OrcSerde",
+    ),
+}
+
+
+class SchemaRefused(Error):
+    """The source's columns differ from the landing table's in a way that the request does not allow."""
+
+
+def landed_columns(found: Sequence[Column]) -> tuple[Column, ...]:
+    """A source's columns as a landing table has them: a metastore keeps names in lower case. Raises SchemaRefused for
+    two names that would be one, and for the name of the partition key."""
+    seen: dict[str, str] = {}
+    for column in found:
+        name = column.name.lower()
+        if name in seen or name == LOAD.name:
+            other = seen.get(name, "the landing table's own partition key")
+            raise SchemaRefused(
+                f"column {column.name!r} has the name of {other!r}", hint="names differ by more than their case here"
+            )
+        seen[name] = column.name
+    return tuple(Column(column.name.lower(), column.type, column.comment) for column in found)
+
+
+def schema_hash(columns: Sequence[Column], format: Format, appended: bool) -> str:
+    """Of all that counts as the schema: names, types, format, partition key. Comments and nullability do not."""
+    said = [[column.name, column.type] for column in columns], format, appended
+    return hashlib.blake2s(msgspec.json.encode(said), digest_size=16).hexdigest()
+
+
+def settled_columns(now: Sequence[Column], wanted: Sequence[Column], policy: SchemaPolicy) -> tuple[Column, ...]:
+    """The columns that a landing table has from now on, in their order. Raises SchemaRefused, naming columns."""
+    types = {column.name: column.type for column in now}
+    asked = {column.name: column.type for column in wanted}
+    if types == asked:
+        return tuple(now)
+    if policy == "recreate":
+        return tuple(wanted)
+    changed = [_change(name, types[name], asked.get(name)) for name in types if asked.get(name) != types[name]]
+    added = [column for column in wanted if column.name not in types]
+    if changed or policy == "fail":
+        said = [*changed, *(f"{column.name} {column.type} is new" for column in added)]
+        hint = "ask with schema_policy recreate" if changed else "ask with schema_policy add_columns or recreate"
+        raise SchemaRefused(f"the source's columns changed: {'; '.join(said)}", hint=hint)
+    return (*now, *added)
+
+
+def _change(name: str, was: str, is_now: str | None) -> str:
+    return f"{name} is gone" if is_now is None else f"{name} was {was} and is {is_now}"
+
+
+def landing_table(asset: Asset, request: Request, columns: Sequence[Column], location: str) -> Table:
+    """A landing table that is not there yet. `location`: of its rows, or of a table whose partitions hold them."""
+    db, name = request.target
+    parameters = {
+        "EXTERNAL": "TRUE",
+        ASSET: asset.name,
+        SOURCE: f"{request.source}:{request.schema}.{request.table}",
+        "beekeeper.remove.unreferenced.data": "true",
+    }
+    if asset.erasure_column and asset.erasure_column.lower() in {column.name for column in columns}:
+        erased = msgspec.json.encode({"privacy": {"column": asset.erasure_column.lower()}}).decode()
+        parameters["dataset.descriptor"] = erased
+    return Table(
+        db=db,
+        name=name,
+        kind=EXTERNAL,
+        owner=asset.owner,
+        storage=stored_as(request.format, columns, location),
+        partition_keys=(LOAD,) if request.mode == "append" else (),
+        parameters=parameters,
+    )
+
+
+def stored_as(format: Format, columns: Sequence[Column], location: str) -> Storage:
+    """Rows of these columns in files of a format."""
+    input_format, output_format, serde = _FORMATS[format]
+    return Storage(
+        columns=tuple(columns),
+        location=location,
+        input_format=input_format,
+        output_format=output_format,
+        serde=Serde(library=serde, parameters={"serialization.format": "1"}),
+    )
+
+
+def format_of(table: Table) -> Format | None:
+    """The format of a landing table; None for another one."""
+    found = table.storage.input_format if table.storage else None
+    return next((name for name, classes in _FORMATS.items() if classes[0] == found), None)
+
+
+def marked(parameters: dict[str, str]) -> tuple[int, int]:
+    """The job and the fencing number that a table or a partition was published with; (0, 0) for one that was not."""
+    try:
+        return int(parameters.get(JOB, "0")), int(parameters.get(FENCE, "0"))
+    except ValueError:
+        return 0, 0

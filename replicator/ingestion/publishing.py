@@ -1,0 +1,228 @@
+"""Publishing: the one call of the metastore with which landed rows appear. Before it nobody sees them; after it nothing
+takes them back.
+
+A call whose answer is lost is settled by looking: so each may run twice. What is published names its job and its
+fencing number; who finds a greater one has been overtaken, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from replicator.core.model import Column, Database, Partition, Table
+from replicator.errors import CommitOutcomeUnknown, Error, ObjectExists, ObjectNotFound
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.landing_schema import (
+    ASSET,
+    FENCE,
+    JOB,
+    LOAD,
+    SCHEMA_HASH,
+    SchemaRefused,
+    format_of,
+    landing_table,
+    marked,
+    schema_hash,
+    settled_columns,
+    stored_as,
+)
+from replicator.metastore.client import Metastore
+
+ATTEMPTS = 5
+"""Looks at a table that others change meanwhile."""
+
+
+class Overtaken(Error):
+    """A later job, or a later holder of this one, has published already."""
+
+    exit_code = 75
+
+
+class ForeignTable(Error):
+    """The table is there, and no landing table of this asset."""
+
+
+class ForeignWrite(Error):
+    """Somebody else has changed a landing table."""
+
+
+class BaseChanged(Error):
+    """The rows into which an increment was merged are not those of the table any more."""
+
+    exit_code = 75
+    transient = True
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Rows that lie in their directory. figures: rows, files and bytes. base: the location whose rows are among them
+    (merge); None: they are all."""
+
+    job: int
+    fence: int
+    columns: tuple[Column, ...]
+    location: str
+    home: str
+    rows: int
+    files: int
+    bytes: int
+    base: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return {
+            JOB: str(self.job),
+            FENCE: str(self.fence),
+            "numRows": str(self.rows),
+            "numFiles": str(self.files),
+            "totalSize": str(self.bytes),
+        }
+
+
+@dataclass(frozen=True)
+class Publication:
+    """event: the newest event of the log afterwards. schema_changed: whether the table was made or its columns
+    changed."""
+
+    event: int
+    schema_changed: bool
+    again: bool = False
+
+
+def landing_of(metastore: Metastore, asset: Asset, request: Request) -> Table | None:
+    """The landing table; None where there is none yet. Raises ForeignTable."""
+    db, name = request.target
+    try:
+        table = metastore.table(db, name)
+    except ObjectNotFound:
+        return None
+    if table.parameters.get(ASSET) != asset.name:
+        raise ForeignTable(
+            f"{db}.{name} is there, and no landing table of the asset {asset.name}", hint="rename or drop that table"
+        )
+    if table.is_partitioned != (request.mode == "append"):
+        had = "was landed by append" if table.is_partitioned else "was not landed by append"
+        raise SchemaRefused(f"{db}.{name} {had}", hint="drop it, or ask in the mode in which it was landed")
+    return table
+
+
+def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) -> tuple[Column, ...]:
+    """Those that the landing table will have. Raises SchemaRefused."""
+    if table is None or table.storage is None:
+        return tuple(wanted)
+    if request.mode == "append" and request.schema_policy == "recreate" and table.storage.columns != tuple(wanted):
+        settled_columns(table.storage.columns, wanted, "add_columns")  # its older partitions have the older columns
+    if format_of(table) != request.format and request.mode != "overwrite":
+        raise SchemaRefused(
+            f"{table.db}.{table.name} is in another format than {request.format}", hint="ask with mode overwrite"
+        )
+    return settled_columns(table.storage.columns, wanted, request.schema_policy)
+
+
+def make_database(metastore: Metastore, asset: Asset, request: Request, home: str) -> None:
+    """The database of the landing table. May run twice."""
+    db, _ = request.target
+    try:
+        metastore.database(db)
+    except ObjectNotFound:
+        made = Database(name=db, location=home, owner=asset.owner, parameters={ASSET: asset.name})
+        with contextlib.suppress(ObjectExists):
+            metastore.create_database(made)
+
+
+def publish(metastore: Metastore, asset: Asset, request: Request, landed: Landed) -> Publication:
+    """Makes landed rows the table's, or a partition of it. May run twice. Raises Overtaken, ForeignTable, BaseChanged,
+    SchemaRefused; CommitOutcomeUnknown when nobody can look."""
+    for _ in range(ATTEMPTS):
+        table = landing_of(metastore, asset, request)
+        if table is not None and request.mode != "append":
+            there = marked(table.parameters)
+            if there == (landed.job, landed.fence) and table.location == landed.location:
+                return Publication(metastore.current_event_id(), False, again=True)
+            _refuse_if_overtaken(there, landed, request)
+        try:
+            if request.mode == "append":
+                return _append(metastore, asset, request, table, landed)
+            if table is None:
+                metastore.create_table(_made(asset, request, landed, landed.location))
+                return Publication(metastore.current_event_id(), True)
+            return _flip(metastore, request, table, landed)
+        except (CommitOutcomeUnknown, ObjectExists, ObjectNotFound):
+            continue  # the next look says what is true
+    raise CommitOutcomeUnknown(
+        f"{'.'.join(request.target)}: changes that nobody answers", hint="it is tried again when the metastore answers"
+    )
+
+
+def _refuse_if_overtaken(there: tuple[int, int], landed: Landed, request: Request) -> None:
+    if there > (landed.job, landed.fence):
+        raise Overtaken(
+            f"{'.'.join(request.target)}: job {there[0]} (fence {there[1]}) has published already",
+            hint="nothing is lost",
+        )
+
+
+def _made(asset: Asset, request: Request, landed: Landed, location: str) -> Table:
+    table = landing_table(asset, request, landed.columns, location)
+    said = schema_hash(landed.columns, request.format, request.mode == "append")
+    mine: Mapping[str, str] = {} if request.mode == "append" else landed.parameters
+    return msgspec.structs.replace(table, parameters={**table.parameters, **mine, SCHEMA_HASH: said})
+
+
+def _flip(metastore: Metastore, request: Request, table: Table, landed: Landed) -> Publication:
+    """The table's rows are the landed ones from now on; readers in flight keep the files that they have."""
+    assert table.storage is not None
+    if landed.base is not None and table.location != landed.base:
+        raise BaseChanged(f"{table.db}.{table.name} lies at {table.location} now, not at {landed.base}")
+    wanted = columns_of(table, landed.columns, request)
+    made = msgspec.structs.replace(table, storage=stored_as(request.format, wanted, landed.location))
+    said = schema_hash(wanted, request.format, False)
+    changed = table.parameters.get(SCHEMA_HASH) != said
+    parameters = {key: value for key, value in table.parameters.items() if not _is_stale(key)}
+    new = msgspec.structs.replace(made, parameters={**parameters, **landed.parameters, SCHEMA_HASH: said})
+    metastore.alter_table(table.db, table.name, new)
+    return Publication(metastore.current_event_id(), changed)
+
+
+def _is_stale(key: str) -> bool:
+    """Figures of rows that were there before."""
+    return key in ("COLUMN_STATS_ACCURATE", "rawDataSize") or key.startswith("spark.sql.")
+
+
+def _append(metastore: Metastore, asset: Asset, request: Request, table: Table | None, landed: Landed) -> Publication:
+    made = table is None
+    if table is None:
+        table = _made(asset, request, landed, landed.home)
+        metastore.create_table(table)
+    assert table.storage is not None
+    wanted = columns_of(table, landed.columns, request)
+    said = schema_hash(wanted, request.format, True)
+    if wanted != table.storage.columns:
+        storage = msgspec.structs.replace(table.storage, columns=wanted)
+        table = msgspec.structs.replace(table, storage=storage, parameters={**table.parameters, SCHEMA_HASH: said})
+        metastore.alter_table(table.db, table.name, table)
+        made = True
+    assert table.storage is not None
+    storage = msgspec.structs.replace(table.storage, location=landed.location)
+    part = Partition(values=(str(landed.job),), storage=storage, parameters=landed.parameters)
+    there = _fence_of(metastore, table, landed)
+    if there == 0:
+        metastore.add_partitions(table.db, table.name, [part])  # leaves one that another claim has added meanwhile
+    elif there < landed.fence:  # of an earlier claim, which could not say so any more
+        metastore.alter_partitions(table.db, table.name, [part])
+    _fence_of(metastore, table, landed)
+    return Publication(metastore.current_event_id(), made, again=there == landed.fence)
+
+
+def _fence_of(metastore: Metastore, table: Table, landed: Landed) -> int:
+    """Of the job's partition; 0 without one. Raises Overtaken for one of a later claim."""
+    name = f"{LOAD.name}={landed.job}"
+    found = [each for some in metastore.partitions(table.db, table.name, [name]) for each in some]
+    _, there = marked(found[0].parameters) if found else (0, 0)
+    if there > landed.fence:
+        raise Overtaken(f"{table.db}.{table.name}/{name} was published with fence {there}", hint="nothing is lost")
+    return there

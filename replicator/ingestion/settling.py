@@ -1,0 +1,86 @@
+"""Settling: copied rows made what the landing table shall have: without erased people, and merged into what is there.
+
+Who was erased here does not come back because a source still has the person: the asset's list of ids is applied to all
+rows before they are published, whatever the request says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replicator.core.model import Column
+from replicator.errors import Error
+from replicator.ingestion.ingestion_request import Asset, Format
+from replicator.purge.search.ids import hadoop_place, split_ids
+from replicator.text.sql_text import SETTINGS, quoted_name, scalar_type
+
+
+class RowsRefused(Error):
+    """Rows of the source cannot be landed as it was asked; the message says which."""
+
+
+@dataclass(frozen=True)
+class Erased:
+    """ids: that the list has. strange: those of them that no value of the column can equal."""
+
+    ids: int
+    strange: int
+
+
+def prepare(session: Any) -> None:
+    """Foreign text stays text in this session."""
+    for key, value in SETTINGS.items():
+        session.conf.set(key, value)
+
+
+def read(session: Any, place: str, format: Format, columns: Sequence[Column]) -> Any:
+    """A DataFrame of a directory's rows, with these columns: null where its files have none of that name."""
+    frame = session.read.format(format).load(hadoop_place(place))
+    there = {name.lower() for name in frame.columns}
+    return frame.selectExpr(
+        *(
+            f"CAST({quoted_name(column.name) if column.name in there else 'NULL'} AS {column.type})"
+            f" AS {quoted_name(column.name)}"
+            for column in columns
+        )
+    )
+
+
+def merged(base: Any, increment: Any, key: Sequence[str]) -> Any:
+    """The base's rows but for those whose key the increment has, and the increment's. Raises RowsRefused for an
+    increment in which a key is null or stands twice: nobody could say which row is meant."""
+    names = [quoted_name(each.lower()) for each in key]
+    null = increment.where(" OR ".join(f"{name} IS NULL" for name in names)).limit(1).count()
+    if null:
+        raise RowsRefused(f"rows have NULL in the key ({', '.join(key)})", hint="ask with a key that all rows have")
+    twice = increment.groupBy(*[each.lower() for each in key]).count().where("`count` > 1").limit(1).count()
+    if twice:
+        raise RowsRefused(f"the key ({', '.join(key)}) is not unique at the source", hint="ask with the primary key")
+    kept = base.join(increment.select(*[each.lower() for each in key]), [each.lower() for each in key], "left_anti")
+    return kept.select(*base.columns).unionByName(increment)
+
+
+def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Column]) -> tuple[Any, Erased]:
+    """The rows of nobody who was erased, and what the list has. Raises RowsRefused where the list or the column cannot
+    be had: then nothing may be published."""
+    assert asset.erasure_ids and asset.erasure_column
+    table, column = split_ids(asset.erasure_ids)
+    db, _, name = table.partition(".")
+    found = {each.name: each.type for each in columns}.get(asset.erasure_column.lower())
+    if found is None:
+        raise RowsRefused(
+            f"there is no column {asset.erasure_column}, by which the asset's erased people are known",
+            hint="land a table that has it, or give the table to an asset without personal data",
+        )
+    if not session.catalog.tableExists(quoted_name(db, name)):
+        raise RowsRefused(f"there is no table {table} of erased people", hint="see the asset's erasure_ids")
+    ids = session.table(quoted_name(db, name)).selectExpr(
+        f"{quoted_name(column)} AS given", f"try_cast({quoted_name(column)} AS {scalar_type(found)}) AS id"
+    )
+    ids = ids.where("given IS NOT NULL").distinct().cache()
+    count, strange = ids.selectExpr("count(*)", "count_if(id IS NULL)").first()
+    known = ids.where("id IS NOT NULL").selectExpr(f"id AS {quoted_name(asset.erasure_column.lower())}")
+    kept = rows.join(known, [asset.erasure_column.lower()], "left_anti").select(*map(quoted_name, rows.columns))
+    return kept, Erased(int(count), int(strange))

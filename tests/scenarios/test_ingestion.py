@@ -1,0 +1,243 @@
+"""Ingestion, whole: tables of a real PostgreSQL landed in a real warehouse, replicated, erased and restored.
+
+What was landed is read with pyarrow from where the metastore says, and compared with what psycopg reads at the source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import psycopg
+import pyarrow.dataset as ds
+import pytest
+from postgres import Postgres
+from purges import Warehouse
+
+from replicator.commands.ingest_run import ingest_run
+from replicator.core.config import Config, parse_config
+from replicator.ingestion import landing_steps as steps
+from replicator.ingestion.controller import Controller
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.job_store import IngestionStore
+from replicator.metastore.thrift import connect
+
+_numbers = itertools.count(1)
+
+
+class Landing:
+    """A source, an asset `crm` of it, and the warehouse in which its tables land. `replicator` runs in this process."""
+
+    def __init__(self, postgres: Postgres, warehouse: Warehouse, here: Path) -> None:
+        self.url, self.warehouse, self.here = postgres.database(), warehouse, here
+        self.source = psycopg.connect(self.url, autocommit=True)
+        host, _, _ = postgres.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")
+        self.jdbc = f"{host}/{self.source.info.dbname}"
+        self.asset = f"crm{next(_numbers)}"
+        self.config = self.configured()
+
+    def configured(self, **more: Any) -> Config:
+        return parse_config(
+            {
+                "ingestion": {
+                    "metastore": self.warehouse.running.uri,
+                    "landing": str(self.here / "landing"),
+                    "store": f"sqlite:///{self.here / 'jobs.sqlite'}",
+                    "log": f"{self.asset}.ingestion_log",
+                    "sources": {"crm": {"url": self.jdbc, "user": "postgres", "readers": 3}},
+                    **more,
+                }
+            },
+            "test",
+        )
+
+    def sql(self, text: str) -> None:
+        self.source.execute(text)  # type: ignore[call-overload]
+
+    def create_asset(self, **more: Any) -> None:
+        with self.store() as store:
+            given = {"owner": "ann", "producers": ("root",), "sources": ("crm",), "created_by": "ann", **more}
+            store.put_asset(Asset(name=self.asset, **given))
+            store.approve_asset(self.asset, "bob")
+
+    def store(self) -> IngestionStore:
+        store = IngestionStore(self.config.ingestion.store or "")
+        store.prepare()
+        return store
+
+    def request(self, table: str, **more: Any) -> int:
+        with self.store() as store:
+            asked = {"source": "crm", "schema": "public", "requested_by": "root", **more}
+            return store.submit(Request(asset=self.asset, table=table, **asked)).job
+
+    def run(self) -> Any:
+        return ingest_run(config=self.config, spark=self.warehouse.session)
+
+    def land(self, table: str, **more: Any) -> Any:
+        """One request, worked on to its end."""
+        self.request(table, **more)
+        return self.run()
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        """As they lie, by pyarrow."""
+        found = self.warehouse.metastore.table(f"{self.asset}_public", table)
+        places = [found.location]
+        if found.is_partitioned:
+            some = self.warehouse.metastore.all_partitions(found.db, found.name)
+            places = [part.location for batch in some for part in batch]
+        names = [column.name for column in found.storage.columns]  # type: ignore[union-attr]
+        rows = []
+        for place in places:
+            assert place
+            data = ds.dataset(place.removeprefix("file:"), format="parquet").to_table()
+            rows += [tuple(row.get(name) for name in names) for row in data.to_pylist()]
+        return sorted(rows, key=repr)
+
+    def at_source(self, text: str) -> list[tuple[Any, ...]]:
+        return sorted(self.source.execute(text).fetchall(), key=repr)  # type: ignore[call-overload]
+
+    def location(self, table: str) -> str:
+        place = self.warehouse.metastore.table(f"{self.asset}_public", table).location
+        assert place
+        return place
+
+
+@pytest.fixture
+def landing(postgres: Postgres, warehouse: Warehouse, tmp_path: Path) -> Iterator[Landing]:
+    made = Landing(postgres, warehouse, tmp_path)
+    yield made
+    made.source.close()
+
+
+def test_a_table_is_landed_changed_and_landed_again(landing: Landing) -> None:
+    landing.sql("CREATE TABLE people (id bigint PRIMARY KEY, name text, born date, score numeric(10, 2))")
+    landing.sql("INSERT INTO people SELECT n, 'p' || n, date '2000-01-01' + n, n / 4.0 FROM generate_series(1, 1000) n")
+    landing.sql("INSERT INTO people VALUES (0, NULL, NULL, NULL), (5000, 'quo''te \"d` ; \\', NULL, 1)")
+    landing.create_asset()
+
+    done = landing.land("people")
+
+    assert (done.status, done.done, done.rows) == ("done", 1, 1002), done
+    assert landing.rows("people") == landing.at_source("SELECT id, name, born, score FROM people")
+    first = landing.location("people")
+    landing.sql("DELETE FROM people WHERE id > 500")
+    landing.sql("UPDATE people SET name = 'changed' WHERE id = 7")
+
+    assert landing.land("people").rows == 501
+
+    assert landing.rows("people") == landing.at_source("SELECT id, name, born, score FROM people")
+    assert landing.location("people") != first
+    assert Path(first.removeprefix("file:")).is_dir(), "readers in flight keep what they read"
+    shown = landing.warehouse.sql(f"SELECT count(*), min(name) FROM {landing.asset}_public.people")
+    assert shown == [(501, "changed")]
+
+
+def test_columns_change_by_the_policy_of_the_request(landing: Landing) -> None:
+    landing.sql("CREATE TABLE t (id int, a text)")
+    landing.sql("INSERT INTO t VALUES (1, 'x')")
+    landing.create_asset()
+    landing.land("t")
+    landing.sql("ALTER TABLE t ADD COLUMN b int DEFAULT 5")
+
+    refused = landing.land("t")
+
+    assert refused.failed == 1 and "b int is new" in refused.errors[0]
+    assert landing.rows("t") == [(1, "x")], "what was landed stays"
+    assert landing.land("t", schema_policy="add_columns").done == 1
+    assert landing.rows("t") == [(1, "x", 5)]
+    landing.sql("ALTER TABLE t ALTER COLUMN a TYPE int USING 3")
+    refused = landing.land("t", schema_policy="add_columns")
+    assert "a was string and is int" in refused.errors[0]
+    assert landing.land("t", schema_policy="recreate").done == 1
+    assert landing.rows("t") == [(1, 3, 5)]
+
+
+def test_rows_are_appended_by_a_watermark_and_merged_by_a_key(landing: Landing) -> None:
+    landing.sql("CREATE TABLE log (id int, at timestamp)")
+    landing.sql(
+        "INSERT INTO log SELECT n, timestamp '2026-01-01' + n * interval '1 hour' FROM generate_series(1, 10) n"
+    )
+    landing.sql("CREATE TABLE state (id int PRIMARY KEY, v text)")
+    landing.sql("INSERT INTO state SELECT n, 'old' FROM generate_series(1, 5) n")
+    landing.create_asset()
+    landing.request("log", mode="append", watermark="at")
+    landing.request("state", mode="merge", key=("id",))
+    assert landing.run().done == 2
+    landing.sql("INSERT INTO log VALUES (11, '2026-02-01'), (12, '2026-02-02')")
+    landing.sql("DELETE FROM state")
+    landing.sql("INSERT INTO state VALUES (4, 'new'), (6, 'new')")
+
+    landing.request("log", mode="append", watermark="at")
+    landing.request("state", mode="merge", key=("id",))
+    assert landing.run().done == 2
+
+    assert [row[0] for row in landing.rows("log")] == sorted(range(1, 13), key=str) or len(landing.rows("log")) == 12
+    parts = landing.warehouse.metastore.partition_names(f"{landing.asset}_public", "log")
+    assert len(parts) == 2, "a partition for each job"
+    assert landing.rows("state") == [(1, "old"), (2, "old"), (3, "old"), (4, "new"), (5, "old"), (6, "new")]
+    landing.sql("INSERT INTO log VALUES (13, NULL)")
+    refused = landing.land("log", mode="append", watermark="at")
+    assert refused.failed == 1 and "NULL" in refused.errors[0]
+
+
+def test_erased_people_do_not_come_back(landing: Landing) -> None:
+    landing.sql("CREATE TABLE people (id int PRIMARY KEY, name text)")
+    landing.sql("INSERT INTO people SELECT n, 'p' || n FROM generate_series(1, 100) n")
+    landing.warehouse.sql(
+        f"CREATE DATABASE IF NOT EXISTS {landing.asset}_gdpr",
+        f"CREATE TABLE {landing.asset}_gdpr.gone AS SELECT * FROM VALUES ('7'), ('9'), ('no id') AS t (member)",
+    )
+    landing.create_asset(
+        classification="personal", erasure_ids=f"{landing.asset}_gdpr.gone:member", erasure_column="id"
+    )
+
+    assert landing.land("people").rows == 98
+
+    assert {7, 9}.isdisjoint(row[0] for row in landing.rows("people"))
+    ended = landing.warehouse.sql(
+        f"REFRESH TABLE {landing.asset}.ingestion_log",
+        f"SELECT state, rows, erased_rows FROM {landing.asset}.ingestion_log WHERE state IN ('published', 'done')",
+    )
+    assert sorted(ended) == [("done", 98, 2), ("published", 98, 2)], "the log says that the source still has them"
+
+
+@pytest.mark.parametrize("name", list(steps.STEPS))
+def test_whoever_is_killed_in_a_step_is_followed_by_another(
+    landing: Landing, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller is gone after the step's work, before it could say so; and once in the middle of the copy."""
+    landing.sql("CREATE TABLE t (id int PRIMARY KEY)")
+    landing.sql("INSERT INTO t SELECT generate_series(1, 50)")
+    landing.create_asset()
+    landing.land("t")
+    landing.sql("INSERT INTO t VALUES (1000)")
+    landing.request("t")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(work: Any, facts: Any) -> Any:
+        step(work, facts)
+        raise Killed
+
+    step = steps.STEPS[name]
+    monkeypatch.setitem(steps.STEPS, name, killed)  # type: ignore[arg-type]
+    ingestion = landing.config.ingestion
+    with IngestionStore(ingestion.store or "") as store, connect(landing.warehouse.running.uri) as metastore:
+        engines, sessions = landing.warehouse.engines, landing.warehouse.session.newSession
+        first = Controller(store, ingestion, metastore, engines, sessions, Event(), lease=1.0)
+        with pytest.raises(Killed):
+            first.run(follow=False)
+        monkeypatch.setitem(steps.STEPS, name, step)  # type: ignore[arg-type]
+        deadline = time.monotonic() + 60
+        second = Controller(store, ingestion, metastore, engines, sessions, Event(), lease=30.0)
+        while not second.run(follow=False).done and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert second.worked.done == 1 and not second.worked.failed
+    assert landing.rows("t") == [(n,) for n in sorted([*range(1, 51), 1000], key=lambda n: repr((n,)))]
+    home = Path(landing.location("t").removeprefix("file:")).parent
+    assert len(list(home.iterdir())) == 2, "the version that was replaced, and the one that is"
