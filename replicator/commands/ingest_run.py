@@ -13,7 +13,7 @@ from replicator.core.spark import hive_settings
 from replicator.errors import ConfigError
 from replicator.ingestion.controller import Controller, Worked
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.reading.drivers import driver_jars
+from replicator.ingestion.reading.drivers import driver_jars, give_drivers
 from replicator.metastore.java import find_java
 from replicator.purge.run import warehouse_of
 from replicator.text.quantity import parse_duration
@@ -60,10 +60,7 @@ def ingest_run(options: IngestRunOptions) -> Worked:
 
         def session() -> Any:
             made = engines.session({**known, **mine}).newSession()
-            given = made.sparkContext.getConf().get("spark.jars", "")
-            for jar in map(str, jars):
-                if jar not in given:  # somebody else's Spark
-                    made._jsparkSession.sessionState().resourceLoader().addJar(jar)
+            give_drivers(made, jars)
             return made
 
         controller = Controller(store, ingestion, metastore, engines, session, options.stop or Event())

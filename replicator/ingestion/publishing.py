@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from replicator.core.model import Column, Database, Partition, Table
-from replicator.errors import CommitOutcomeUnknown, Error, ObjectExists, ObjectNotFound
+from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectExists, ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing_schema import (
     ASSET,
@@ -184,7 +184,13 @@ def _flip(metastore: Metastore, request: Request, table: Table, landed: Landed) 
     changed = table.parameters.get(SCHEMA_HASH) != said
     parameters = {key: value for key, value in table.parameters.items() if not _is_stale(key)}
     new = msgspec.structs.replace(made, parameters={**parameters, **landed.parameters, SCHEMA_HASH: said})
-    metastore.alter_table(table.db, table.name, new)
+    try:
+        metastore.alter_table(table.db, table.name, new)
+    except MetastoreError as error:
+        if error.transient or isinstance(error, ObjectNotFound) or not changed or request.schema_policy != "recreate":
+            raise
+        metastore.drop_table(table.db, table.name)  # its rows stay; a server does not make a number of a text
+        metastore.create_table(new)
     return Publication(metastore.current_event_id(), changed)
 
 

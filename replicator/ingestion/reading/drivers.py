@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from replicator.core.connections.source_config import SourceConfig
 from replicator.errors import ConfigError
@@ -46,6 +47,15 @@ def driver_jars(sources: Iterable[SourceConfig], java: Java, env: Mapping[str, s
     if missing := [artifact for artifact in wanted.values() if artifact]:
         fetch(missing, kept, java, env, _HINT)
     return list(wanted)
+
+
+def give_drivers(session: Any, jars: Iterable[Path]) -> None:
+    """Lets this thread's reading with a session find the drivers: one of a Spark that somebody else has started knows
+    them not. May run twice."""
+    given = session.sparkContext.getConf().get("spark.jars", "")
+    for jar in map(str, jars):
+        if jar not in given:
+            session._jsparkSession.sessionState().resourceLoader().addJar(jar)
 
 
 def spark_url(source: SourceConfig) -> str:
