@@ -19,6 +19,14 @@ from typing import TYPE_CHECKING, Any
 import cmroot as cmroot  # first: on executors of a cluster it leads to the libraries
 
 if TYPE_CHECKING:
+    from replicator.commands.asset import AssetApproveOptions as AssetApproveOptions
+    from replicator.commands.asset import AssetCreateOptions as AssetCreateOptions
+    from replicator.commands.asset import AssetLsOptions as AssetLsOptions
+    from replicator.commands.asset import AssetShowOptions as AssetShowOptions
+    from replicator.commands.asset import asset_approve as asset_approve
+    from replicator.commands.asset import asset_create as asset_create
+    from replicator.commands.asset import asset_ls as asset_ls
+    from replicator.commands.asset import asset_show as asset_show
     from replicator.commands.audit import AuditLsOptions as AuditLsOptions
     from replicator.commands.audit import AuditUndoOptions as AuditUndoOptions
     from replicator.commands.audit import audit_ls as audit_ls
@@ -72,6 +80,18 @@ if TYPE_CHECKING:
     from replicator.commands.housekeeping_items import housekeeping_cancel as housekeeping_cancel
     from replicator.commands.housekeeping_items import housekeeping_ls as housekeeping_ls
     from replicator.commands.housekeeping_items import housekeeping_rearm as housekeeping_rearm
+    from replicator.commands.ingest import IngestCancelOptions as IngestCancelOptions
+    from replicator.commands.ingest import IngestDropZoneOptions as IngestDropZoneOptions
+    from replicator.commands.ingest import IngestLsOptions as IngestLsOptions
+    from replicator.commands.ingest import IngestRequestOptions as IngestRequestOptions
+    from replicator.commands.ingest import IngestShowOptions as IngestShowOptions
+    from replicator.commands.ingest import IngestTakeOptions as IngestTakeOptions
+    from replicator.commands.ingest import ingest_cancel as ingest_cancel
+    from replicator.commands.ingest import ingest_drop_zone as ingest_drop_zone
+    from replicator.commands.ingest import ingest_ls as ingest_ls
+    from replicator.commands.ingest import ingest_request as ingest_request
+    from replicator.commands.ingest import ingest_show as ingest_show
+    from replicator.commands.ingest import ingest_take as ingest_take
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
     from replicator.commands.lag import HistoryOptions as HistoryOptions
@@ -201,6 +221,30 @@ _COMMANDS = {
         "HousekeepingCancelOptions",
         "housekeeping_rearm",
         "HousekeepingRearmOptions",
+    ),
+    "asset": (
+        "asset_approve",
+        "AssetApproveOptions",
+        "asset_create",
+        "AssetCreateOptions",
+        "asset_ls",
+        "AssetLsOptions",
+        "asset_show",
+        "AssetShowOptions",
+    ),
+    "ingest": (
+        "ingest_cancel",
+        "IngestCancelOptions",
+        "ingest_ls",
+        "IngestLsOptions",
+        "ingest_request",
+        "IngestRequestOptions",
+        "ingest_drop_zone",
+        "IngestDropZoneOptions",
+        "ingest_take",
+        "IngestTakeOptions",
+        "ingest_show",
+        "IngestShowOptions",
     ),
     "init": ("init", "InitOptions"),
     "lag": ("lag", "LagOptions", "history", "HistoryOptions"),

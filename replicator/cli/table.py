@@ -51,6 +51,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cm": ("cm", "Manage a $cmroot: kept files, slots, holds, expiry."),
         "gateway": ("gateway", "Serve a metastore, and keep the files of dropped tables."),
     },
+    "Ingestion": {
+        "asset": ("asset", "Manage assets: who may bring which data in."),
+        "ingest": ("ingest", "Land tables of other databases, by request."),
+    },
     "Service": {
         "serve": ("serve", "Run policies by their schedules; serve an API, metrics, a page."),
         "token": ("token", "Create, list and revoke tokens of the service's API."),

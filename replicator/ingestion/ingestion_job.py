@@ -29,9 +29,6 @@ WAITING = ("queued", "failed", "failed_user", "failed_type")
 STEPS = ("describe", "copy", "verify", "settle", "publish", "grant", "clean")
 """In their order; each may be repeated."""
 
-ENDED_STEPS = "end"
-"""The step of a job whose steps are all done."""
-
 Kind = Literal["component", "lock", "user", "type"]
 """component: something between here and there does not work at present. lock: others hold what the job needs. user: the
 request, or what it leads to, is wrong. type: a column's values fit no type."""
@@ -50,10 +47,8 @@ JITTER = 0.2
 
 
 def following(step: str) -> str:
-    """The step after `step`; "": the first."""
-    if not step:
-        return STEPS[0]
-    return (*STEPS, ENDED_STEPS)[STEPS.index(step) + 1]
+    """The step after `step`; after the last one that one again."""
+    return STEPS[min(STEPS.index(step) + 1, len(STEPS) - 1)]
 
 
 def delay(kind: Kind, failures: int, chance: float) -> float:
@@ -87,8 +82,8 @@ class Submitted:
 @dataclass(frozen=True)
 class Claimed:
     """A job that a holder works on. attempt: counts from 1. fence: a number that grows with every claim of any job: of
-    two writers the one with the lower number is late. step: the first that is not done, "" when none is, `ENDED_STEPS`
-    when all are. facts: what the steps that are done have found."""
+    two writers the one with the lower number is late. step: the first that is not done, "" when none is. facts: what
+    the steps that are done have found."""
 
     job: int
     attempt: int
@@ -139,8 +134,8 @@ class JobFilter:
 
 
 class JobChange(Value, frozen=True, omit_defaults=False):
-    """A change of a job's state or step, as a row of the log. id: grows in the order of changes. actor: who changed it.
-    schema_hash, checksum, ...: as far as known."""
+    """A change of a job's state or step, as a row of the log. id: grows in the order of changes. step: that it is at.
+    actor: who changed it. schema_hash, checksum, ...: as far as known."""
 
     id: int
     job: int
@@ -159,14 +154,24 @@ class JobChange(Value, frozen=True, omit_defaults=False):
     bytes: int | None
     files: int | None
     splits: int | None
-    schema_hash: str | None
-    checksum: str | None
     consistent: bool | None
     erased_rows: int | None
+    schema_hash: str | None
+    checksum: str | None
     event_id: int | None
     error_kind: str
     error_text: str
 
 
-COUNTED = ("rows", "bytes", "files", "splits", "schema_hash", "checksum", "consistent", "erased_rows")
+class JobDetail(Value, frozen=True, omit_defaults=False):
+    """All of a job. facts: what its steps have found. changes: oldest first."""
+
+    job: IngestionJob
+    request: Request
+    facts: dict[str, Any]
+    error_detail: str
+    changes: tuple[JobChange, ...]
+
+
+COUNTED = ("rows", "bytes", "files", "splits", "consistent", "erased_rows", "schema_hash", "checksum")
 """Facts that are columns of the log."""

@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement, Connection, exists, func, select, text
 
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.fairness import Candidate
-from replicator.ingestion.ingestion_job import IngestionJob, JobChange, JobFilter
-from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.ingestion_job import IngestionJob, JobChange, JobDetail, JobFilter
+from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.job_rows import to_asset, to_job
 from replicator.ingestion.schema import OPEN, asset, change, job
 
@@ -63,10 +64,30 @@ def find_jobs(connection: Connection, wanted: JobFilter, before: int, limit: int
     return [to_job(dict(row)) for row in connection.execute(query).mappings()]
 
 
+def find_facts(connection: Connection, target: str, identity: str) -> dict[str, Any]:
+    """Of the newest job that was published; empty without one."""
+    mine = (job.c.target == target, job.c.identity == identity, job.c.event_id.is_not(None))
+    text = connection.execute(select(job.c.facts).where(*mine).order_by(job.c.id.desc()).limit(1)).scalar()
+    return dict(msgspec.json.decode(text)) if text else {}
+
+
 def find_changes(connection: Connection, after: int, limit: int) -> list[JobChange]:
     """Oldest first."""
     query = select(change).where(change.c.id > after).order_by(change.c.id).limit(limit)
     return [JobChange(**row._mapping) for row in connection.execute(query)]
+
+
+def find_detail(connection: Connection, id: int) -> JobDetail:
+    """Raises ObjectNotFound."""
+    row = find_row(connection, id)
+    query = select(change).where(change.c.job == id).order_by(change.c.id)
+    return JobDetail(
+        job=to_job(row),
+        request=msgspec.json.decode(row["request"], type=Request),
+        facts=msgspec.json.decode(row["facts"]),
+        error_detail=row["error_detail"],
+        changes=tuple(JobChange(**each._mapping) for each in connection.execute(query)),
+    )
 
 
 def position(connection: Connection, place: int) -> int:

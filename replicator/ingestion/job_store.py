@@ -25,12 +25,12 @@ from replicator.ingestion import job_rows as rows
 from replicator.ingestion.fairness import pick
 from replicator.ingestion.ingestion_job import (
     COUNTED,
-    ENDED_STEPS,
     WAITING,
     Claimed,
     Failure,
     IngestionJob,
     JobChange,
+    JobDetail,
     JobFilter,
     Submitted,
     delay,
@@ -128,10 +128,8 @@ class IngestionStore(Database):
         unknown asset, Refused where another source lands in the same table; the rest is checked before."""
         target, identity = ".".join(request.target), rows.digest(request.identity)
         with self._turn() as connection:
-            if key and (known := queries.find_by(connection, job.c.request_key == key)):
-                waits = known["state"] in ("queued", "failed")
-                place = queries.position(connection, known["place"]) if waits else 0
-                return Submitted(known["id"], known["state"], place)
+            if key and (known := self.submitted(key)):
+                return known
             approver = queries.find_asset(connection, request.asset).approved_by
             if another := queries.taken_by_another(connection, target, identity):
                 raise Refused(
@@ -155,6 +153,15 @@ class IngestionStore(Database):
             self._change(connection, made, request.requested_by, place=made["place"])
             ahead = queries.position(connection, made["place"])
             return Submitted(id, "queued", ahead, former["id"] if former else None)
+
+    def submitted(self, key: str) -> Submitted | None:
+        """The job of a request with this key."""
+        with self.transaction() as connection:
+            known = queries.find_by(connection, job.c.request_key == key)
+            if known is None:
+                return None
+            waits = known["state"] in ("queued", "failed")
+            return Submitted(known["id"], known["state"], queries.position(connection, known["place"]) if waits else 0)
 
     def cancel(self, id: int, by: str) -> IngestionJob:
         """A job that waits is cancelled at once, one that runs with its holder's next word; if that says that it is
@@ -240,7 +247,16 @@ class IngestionStore(Database):
 
         def act(connection: Connection, row: Mapping[str, Any]) -> None:
             end = rows.ended("done", self._now(connection))
-            self._change(connection, row, claimed.holder, **end, step=ENDED_STEPS, **NO_ERROR)
+            self._change(connection, row, claimed.holder, **end, step="", **NO_ERROR)
+
+        self._hold(claimed, act)
+
+    def release(self, claimed: Claimed) -> None:
+        """Lets go of a job that has not failed: it goes on at its step with the next claim. Raises Fenced."""
+
+        def act(connection: Connection, row: Mapping[str, Any]) -> None:
+            free = {"this": row["id"], "holder": "", "lease": 0.0, "due": self._now(connection)}
+            connection.execute(ONE, free)
 
         self._hold(claimed, act)
 
@@ -248,34 +264,6 @@ class IngestionStore(Database):
         """Lets go of a job; its kind says when it is tried again. A published one is, whatever the failure. Raises
         Fenced."""
         self._hold(claimed, lambda connection, row: self._fail(connection, row, failure, self._now(connection)))
-
-    def release(self, claimed: Claimed) -> None:
-        """Lets go of a job whose holder ends: it is claimed again at once, at the same step. Raises Fenced."""
-
-        def act(connection: Connection, row: Mapping[str, Any]) -> None:
-            state = "published" if row["state"] == "published" else "queued"
-            self._change(connection, row, claimed.holder, holder="", lease=0.0, state=state)
-
-        self._hold(claimed, act)
-
-    # ---- the log in the warehouse ---------------------------------------------------------------------------------
-
-    def begin_logging(self, limit: int) -> list[JobChange]:
-        """The changes that shall stand in the warehouse's table next; after a crash the same ones again."""
-        with self._turn() as connection:
-            logged, until = connection.execute(select(turn.c.logged, turn.c.logging)).one()
-            count = limit if until <= logged else until - logged
-            found = [
-                each for each in queries.find_changes(connection, logged, count) if until <= logged or each.id <= until
-            ]
-            if found:
-                connection.execute(update(turn).values(logging=found[-1].id))
-            return found
-
-    def end_logging(self, last: int) -> None:
-        """They stand there, up to this one. May run twice."""
-        with self._turn() as connection:
-            connection.execute(update(turn).where(turn.c.logged < last).values(logged=last))
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
@@ -292,15 +280,35 @@ class IngestionStore(Database):
     def last_facts(self, request: Request) -> dict[str, Any]:
         """Of the newest job of a request's identity that was published; empty without one."""
         with self.transaction() as connection:
-            mine = (job.c.target == ".".join(request.target), job.c.identity == rows.digest(request.identity))
-            found = select(job.c.facts).where(*mine, job.c.event_id.is_not(None)).order_by(job.c.id.desc()).limit(1)
-            text = connection.execute(found).scalar()
-        return dict(msgspec.json.decode(text)) if text else {}
+            return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
+
+    def detail(self, id: int) -> JobDetail:
+        """Raises ObjectNotFound."""
+        with self.transaction() as connection:
+            return queries.find_detail(connection, id)
 
     def changes_after(self, after: int, limit: int) -> list[JobChange]:
         """Oldest first, those with a greater id: all that will ever have one below the last one's are there."""
         with self.transaction() as connection:
             return queries.find_changes(connection, after, limit)
+
+    def begin_logging(self, limit: int) -> list[JobChange]:
+        """Changes that are not in the log's table yet, oldest first: the same ones until `end_logging` says that they
+        are there, also to another controller."""
+        with self._turn() as connection:
+            logged, until = connection.execute(select(turn.c.logged, turn.c.logging)).one()
+            if until > logged:
+                batch = queries.find_changes(connection, logged, until - logged)
+                return [each for each in batch if each.id <= until]
+            found = queries.find_changes(connection, logged, limit)
+            if found:
+                connection.execute(update(turn).values(logging=found[-1].id))
+            return found
+
+    def end_logging(self, last: int) -> None:
+        """The batch is in the log's table up to the change `last`. May run twice."""
+        with self._turn() as connection:
+            connection.execute(update(turn).where(turn.c.logged < last).values(logged=last))
 
     def now(self) -> float:
         """The store's clock."""

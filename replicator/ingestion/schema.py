@@ -23,8 +23,7 @@ turn = Table(
 )
 """One row, which each change of a job changes first: changes are made one at a time, on both kinds of databases, and
 their numbers grow in the order in which they are seen. `fence`: the fencing number that was given last, of all jobs.
-`logged`: the last change that stands in the warehouse's table; `logging`: the last one of the batch that is
-appended."""
+`logged`: the last change that is in the log's table; `logging`: the last one of the batch that is being appended."""
 
 asset = Table(
     "ingestion_asset",
@@ -110,10 +109,10 @@ change = Table(
     Column("bytes", BigInteger),
     Column("files", BigInteger),
     Column("splits", BigInteger),
-    Column("schema_hash", Text),
-    Column("checksum", Text),
     Column("consistent", Boolean),
     Column("erased_rows", BigInteger),
+    Column("schema_hash", Text),
+    Column("checksum", Text),
     Column("event_id", BigInteger),
     Column("error_kind", String(12), nullable=False),
     Column("error_text", Text, nullable=False),

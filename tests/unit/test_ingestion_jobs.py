@@ -84,6 +84,7 @@ def test_a_job_goes_through_its_steps_and_each_change_is_a_row(store: IngestionS
     work(store, first)
     job = store.job(submitted.job)
     assert (job.state, job.rows, job.event_id, job.target) == ("done", 3, 7, "crm_public.orders")
+    assert store.last_facts(request()) == {"rows": 3} and store.last_facts(request("other")) == {}
     changes = store.changes_after(0, 100)
     assert [each.state for each in changes] == ["queued", *["running"] * 5, *["published"] * 3, "done"]
     assert changes[-1].approver == "anna" and changes[-1].requester == "paul" and changes[-1].rows == 3
@@ -183,6 +184,32 @@ def test_a_job_whose_holder_is_gone_goes_on_at_its_step(store: IngestionStore, c
     clock.now += 240
     work(store, claimed(store, "c3"))
     assert store.job(late.job).state == "done"
+
+
+def test_a_job_that_is_given_back_goes_on_at_its_step_and_has_not_failed(store: IngestionStore) -> None:
+    store.submit(request())
+    one = claimed(store)
+    store.step_done(one, "describe", {})
+    store.release(one)
+    following = store.submit(request())
+    again = claimed(store, "c2")
+    assert (again.job, again.step, again.attempt) == (one.job, "copy", 2)
+    store.release(again)
+    assert store.cancel(one.job, "paul").state == "cancelled" and claimed(store).job == following.job
+
+
+def test_the_log_gets_the_same_batch_until_it_has_it(store: IngestionStore) -> None:
+    for number in range(5):
+        store.submit(request(f"t{number}"))
+    batch = store.begin_logging(3)
+    assert [each.job for each in batch] == [1, 2, 3] and store.begin_logging(3) == batch
+    store.submit(request("t0"))
+    assert store.begin_logging(9) == batch == store.begin_logging(1), "whatever else could be in it"
+    store.end_logging(batch[-1].id)
+    assert [each.state for each in store.begin_logging(9)] == ["queued", "queued", "superseded", "queued"]
+    store.end_logging(7)
+    store.end_logging(3)
+    assert store.begin_logging(9) == []
 
 
 def test_a_job_is_cancelled_at_once_or_with_its_holders_next_word(store: IngestionStore, clock: Clock) -> None:
@@ -312,12 +339,15 @@ def _go_on(
     if chance.random() < 0.1:
         store.fail(one, Failure("component", "away"))
         working.remove(one)
-    elif step == "end":
-        store.done(one)
-        working.remove(one)
     elif step == "publish":
         store.published(one, 7, {})
         published[one.job] += 1
+    elif step == STEPS[-1]:
+        store.done(one)
+        working.remove(one)
+    elif chance.random() < 0.1:
+        store.release(one)
+        working.remove(one)
     else:
         store.step_done(one, step, {})
 

@@ -83,10 +83,10 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger),
         sa.Column("files", sa.BigInteger),
         sa.Column("splits", sa.BigInteger),
-        sa.Column("schema_hash", sa.Text),
-        sa.Column("checksum", sa.Text),
         sa.Column("consistent", sa.Boolean),
         sa.Column("erased_rows", sa.BigInteger),
+        sa.Column("schema_hash", sa.Text),
+        sa.Column("checksum", sa.Text),
         sa.Column("event_id", sa.BigInteger),
         sa.Column("error_kind", sa.String(12), nullable=False),
         sa.Column("error_text", sa.Text, nullable=False),
@@ -102,7 +102,7 @@ def upgrade() -> None:
     op.create_index("ingestion_job_target", "ingestion_job", ["target", "identity"])
     op.create_index("ingestion_job_state", "ingestion_job", ["state", "id"])
     op.create_index("ingestion_change_job", "ingestion_change", ["job", "id"])
-    columns = ("id", "fence", "logged", "logging")
     op.bulk_insert(
-        sa.table("ingestion_turn", *map(sa.column, columns)), [{"id": 1, "fence": 0, "logged": 0, "logging": 0}]
+        sa.table("ingestion_turn", sa.column("id"), sa.column("fence"), sa.column("logged"), sa.column("logging")),
+        [{"id": 1, "fence": 0, "logged": 0, "logging": 0}],
     )

@@ -1,0 +1,132 @@
+"""`replicator asset`: who may bring which data in."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import click
+
+from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.output import aligned, columns, emit
+from replicator.commands.asset import asset_approve, asset_create, asset_ls, asset_show
+from replicator.ingestion.doors.ingestion_shown import AssetShown
+from replicator.ingestion.ingestion_request import Classification
+
+
+@click.group()
+def asset() -> None:
+    """Manage assets: a name, an owner, who may bring data in and who may read it, sources, a classification.
+
+    \b
+    Example: replicator asset create crm --owner olga --producer crm_producer --source crm
+    """
+
+
+@asset.command(name="create")
+@click.argument("name")
+@click.option("--owner", required=True, metavar="NAME", help="User or group that answers for it.")
+@click.option(
+    "--producer",
+    "producers",
+    multiple=True,
+    metavar="NAME",
+    help="User or group that may request landings; repeatable.",
+)
+@click.option(
+    "--consumer",
+    "consumers",
+    multiple=True,
+    metavar="NAME",
+    help="User or group that may read what was landed; repeatable.",
+)
+@click.option("--source", "sources", multiple=True, metavar="NAME", help="Database of [ingestion.sources]; repeatable.")
+@click.option(
+    "--classification",
+    type=click.Choice(get_args(Classification)),
+    default="internal",
+    show_default=True,
+    help="What its data are. personal: erased people must not come back, see --erasure-ids.",
+)
+@click.option("--erasure-ids", metavar="DB.TABLE:COLUMN", help="Where the ids of erased people are.")
+@click.option("--erasure-column", metavar="NAME", help="Column of landed tables that has such an id.")
+@click.option("--exemption", default="", metavar="TEXT", help="Why a personal asset has neither.")
+@click.option("--retention", metavar="DURATION", help="How long versions of its landing tables are kept.")
+@click.option("--note", default="", metavar="TEXT", help="For people.")
+@click.option("--overwrite", is_flag=True, help="Change an asset of this name; it has to be approved again.")
+@json_option
+@pass_session
+def create(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Create an asset, or change one. Somebody else approves it with `replicator asset approve`.
+
+    \b
+    Example:
+      replicator asset create crm --owner olga --producer crm_producer --consumer analysts --source crm
+      replicator asset create hr --owner olga --source hr --classification personal \\
+        --erasure-ids privacy.erased:person --erasure-column person_id
+    """
+    return _tell(session.call(asset_create, **given), as_json)
+
+
+@asset.command(name="ls")
+@json_option
+@pass_session
+def list_assets(session: Session, /, as_json: bool) -> int:
+    """List assets, also those that nobody has approved.
+
+    \b
+    Example: replicator asset ls
+    """
+    shown = session.call(asset_ls)
+    rows = [
+        (one.name, one.owner, one.classification, ", ".join(one.sources), ", ".join(one.producers), one.approved_by)
+        for one in shown.assets
+    ]
+    head = ("name", "owner", "classification", "sources", "producers", "approved by")
+    emit(shown, as_json, columns(head, rows) if rows else ["no assets"])
+    return 0
+
+
+@asset.command(name="show")
+@click.argument("name")
+@json_option
+@pass_session
+def show(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Show an asset.
+
+    \b
+    Example: replicator asset show crm
+    """
+    return _tell(session.call(asset_show, **given), as_json)
+
+
+@asset.command(name="approve")
+@click.argument("name")
+@json_option
+@pass_session
+def approve(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Approve an asset: its owner and its producers may make requests from now on. Not by who made or changed it.
+
+    \b
+    Example: replicator asset approve crm
+    """
+    return _tell(session.call(asset_approve, **given), as_json)
+
+
+def _tell(done: AssetShown, as_json: bool) -> int:
+    one = done.asset
+    lines = [
+        (done.status, one.name),
+        ("owner", one.owner),
+        ("producers", ", ".join(one.producers) or "none"),
+        ("consumers", ", ".join(one.consumers) or "none"),
+        ("sources", ", ".join(one.sources) or "none"),
+        ("classification", one.classification),
+        ("erasure", f"{one.erasure_ids} in {one.erasure_column}" if one.erasure_ids else None),
+        ("exemption", one.exemption or None),
+        ("retention", one.retention),
+        ("note", one.note or None),
+        ("created by", one.created_by),
+        ("approved by", one.approved_by or "nobody yet"),
+    ]
+    emit(done, as_json, aligned(lines))
+    return 0

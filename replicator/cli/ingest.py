@@ -1,0 +1,212 @@
+"""`replicator ingest`: requests for landings, and the jobs that they become."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import click
+
+from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
+from replicator.commands.ingest import (
+    ingest_cancel,
+    ingest_drop_zone,
+    ingest_ls,
+    ingest_request,
+    ingest_show,
+    ingest_take,
+)
+from replicator.ingestion.doors.validation import READERS
+from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, State
+from replicator.ingestion.ingestion_request import Format, Mode, SchemaPolicy
+
+
+@click.group()
+def ingest() -> None:
+    """Land tables of other databases in the warehouse, by request.
+
+    \b
+    Example:
+      replicator ingest request crm:public.orders --asset crm
+      replicator ingest ls --asset crm
+    """
+
+
+@ingest.command(name="request")
+@click.argument("table", metavar="SOURCE:SCHEMA.TABLE")
+@click.option("--asset", required=True, metavar="NAME", help="Asset that the table belongs to.")
+@click.option(
+    "--mode",
+    type=click.Choice(get_args(Mode)),
+    default="overwrite",
+    show_default=True,
+    help="overwrite: all rows, instead of those that are there; append: rows above the watermark, in addition; merge: "
+    "rows (above the watermark, where there is one), instead of those with the same key.",
+)
+@click.option("--watermark", metavar="COLUMN", help="Column that only grows.")
+@click.option("--key", multiple=True, metavar="COLUMN", help="Column that tells rows apart, for merge; repeatable.")
+@click.option(
+    "--split-column", metavar="COLUMN", help="Read in ranges of this column; default: the first of the primary key."
+)
+@click.option("--readers", type=click.IntRange(1, READERS), help="Connections at a time; default: as the source says.")
+@click.option(
+    "--format", type=click.Choice(get_args(Format)), default="parquet", show_default=True, help="Of the files."
+)
+@click.option(
+    "--schema-policy",
+    type=click.Choice(get_args(SchemaPolicy)),
+    default="fail",
+    show_default=True,
+    help="What happens where the table's columns have changed.",
+)
+@click.option("--note", default="", metavar="TEXT", help="For people.")
+@json_option
+@pass_session
+def request(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Request that a table is landed; a controller does it later. Of requests for one table that wait, the last counts.
+
+    \b
+    Example:
+      replicator ingest request crm:public.orders --asset crm
+      replicator ingest request crm:public.log --asset crm --mode append --watermark id
+      replicator ingest request crm:public.orders --asset crm --mode merge --key id --watermark changed
+    """
+    done = session.call(ingest_request, **given)
+    lines = [
+        ("job", f"{done.job}, {done.status}, position {done.position}"),
+        ("lands", f"{done.source} in {done.target}"),
+        ("replaces", f"job {done.replaces}" if done.replaces else None),
+    ]
+    emit(done, as_json, aligned(lines))
+    return 0
+
+
+@ingest.command(name="ls")
+@click.option("--asset", default="", metavar="NAME", help="Only jobs of this asset.")
+@click.option("--source", "from_source", default="", metavar="NAME", help="Only jobs that read this source.")
+@click.option("--table", default="", metavar="DB.TABLE", help="Only jobs that land in this table.")
+@click.option("--who", default="", metavar="USER", help="Only jobs that this user requested.")
+@click.option("--state", multiple=True, type=click.Choice(get_args(State)), help="Only jobs in this state; repeatable.")
+@click.option("--before", type=click.IntRange(0), default=0, metavar="JOB", help="Only jobs with a lower number.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs.")
+@json_option
+@pass_session
+def list_jobs(session: Session, /, as_json: bool, **given: Any) -> int:
+    """List jobs, newest first.
+
+    \b
+    Example:
+      replicator ingest ls --asset crm
+      replicator ingest ls --state failed --state failed_user --state failed_type
+    """
+    shown = session.call(ingest_ls, **given)
+    rows = [
+        (one.job, one.state, one.step, one.asset, one.source, one.requested_by, time_text(one.queued), one.error_text)
+        for one in shown.jobs
+    ]
+    head = ("job", "state", "step", "asset", "from", "by", "queued", "error")
+    lines = columns(head, rows, right=("job",)) if rows else ["no jobs"]
+    if shown.before:
+        lines.append(f"more: --before {shown.before}")
+    emit(shown, as_json, lines)
+    return 0
+
+
+@ingest.command(name="show")
+@click.argument("job", type=click.IntRange(1))
+@json_option
+@pass_session
+def show(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Show a job: its request, its changes, its error in detail.
+
+    \b
+    Example: replicator ingest show 17
+    """
+    shown = session.call(ingest_show, **given)
+    emit(shown, as_json, _job_lines(shown.detail))
+    return 0
+
+
+@ingest.command(name="cancel")
+@click.argument("job", type=click.IntRange(1))
+@json_option
+@pass_session
+def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Cancel a job that waits or runs. What is published stays; `replicator restore` brings back what it replaced.
+
+    \b
+    Example: replicator ingest cancel 17
+    """
+    done = session.call(ingest_cancel, **given)
+    job = done.detail.job
+    emit(done, as_json, aligned([(done.status, f"job {job.job}: {job.source}"), ("held by", job.holder or None)]))
+    return 0
+
+
+@ingest.command(name="take")
+@click.option("--directory", default="", metavar="DIR", help="Take the requests that are files in it.")
+@click.option("--database", default="", metavar="NAME", help="Take those in this source's database.")
+@json_option
+@pass_session
+def take(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Take requests from files or from a table, check and queue them, and answer where they stood. Each is taken once.
+
+    A request is its file's owner's, or that of the user who called replicator.request_ingestion in the database.
+
+    \b
+    Example:
+      replicator ingest take --directory /srv/requests
+      replicator ingest take --database crm
+    """
+    done = session.call(ingest_take, **given)
+    rows = [
+        (one.name, one.requested_by, f"job {one.job}" if one.job else "refused", one.error) for one in done.requests
+    ]
+    emit(done, as_json, columns(("request", "by", "became", "error"), rows) if rows else ["no requests"])
+    return 0
+
+
+@ingest.command(name="drop-zone")
+@json_option
+@pass_session
+def drop_zone(session: Session, /, as_json: bool) -> int:
+    """Print the SQL that lets users of a PostgreSQL make requests. Its superuser runs it there, once.
+
+    \b
+    Example: replicator ingest drop-zone | psql crm
+    """
+    found = session.call(ingest_drop_zone)
+    emit(found, as_json, found.sql.splitlines())
+    return 0
+
+
+def _job_lines(found: JobDetail) -> list[str]:
+    job, request = found.job, found.request
+    mode = " ".join(filter(None, (job.mode, request.watermark, ", ".join(request.key))))
+    lines = [
+        ("job", f"{job.job}, {job.state}"),
+        ("step", job.step or None),
+        ("asset", job.asset),
+        ("lands", f"{job.source} in {job.target}"),
+        ("mode", mode),
+        ("requested by", f"{job.requested_by}, {time_text(job.queued)}"),
+        ("approved by", job.approved_by),
+        ("attempt", job.attempt or None),
+        ("held by", job.holder or None),
+        ("next try", time_text(job.due) if job.state == "failed" else None),
+        ("landed", _landed(job)),
+        ("event", job.event_id),
+        ("cancelled by", job.cancelled_by or None),
+        ("error", f"{job.error_text} ({job.error_kind})" if job.error_text else None),
+        ("detail", found.error_detail.splitlines()),
+        ("note", request.note or None),
+    ]
+    rows = [(time_text(each.at), each.state, each.step, each.actor, each.error_text) for each in found.changes]
+    return [*aligned(lines), "", *columns(("at", "state", "step", "by", "error"), rows)]
+
+
+def _landed(job: IngestionJob) -> str | None:
+    if job.rows is None:
+        return None
+    size = f", {size_text(job.bytes)}" if job.bytes is not None else ""
+    return count_text(job.rows, "row") + size

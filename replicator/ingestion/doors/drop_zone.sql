@@ -1,0 +1,76 @@
+-- Requests for ingestion by SQL: run this once in a source's PostgreSQL (13 or newer), as its superuser; it may run
+-- again. Then:
+--     GRANT replicator_producer TO crm_producer;   -- who may request
+--     GRANT replicator_taker TO replicator;        -- the user of [ingestion.sources]
+--     SELECT replicator.request_ingestion('crm', 'public', 'orders');
+--     SELECT * FROM replicator.my_requests;
+
+DO $$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['replicator_producer', 'replicator_taker'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
+            EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
+        END IF;
+    END LOOP;
+END
+$$;
+
+CREATE SCHEMA IF NOT EXISTS replicator;
+REVOKE ALL ON SCHEMA replicator FROM PUBLIC;
+GRANT USAGE ON SCHEMA replicator TO replicator_producer, replicator_taker;
+
+CREATE TABLE IF NOT EXISTS replicator.request (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
+    requested_by text NOT NULL,
+    groups text[] NOT NULL,
+    requested_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    request jsonb NOT NULL,
+    state text NOT NULL DEFAULT 'new' CHECK (state IN ('new', 'queued', 'refused')),
+    job bigint,
+    answer text,
+    answered_at timestamptz
+);
+CREATE INDEX IF NOT EXISTS request_new ON replicator.request (id) WHERE state = 'new';
+REVOKE ALL ON replicator.request FROM PUBLIC;
+GRANT SELECT, UPDATE (state, job, answer, answered_at) ON replicator.request TO replicator_taker;
+
+-- session_user: who logged in; neither SET ROLE nor this function's own rights change it.
+CREATE OR REPLACE FUNCTION replicator.request_ingestion(
+    asset text,
+    schema_name text,
+    table_name text,
+    mode text DEFAULT 'overwrite',
+    watermark text DEFAULT NULL,
+    key text[] DEFAULT '{}',
+    split_column text DEFAULT NULL,
+    readers integer DEFAULT NULL,
+    format text DEFAULT 'parquet',
+    schema_policy text DEFAULT 'fail',
+    note text DEFAULT ''
+) RETURNS bigint
+LANGUAGE sql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO replicator.request (requested_by, groups, request)
+    VALUES (
+        session_user,
+        ARRAY(SELECT rolname::text FROM pg_roles WHERE NOT rolsuper AND pg_has_role(session_user, oid, 'member')),
+        jsonb_build_object(
+            'asset', $1, 'schema', $2, 'table', $3, 'mode', $4, 'watermark', $5, 'key', to_jsonb($6),
+            'split', jsonb_build_object('column', $7, 'readers', $8), 'format', $9, 'schema_policy', $10, 'note', $11
+        )
+    )
+    RETURNING id
+$$;
+REVOKE ALL ON FUNCTION replicator.request_ingestion FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION replicator.request_ingestion TO replicator_producer;
+
+CREATE OR REPLACE VIEW replicator.my_requests WITH (security_barrier) AS
+    SELECT id, requested_at, request, state, job, answer, answered_at
+    FROM replicator.request WHERE requested_by = session_user;
+REVOKE ALL ON replicator.my_requests FROM PUBLIC;
+GRANT SELECT ON replicator.my_requests TO replicator_producer;

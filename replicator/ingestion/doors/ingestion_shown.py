@@ -1,0 +1,105 @@
+"""What commands about assets and jobs report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+
+from replicator.core.report import Report, Rows
+from replicator.ingestion.ingestion_job import IngestionJob, JobDetail
+from replicator.ingestion.ingestion_request import Asset
+
+
+def _asset_fields(asset: Asset) -> dict[str, Any]:
+    """Those with defaults, too."""
+    return {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(asset).items()}
+
+
+@dataclass
+class AssetShown(Report):
+    """An asset. status: "created", "unchanged", "changed", "approved" or "shown"."""
+
+    status: str
+    asset: Asset
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": self.status, **_asset_fields(self.asset)}
+
+
+@dataclass
+class AssetsShown(Rows):
+    """Assets, by name."""
+
+    status: str
+    assets: list[Asset]
+    listed: ClassVar[str] = "assets"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": self.status, "assets": list(map(_asset_fields, self.assets))}
+
+
+@dataclass
+class IngestionRequested(Report):
+    """A request that is queued. position: in the queue, from 1. replaces: the job whose place it took. target: the
+    landing table."""
+
+    status: str
+    job: int
+    position: int
+    replaces: int | None
+    source: str
+    target: str
+
+
+@dataclass
+class IngestionJobs(Rows):
+    """Jobs, newest first. before: for the next page, as the option of this name; None: there is none."""
+
+    status: str
+    jobs: list[IngestionJob]
+    before: int | None
+    listed: ClassVar[str] = "jobs"
+
+
+@dataclass
+class IngestionJobShown(Report):
+    """A job with its request, its error in detail, and its changes, oldest first."""
+
+    status: str
+    detail: JobDetail
+
+    def to_dict(self) -> dict[str, Any]:
+        found = msgspec.to_builtins(self.detail)
+        return {"status": self.status, **found.pop("job"), **found}
+
+
+@dataclass
+class RequestAnswer:
+    """What became of one request. name: of its file, or its row's number; error, hint: why it was refused."""
+
+    name: str
+    requested_by: str
+    job: int | None = None
+    position: int | None = None
+    error: str = ""
+    hint: str = ""
+
+
+@dataclass
+class RequestsTaken(Rows):
+    """Requests of a directory or of a table, in their order."""
+
+    status: str
+    place: str
+    requests: list[RequestAnswer] = field(default_factory=list)
+    listed: ClassVar[str] = "requests"
+
+
+@dataclass
+class DropZone(Report):
+    """The SQL that lets a database's users make requests."""
+
+    status: str
+    sql: str

@@ -1,0 +1,118 @@
+"""What assets and requests may say, looked at before anything is stored. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from replicator.core.connections.source_config import IngestionConfig
+from replicator.core.model import Value
+from replicator.errors import Refused, UsageError
+from replicator.ingestion.ingestion_request import NAME, Asset, Request
+from replicator.text.quantity import parse_duration
+
+READERS = 64
+"""Connections of one job, at most."""
+
+LONG = 1000
+"""Characters of a note or an exemption."""
+
+_IDS = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+:\w+", re.IGNORECASE)
+
+
+class Requester(Value, frozen=True, omit_defaults=True):
+    """Who asks: a user and the groups that it is in, as whoever let it in says."""
+
+    user: str
+    groups: tuple[str, ...] = ()
+
+    def is_one_of(self, names: Iterable[str]) -> bool:
+        """Whether a name of a user or a group is its."""
+        return bool({self.user, *self.groups} & {*names})
+
+
+def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
+    """Raises UsageError naming what is wrong."""
+    about = f"asset {asset.name!r}"
+    if not NAME.fullmatch(asset.name) or len(asset.name) > 64:
+        raise UsageError(
+            f"{about}: is no name of an asset",
+            hint="up to 64 lower-case letters, digits and underscores: databases are called after it",
+        )
+    if not asset.owner.strip():
+        raise UsageError(f"{about}: has no owner", hint="name the user or the group that answers for it")
+    if not all(each.strip() for each in (*asset.producers, *asset.consumers)):
+        raise UsageError(f"{about}: a producer or consumer has no name", hint="name users or groups")
+    for source in asset.sources:
+        _known_source(source, ingestion, about)
+    if asset.erasure_ids is not None and not _IDS.fullmatch(asset.erasure_ids):
+        raise UsageError(f"{about}: {asset.erasure_ids!r} is no column of ids", hint="write DB.TABLE:COLUMN")
+    if (asset.erasure_ids is None) != (asset.erasure_column is None):
+        raise UsageError(f"{about}: has erasure ids without a column, or a column without ids", hint="give both")
+    if asset.classification == "personal" and asset.erasure_column is None and not asset.exemption.strip():
+        raise UsageError(
+            f"{about}: is personal, and erased people would come back with every landing",
+            hint="give the ids of erased people and the column that has them, or the reason of an exemption",
+        )
+    if asset.retention is not None:
+        try:
+            parse_duration(asset.retention)
+        except ValueError as error:
+            raise UsageError(f"{about}: retention: {error}", hint="write a duration such as 30d") from error
+    _short(about, note=asset.note, exemption=asset.exemption)
+
+
+def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, requester: Requester) -> None:
+    """Raises UsageError naming what is wrong; Refused where the asset is not approved, or the requester has no role."""
+    about = request.place
+    if not requester.is_one_of((asset.owner, *asset.producers)):
+        raise Refused(
+            f"{requester.user} is neither the owner nor a producer of asset {asset.name}",
+            hint=f"ask its owner, {asset.owner}, to be made one",
+        )
+    if not asset.approved_by:
+        hint = f"somebody else than {asset.created_by} runs `replicator asset approve {asset.name}`"
+        raise Refused(f"asset {asset.name} is not approved yet", hint=hint)
+    if request.source not in asset.sources:
+        near = f"it has {', '.join(asset.sources)}" if asset.sources else "it has none"
+        raise UsageError(f"asset {asset.name} has no source {request.source!r}", hint=near)
+    _known_source(request.source, ingestion, about)
+    if not request.schema or not request.table:
+        raise UsageError(f"{about}: a schema or a table is missing", hint="write SCHEMA.TABLE")
+    _ = request.target  # raises for names that cannot be
+    _check_mode(request)
+    readers = request.split.readers
+    if readers is not None and not 1 <= readers <= READERS:
+        raise UsageError(f"{about}: {readers} readers", hint=f"1 to {READERS}, or none: as the source says")
+    columns = (request.watermark, request.split.column, *request.key)
+    if not all(each is None or (each.strip() and "\0" not in each) for each in columns):
+        raise UsageError(f"{about}: a column has no name", hint="name a column of the table")
+    _short(about, note=request.note)
+
+
+def _check_mode(request: Request) -> None:
+    """Each mode has what it needs, and nothing that it would not heed."""
+    about = request.place
+    if request.mode == "append" and request.watermark is None:
+        raise UsageError(f"{about}: append needs a watermark", hint="name a column that only grows")
+    if request.mode == "merge" and not request.key:
+        raise UsageError(f"{about}: merge needs a key", hint="name the columns that tell rows apart")
+    if request.mode == "overwrite" and request.watermark is not None:
+        raise UsageError(f"{about}: overwrite reads all rows, whatever the watermark", hint="append or merge heed one")
+    if request.mode != "merge" and request.key:
+        raise UsageError(f"{about}: {request.mode} heeds no key", hint="merge does")
+
+
+def _known_source(source: str, ingestion: IngestionConfig, about: str) -> None:
+    if source not in ingestion.sources:
+        near = difflib.get_close_matches(source, ingestion.sources, 1)
+        known = ", ".join(sorted(ingestion.sources)) or "none"
+        hint = f"did you mean {near[0]}?" if near else f"[ingestion.sources] has {known}"
+        raise UsageError(f"{about}: source {source!r} is not configured", hint=hint)
+
+
+def _short(about: str, **texts: str) -> None:
+    for name, text in texts.items():
+        if len(text) > LONG:
+            raise UsageError(f"{about}: its {name} is too long", hint=f"write up to {LONG} characters")

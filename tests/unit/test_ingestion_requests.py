@@ -1,0 +1,251 @@
+"""Assets and requests as people give them: on the command line and in Python, refused with the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import replicator
+from replicator.cli.main import run
+from replicator.core.config import Config, parse_config
+from replicator.errors import Error, ObjectNotFound, Refused, UsageError
+from replicator.ingestion.doors import request_directory
+from replicator.ingestion.doors.intake import parse_request, this_user
+
+PAUL: dict[str, Any] = {"by": "paul", "groups": ["staff", "crm_producer"]}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    source = {"url": "jdbc:postgresql://crm:5432/crm"}
+    tables = {"store": f"sqlite:///{tmp_path}/i.sqlite", "sources": {"crm": source, "other": source}}
+    found = parse_config({"ingestion": tables}, "test")
+    given = {"owner": "olga", "producers": "crm_producer", "sources": ["crm"]}
+    replicator.asset_create("crm", config=found, by="olga", **given)
+    replicator.asset_approve("crm", config=found, by="anna")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "hint"),
+    [
+        ({"table": "crm.public.orders"}, "is no table of a source", "SOURCE:SCHEMA.TABLE"),
+        ({"asset": "cmr"}, "there is no asset 'cmr'", "did you mean crm?"),
+        ({"by": "anna", "groups": ()}, "anna is neither the owner nor a producer", "ask its owner, olga"),
+        ({"table": "other:public.orders"}, "asset crm has no source 'other'", "it has crm"),
+        ({"mode": "append"}, "append needs a watermark", "a column that only grows"),
+        ({"mode": "merge", "watermark": "id"}, "merge needs a key", "columns that tell rows apart"),
+        ({"watermark": "id"}, "overwrite reads all rows", "append or merge"),
+        ({"mode": "append", "watermark": "id", "key": "id"}, "append heeds no key", "merge does"),
+        ({"mode": "append", "watermark": " "}, "a column has no name", "name a column"),
+        ({"readers": 65}, "65 is not in the range", "--help"),
+        ({"mode": "replace"}, "'replace' is not one of 'overwrite'", "--help"),
+        ({"table": 'crm:public.or"ders'}, "its landing table cannot be called", "make a view"),
+        ({"note": "x" * 1001}, "its note is too long", "1000"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_request_that_cannot_be_is_refused_at_once(
+    config: Config, given: dict[str, Any], said: str, hint: str
+) -> None:
+    asked = {"table": "crm:public.orders", "asset": "crm", **PAUL, **given}
+    with pytest.raises(Error) as refused:
+        replicator.ingest_request(config=config, **asked)
+    assert said in refused.value.message and hint in refused.value.hint
+    assert isinstance(refused.value, UsageError | ObjectNotFound | Refused)
+    assert replicator.ingest_ls(config=config).jobs == [], "it is no failed job"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "CRM"}, "is no name of an asset"),
+        ({"name": "c" * 65}, "is no name of an asset"),
+        ({"owner": " "}, "has no owner"),
+        ({"sources": "cmr"}, "source 'cmr' is not configured"),
+        ({"consumers": ["a", ""]}, "producer or consumer has no name"),
+        ({"classification": "personal"}, "erased people would come back"),
+        ({"classification": "personal", "erasure_column": "id"}, "column without ids"),
+        ({"erasure_ids": "ids", "erasure_column": "id"}, "is no column of ids"),
+        ({"retention": "long"}, "is not a duration"),
+        ({"classification": "secret"}, "'secret' is not one of"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_asset_that_cannot_be_is_refused(config: Config, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        replicator.asset_create(config=config, **{"name": "hr", "owner": "olga", **given})
+    assert [each.name for each in replicator.asset_ls(config=config).assets] == ["crm"]
+
+
+def test_an_asset_is_changed_by_its_owner_and_approved_again(config: Config) -> None:
+    create: Callable[..., Any] = replicator.asset_create
+    given = {"config": config, "owner": "olga", "producers": "crm_producer", "sources": "crm"}
+    assert create("crm", by="olga", **given).status == "unchanged"
+    with pytest.raises(Refused, match="is olga's"):
+        create("crm", **PAUL, **{**given, "owner": "paul"}, overwrite=True)
+    with pytest.raises(Refused, match="with other values"):
+        create("crm", by="olga", **given, note="of 2026")
+    assert create("crm", by="olga", **given, note="of 2026", overwrite=True).status == "changed"
+    with pytest.raises(Refused, match="not approved yet"):
+        replicator.ingest_request("crm:public.orders", asset="crm", config=config, **PAUL)
+    assert create("hr", config=config, owner="o", classification="personal", exemption="none left").status == "created"
+
+
+def test_a_job_is_requested_shown_and_cancelled(config: Config) -> None:
+    given: dict[str, Any] = {"asset": "crm", "config": config, **PAUL}
+    first = replicator.ingest_request("crm:public.orders", **given)
+    again = replicator.ingest_request("crm:public.orders", mode="merge", key=["id"], watermark="at", **given)
+    assert (again.replaces, again.target, again.position) == (first.job, "crm_public.orders", 1)
+    listed = replicator.ingest_ls(asset="crm", state="queued", config=config)
+    assert [each.job for each in listed.jobs] == [again.job] and listed.before is None
+    assert replicator.ingest_ls(limit=1, config=config).before == again.job
+    with pytest.raises(Refused, match="neither owner nor producer"):
+        replicator.ingest_cancel(again.job, config=config, by="anna")
+    assert replicator.ingest_cancel(again.job, config=config, by="olga").status == "cancelled"
+    shown = replicator.ingest_show(again.job, config=config).detail
+    assert [each.state for each in shown.changes] == ["queued", "cancelled"] and shown.request.key == ("id",)
+    assert shown.changes[-1].actor == "olga" and shown.job.approved_by == "anna"
+
+
+def test_the_command_line_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("replicator.toml").write_text(
+        '[service]\nstore = "sqlite:///s.sqlite"\n[ingestion.sources.crm]\nurl = "jdbc:postgresql://crm:5432/crm"\n'
+    )
+
+    def said(line: str, code: int = 0) -> str:
+        assert run(line.split()) == code
+        captured = capsys.readouterr()
+        return captured.out if code == 0 else captured.err
+
+    user = this_user().user
+    assert "nobody yet" in said(f"asset create crm --owner {user} --source crm --producer p")
+    assert f"{user} has made it" in said("asset approve crm", 6)
+    assert f"somebody else than {user} runs `replicator asset approve crm`" in said(
+        "ingest request crm:public.orders --asset crm", 6
+    )
+    replicator.asset_approve("crm", by="anna")
+    assert "anna" in said("asset ls") and json.loads(said("asset show crm --json"))["approved_by"] == "anna"
+    asked = json.loads(said("ingest request crm:public.orders --asset crm --mode append --watermark id --json"))
+    assert (asked["status"], asked["job"], asked["replaces"]) == ("queued", 1, None)
+    assert "replaces  job 1" in said("ingest request crm:public.orders --asset crm")
+    assert "crm:public.orders" in said("ingest ls --source crm --state queued")
+    assert "crm_public.orders" in said("ingest show 2") and json.loads(said("ingest show 1 --json"))["mode"] == "append"
+    assert said("ingest cancel 2").startswith("cancelled")
+    assert "there is no job 9" in said("ingest show 9", 1)
+
+
+def test_what_somebody_wrote_says_no_field_that_is_unknown_and_not_who_asks() -> None:
+    good = {"asset": "crm", "source": "crm", "schema": "public", "table": "orders", "split": {"readers": 4}}
+    assert parse_request(good, "a.json").split.readers == 4
+    for wrong, said, hint in (
+        ({"requested_by": "olga"}, "says who asks", "leave it out"),
+        ({"watermrk": "id"}, "unknown field 'watermrk'", "did you mean watermark?"),
+        ({"split": {"reader": 4}}, "split: unknown field 'reader'", "did you mean readers?"),
+        ({"mode": "all"}, "Invalid enum value 'all'", "docs/ingestion.md"),
+        ({"table": 7}, "Expected `str`", "docs/ingestion.md"),
+        ({"key": "id"}, "Expected `array`", "docs/ingestion.md"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            parse_request({**good, **wrong}, "a.json")
+        assert said in refused.value.message and hint in refused.value.hint
+
+
+def test_requests_in_a_directory_are_taken_once_for_their_owners_and_answered(config: Config, tmp_path: Path) -> None:
+    user = this_user().user
+    replicator.asset_create("own", config=config, owner=user, sources="crm", by="olga")
+    replicator.asset_approve("own", config=config, by="anna")
+    place = tmp_path / "requests"
+    place.mkdir()
+    good = {"asset": "own", "source": "crm", "schema": "public", "table": "orders"}
+    (place / "a.json").write_text(json.dumps(good))
+    (place / "b.toml").write_text('asset = "own"\nsource = "crm"\nschema = "public"\ntable = "log"\nmode = "append"\n')
+    (place / "c.json").write_text(json.dumps({**good, "requested_by": "olga"}))
+    (place / "d.json").write_text(json.dumps({**good, "asset": "crm"}))
+    (place / "e.json").write_text("{")
+    (place / "f.json").write_bytes(b"[]" + b" " * 70_000)
+    (place / "g.json").symlink_to("/etc/passwd")
+    (tmp_path / "h.json").write_text(json.dumps(good))
+    (place / "h.json").hardlink_to(tmp_path / "h.json")
+    (place / ".i.json").write_text(json.dumps(good))
+    (place / "j.txt").write_text(json.dumps(good))
+    (place / "k.json.answer.json").mkdir()
+    (place / "k.json").write_text(json.dumps({**good, "table": "people"}))
+
+    found = {one.name: one for one in replicator.ingest_take(directory=str(place), config=config).requests}
+    assert {name: one.job for name, one in found.items() if one.job} == {"a.json": 1, "k.json": 2}
+    for name, said in (
+        ("b.toml", "append needs a watermark"),
+        ("c.json", "says who asks"),
+        ("d.json", f"{user} is neither the owner nor a producer"),
+        ("e.json", "cannot be read"),
+        ("f.json", "larger than"),
+        ("h.json", "other names"),
+    ):
+        assert said in found[name].error, name
+        assert said in json.loads((place / f"{name}.answer.json").read_text())["error"]
+    assert json.loads((place / "a.json.answer.json").read_text()) == {
+        "name": "a.json", "requested_by": user, "job": 1, "position": 1
+    }
+    left = {each.name for each in place.iterdir() if not each.name.endswith(".answer.json")}
+    assert left == {"g.json", ".i.json", "j.txt", "taking", "taken"}
+    assert len(list((place / "taken").iterdir())) == 8 and not list((place / "taking").iterdir())
+    assert replicator.ingest_take(directory=str(place), config=config).requests == []
+
+
+@pytest.mark.parametrize("step", ["rename", "accept", "replace", "last"])
+def test_a_killed_run_leaves_requests_that_the_next_one_goes_on_with(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    user = this_user().user
+    replicator.asset_create("own", config=config, owner=user, sources="crm", by="olga")
+    replicator.asset_approve("own", config=config, by="anna")
+    place = tmp_path / "requests"
+    place.mkdir()
+    for name in ("a", "b"):
+        asked = {"asset": "own", "source": "crm", "schema": "public", "table": name}
+        (place / f"{name}.json").write_text(json.dumps(asked))
+    calls = 0
+
+    def killed(original: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            result = original(*arguments, **more)
+            if calls == at:
+                raise KeyboardInterrupt
+            return result
+
+        return call
+
+    with monkeypatch.context() as patched:
+        if step == "accept":
+            patched.setattr(request_directory, "accept", killed(request_directory.accept, 1))
+        else:
+            name = "replace" if step == "replace" else "rename"
+            patched.setattr(Path, name, killed(getattr(Path, name), 3 if step == "last" else 1))
+        with pytest.raises(KeyboardInterrupt):
+            replicator.ingest_take(directory=str(place), config=config)
+    replicator.ingest_take(directory=str(place), config=config)
+    jobs = replicator.ingest_ls(config=config).jobs
+    assert sorted((one.source, one.state) for one in jobs) == [("crm:public.a", "queued"), ("crm:public.b", "queued")]
+    assert sorted(each.name for each in place.glob("*.answer.json")) == ["a.json.answer.json", "b.json.answer.json"]
+    assert len(list((place / "taken").iterdir())) == 2 and not list((place / "taking").glob("[!.]*"))
+
+
+def test_a_directory_of_ours_that_others_may_write_in_is_refused(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "taking").mkdir()
+    (tmp_path / "taking").chmod(0o777)
+    with pytest.raises(Refused, match="others may write"):
+        replicator.ingest_take(directory=str(tmp_path), config=config)
+    with pytest.raises(UsageError, match="is no directory"):
+        replicator.ingest_take(directory=str(tmp_path / "none"), config=config)
+    with pytest.raises(UsageError, match="--directory or --database"):
+        replicator.ingest_take(config=config)
