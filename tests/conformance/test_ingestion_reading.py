@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import mariadb
+import msgspec
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from mariadb import MariaDb, running_mariadb
 from postgres import Postgres
@@ -16,12 +21,15 @@ from postgres import Postgres
 from replicator.core.connections.source_config import SourceConfig
 from replicator.core.engine import LocalEngine
 from replicator.core.spark import SparkEngine
+from replicator.errors import SourceLocked, SourceRefused, SourceUnreachable, TypeRefused
 from replicator.ingestion.ingestion_request import Split
 from replicator.ingestion.reading.control import Patience
 from replicator.ingestion.reading.drivers import driver_jars
 from replicator.ingestion.reading.figures import differences, landed_figures
 from replicator.ingestion.reading.source import SourceDatabase, opened
-from replicator.ingestion.reading.source_table import Ranges, SourceTable
+from replicator.ingestion.reading.source_errors import classify, said
+from replicator.ingestion.reading.source_table import ONE, ForeignKey, Ranges, SourceColumn, SourceTable
+from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import find_java, spark_environment
 
 PASSWORD = "REPLICATOR_TEST_SOURCE"
@@ -72,17 +80,29 @@ def maria() -> Iterator[MariaDb]:
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, POSTGRES_PASSWORD)
+    monkeypatch.setenv(PASSWORD + "_MARIADB", mariadb.PASSWORD)
 
 
-def landed(database: SourceDatabase, table: SourceTable, ranges: Ranges, place: Path, where: str = "") -> list[int]:
-    """Writes the table, compares its figures, and returns the rows that each reader had."""
+def of_mariadb(server: MariaDb, db: str, kind: str = "mariadb") -> SourceConfig:
+    return SourceConfig(server.url(db, kind), server.user, f"env:{PASSWORD}_MARIADB")
+
+
+def landed(
+    database: SourceDatabase, table: SourceTable, ranges: Ranges, place: Path, format_: str = "parquet"
+) -> list[int]:
+    """Writes the table, compares its figures, and returns how many rows each reader had."""
     with database.snapshot() as snapshot:
-        expected = database.figures(table, snapshot, where)
-        frame = database.frame(table, ranges, snapshot, where)
-        counts = sorted(frame.rdd.mapPartitions(lambda rows: [sum(1 for _ in rows)]).collect())
-        frame.write.parquet(str(place))
-    assert differences(expected, landed_figures(LocalEngine(2), str(place), table.columns)) == []
-    return [int(count) for count in counts]
+        expected = database.figures(table, snapshot)
+        frame = database.frame(table, ranges, snapshot)
+        frame.write.format(format_).save(str(place))
+    assert differences(expected, landed_figures(LocalEngine(2), str(place), table.columns, format_)) == []
+    assert format_ == "orc" or frame.schema.simpleString() == f"struct<{','.join(map(described, table.columns))}>"
+    files = place.glob("*.parquet")
+    return [pq.read_metadata(file).num_rows for file in files]
+
+
+def described(column: SourceColumn) -> str:
+    return f"{column.name}:{column.type}"
 
 
 # ---- ranges -------------------------------------------------------------------------------------------------------
@@ -106,11 +126,338 @@ def test_skewed_columns_are_read_in_equal_shares_each_row_once(session: Any, pg:
         table = database.table("public", "skewed")
         for name in ("id", *SKEWED):
             ranges = database.ranges(table, Split(name), 8)
-            assert len(ranges.predicates) == 8, name
-            asked = ", ".join(f"count(*) FILTER (WHERE {predicate})" for predicate in ranges.predicates)
-            hidden = ", ".join(f'{sql} AS "{alias}"' for alias, sql in ranges.hidden)
-            (counts,) = database.control.rows(f"SELECT {asked} FROM (SELECT {hidden} FROM skewed) t")
-            assert sum(map(int, counts)) == ROWS, name
-            assert max(map(int, counts)) <= 1.5 * ROWS / 8, (name, counts)
+            counts = counted(database, table, ranges)
+            assert len(counts) == 8 and sum(counts) == ROWS, name
+            assert max(counts) <= 1.5 * ROWS / 8, (name, counts)
         counts = landed(database, table, database.ranges(table, Split("near"), 8), tmp_path / "t")
         assert sum(counts) == ROWS and max(counts) <= 1.5 * ROWS / 8
+        assert database.ranges(table, Split(), 8).column == "id"
+        assert database.ranges(table, Split(readers=1), 8) == ONE
+        assert database.ranges(table, Split("id"), 8, "id < 10") == ONE
+
+
+def counted(database: SourceDatabase, table: SourceTable, ranges: Ranges) -> list[int]:
+    """Rows of each predicate, by the database itself."""
+    name = database.dialect.name
+    asked = ", ".join(f"sum(CASE WHEN {predicate} THEN 1 ELSE 0 END)" for predicate in ranges.predicates)
+    hidden = ", ".join(f"{sql} AS {name(alias)}" for alias, sql in ranges.hidden)
+    (counts,) = database.control.rows(f"SELECT {asked} FROM (SELECT {hidden} FROM {name(table.schema, table.name)}) t")
+    return [int(count or 0) for count in counts]
+
+
+def test_mariadb_is_read_in_equal_shares_too_by_either_name(session: Any, maria: MariaDb, tmp_path: Path) -> None:
+    db = maria.database()
+    maria.sql(
+        "CREATE TABLE skewed (id INT PRIMARY KEY, near INT, gross FLOAT, label VARCHAR(20) CHARACTER SET latin1,"
+        " day DATE NOT NULL, at DATETIME(6)); SET sql_mode = '';"
+        " INSERT INTO skewed SELECT seq, IF(seq = 7, 0, 100 + ROUND(4 * (RAND() + RAND() - 1))), RAND(),"
+        " IF(seq % 10 = 0, NULL, CONCAT('é''\\\\', seq % 50)),"
+        " IF(seq % 3 = 0, '0000-00-00', '2020-01-01' + INTERVAL seq DAY),"
+        " IF(seq % 2, '9999-12-31', NOW(6) - INTERVAL seq MINUTE) FROM seq_1_to_20000;"
+        " CREATE TABLE keyless AS SELECT * FROM skewed",
+        db,
+    )
+    source = of_mariadb(maria, db, "mysql")
+    with opened(session, "shop", source, PATIENCE) as database:
+        for table in (database.table(db, "skewed"), database.table(db, "keyless")):
+            for name in ("near", "gross", "label", "day", "at"):
+                counts = counted(database, table, database.ranges(table, Split(name), 8))
+                assert len(counts) == 8 and sum(counts) == 20_000, name
+                assert max(counts) <= 1.5 * 20_000 / 8, (name, counts)
+        table = database.table(db, "skewed")
+        assert sum(landed(database, table, database.ranges(table, Split("near"), 4), tmp_path / "t")) == 20_000
+
+
+# ---- one moment ---------------------------------------------------------------------------------------------------
+
+
+def test_all_readers_and_figures_see_one_moment_of_postgresql(session: Any, pg: Pg, tmp_path: Path) -> None:
+    pg.sql("CREATE TABLE moving AS SELECT i AS id, i AS amount FROM generate_series(1, 5000) i")
+    with opened(session, "crm", pg.source, PATIENCE) as database:
+        table = database.table("public", "moving")
+        ranges = database.ranges(table, Split("id"), 4)
+        with database.snapshot() as snapshot:
+            assert snapshot.consistent
+            before = database.figures(table, snapshot)
+            pg.sql("UPDATE moving SET id = 5001 - id, amount = amount + 1")  # from each range to another
+            pg.sql("INSERT INTO moving SELECT i, i FROM generate_series(-100, 9000, 7) i")
+            assert database.figures(table, snapshot) == before
+            database.frame(table, ranges, snapshot).write.parquet(str(tmp_path / "t"))
+        copied = landed_figures(LocalEngine(2), str(tmp_path / "t"), table.columns)
+        assert differences(before, copied) == []
+        now = database.figures(table)
+        assert differences(copied, now)[0] == f"5,000 rows, and then {now.rows:,}"
+        assert [text.split(":")[0] for text in differences(copied, now)[1:]] == ["column amount", "column id"]
+
+
+def test_increments_are_those_behind_a_mark(session: Any, pg: Pg, maria: MariaDb) -> None:
+    pg.sql("CREATE TABLE marked AS SELECT i AS id, timestamp '2020-01-01' + i * interval '1s' AS at,"
+           " 'a\\'' b' || i AS word FROM generate_series(1, 9) i")  # fmt: skip
+    db = maria.database()
+    maria.sql(
+        "CREATE TABLE marked (id INT, at DATETIME(3), word VARCHAR(20)); INSERT INTO marked"
+        " SELECT seq, '2020-01-01' + INTERVAL seq SECOND, CONCAT('a\\\\'' b', seq) FROM seq_1_to_9",
+        db,
+    )
+    mysql = of_mariadb(maria, db)
+    for source, schema in ((pg.source, "public"), (mysql, db)):
+        with opened(session, "any", source, PATIENCE) as database:
+            table = database.table(schema, "marked")
+            for column in ("id", "at", "word"):
+                mark = database.greatest(table, column, "id < 7")
+                assert mark is not None
+                assert database.figures(table, where=database.after(table, column, mark)).rows == 3, mark
+            assert database.greatest(table, "id", "id > 99") is None
+
+
+# ---- types --------------------------------------------------------------------------------------------------------
+
+POSTGRES_TYPES: dict[str, tuple[str, str, str, object]] = {
+    # declared, a value, in the warehouse, what arrives
+    "a_small": ("smallint", "-32768", "smallint", -32768),
+    "a_big": ("bigint", "9223372036854775807", "bigint", 2**63 - 1),
+    "a_real": ("real", "'1e-7'", "float", "1.0E-7"),
+    "a_double": ("double precision", "'NaN'", "double", "NaN"),
+    "an_exact": ("numeric(12,3)", "-1.5", "decimal(12,3)", "-1.500"),
+    "a_round": ("numeric(5,-2)", "12345", "decimal(7,0)", "12300"),
+    "a_free": ("numeric", "12345678901234567890.000000000000000001", "decimal(38,18)",
+               "12345678901234567890.000000000000000001"),
+    "a_price": ("money", "'1234.56'", "decimal(19,2)", "1234.56"),
+    "a_flag": ("boolean", "true", "boolean", "true"),
+    "a_text": ("text", "E'\\\\ '' é'", "string", "\\ ' é"),
+    "a_char": ("char(5)", "'ab'", "string", "ab"),
+    "a_varchar": ("varchar(5)", "'ab '", "string", "ab "),
+    "a_mood": ("mood", "'so so'", "string", "so so"),
+    "a_domain": ("cents", "5", "decimal(10,2)", "5.00"),
+    "an_id": ("uuid", "'00000000-0000-0000-0000-00000000000a'", "string", "00000000-0000-0000-0000-00000000000a"),
+    "a_json": ("json", """'{"a": 1}'""", "string", '{"a": 1}'),
+    "a_jsonb": ("jsonb", """'{"a":1}'""", "string", '{"a": 1}'),
+    "some_bytes": ("bytea", "'\\x00ff'", "binary", "00FF"),
+    "some_bits": ("bit(3)", "'101'", "string", "101"),
+    "a_host": ("inet", "'10.0.0.1/8'", "string", "10.0.0.1/8"),
+    "a_list": ("numeric[]", "'{{1,2},{3,NULL}}'", "string", "[[1,2],[3,null]]"),
+    "a_range": ("int4range", "'[1,5)'", "string", "[1,5)"),
+    "a_span": ("interval", "'1 day 2 hours'", "string", "P1DT2H"),
+    "a_time": ("time", "'23:59:59.999999'", "string", "23:59:59.999999"),
+    "a_zoned": ("timetz", "'12:00+02'", "string", "12:00:00+02"),
+    "a_day": ("date", "'infinity'", "date", "9999-12-31"),
+    "an_old_day": ("date", "'0001-01-01'", "date", "0001-01-01"),
+    "an_hour": ("timestamp", "'1900-01-01 02:30:00.123456'", "timestamp", "1900-01-01 02:30:00.123456"),
+    "no_end": ("timestamp", "'infinity'", "timestamp", "9999-12-31 23:59:59.999"),
+    "a_moment": ("timestamptz", "'2020-06-01 00:00:00+02'", "timestamp", "2020-05-31 22:00:00"),
+}  # fmt: skip
+
+
+def values(frame: Any, columns: tuple[SourceColumn, ...]) -> list[tuple[str | None, ...]]:
+    """As texts: times in UTC, bytes in hex."""
+    wanted = []
+    for column in columns:
+        sql = {"timestamp": f"to_utc_timestamp({column.name}, 'America/Lima')", "binary": f"hex({column.name})"}
+        wanted.append(f"cast({sql.get(column.type, column.name)} AS string)")
+    return [tuple(row) for row in frame.selectExpr(*wanted).collect()]
+
+
+def test_types_of_postgresql_are_landed_as_the_table_says(session: Any, pg: Pg, tmp_path: Path) -> None:
+    pg.sql("CREATE TYPE mood AS ENUM ('so so', 'well'); CREATE DOMAIN cents AS numeric(10,2) CHECK (VALUE > 0)")
+    pg.sql(f"CREATE TABLE kinds ({', '.join(f'{name} {each[0]}' for name, each in POSTGRES_TYPES.items())})")
+    pg.sql(f"INSERT INTO kinds VALUES ({', '.join(each[1] for each in POSTGRES_TYPES.values())})")
+    pg.sql("INSERT INTO kinds VALUES (NULL)")
+    with opened(session, "crm", pg.source, PATIENCE) as database:
+        table = database.table("public", "kinds")
+        assert {column.name: column.type for column in table.columns} == {
+            name: each[2] for name, each in POSTGRES_TYPES.items()
+        }
+        full, empty = values(database.frame(table, ONE, None), table.columns)
+        arrived = dict(zip(POSTGRES_TYPES, full, strict=True))
+        assert arrived == {name: str(each[3]) for name, each in POSTGRES_TYPES.items()}
+        assert set(empty) == {None}
+        for format_ in ("parquet", "orc"):
+            landed(database, table, ONE, tmp_path / format_, format_)
+
+
+MARIADB_TYPES: dict[str, tuple[str, str, str, object]] = {
+    "a_tiny": ("tinyint(1)", "-7", "tinyint", -7),
+    "a_tiny_plus": ("tinyint unsigned", "255", "smallint", 255),
+    "an_int_plus": ("int unsigned", "4294967295", "bigint", 2**32 - 1),
+    "a_big_plus": ("bigint unsigned", "18446744073709551615", "decimal(20,0)", 2**64 - 1),
+    "an_exact": ("decimal(38,10)", "1.5", "decimal(38,10)", "1.5000000000"),
+    "a_float": ("float", "16777215", "float", "1.6777215E7"),
+    "a_double": ("double", "1e-300", "double", "1.0E-300"),
+    "a_flag": ("bit(1)", "b'1'", "boolean", "true"),
+    "some_bits": ("bit(3)", "b'101'", "bigint", 5),
+    "all_bits": ("bit(64)", "~0", "decimal(20,0)", 2**64 - 1),
+    "a_year": ("year", "2020", "int", 2020),
+    "a_text": ("varchar(20)", "'é \\\\ \\''", "string", "é \\ '"),
+    "a_latin": ("text character set latin1", "'é'", "string", "é"),
+    "a_mood": ("enum('so so','well')", "'well'", "string", "well"),
+    "a_json": ("json", """'{"a": 1}'""", "string", '{"a": 1}'),
+    "some_bytes": ("varbinary(9)", "x'00ff'", "binary", "00FF"),
+    "a_time": ("time", "'-838:59:59'", "string", "-838:59:59"),
+    "a_day": ("date", "'1000-01-01'", "date", "1000-01-01"),
+    "no_day": ("date", "'0000-00-00'", "date", None),
+    "an_hour": ("datetime(6)", "'2021-03-28 02:30:00.123456'", "timestamp", "2021-03-28 02:30:00.123456"),
+    "no_hour": ("datetime", "'2020-00-00'", "timestamp", None),
+    "a_moment": ("timestamp null", "'2020-06-01 00:00:00'", "timestamp", "2020-05-31 22:00:00"),
+}
+
+
+def test_types_of_mariadb_are_landed_as_the_table_says(session: Any, maria: MariaDb, tmp_path: Path) -> None:
+    db = maria.database()
+    maria.sql(
+        f"SET sql_mode = ''; SET time_zone = '+02:00';"
+        f" CREATE TABLE kinds ({', '.join(f'{name} {each[0]}' for name, each in MARIADB_TYPES.items())});"
+        f" INSERT INTO kinds VALUES ({', '.join(each[1] for each in MARIADB_TYPES.values())});"
+        f" INSERT INTO kinds VALUES ({', '.join('NULL' for _ in MARIADB_TYPES)})",
+        db,
+    )
+    with opened(session, "shop", of_mariadb(maria, db), PATIENCE) as database:
+        table = database.table(db, "kinds")
+        assert {column.name: column.type for column in table.columns} == {
+            name: each[2] for name, each in MARIADB_TYPES.items()
+        }
+        full, empty = values(database.frame(table, ONE, None), table.columns)
+        expected = {name: None if each[3] is None else str(each[3]) for name, each in MARIADB_TYPES.items()}
+        assert dict(zip(MARIADB_TYPES, full, strict=True)) == expected
+        assert set(empty) == {None}
+        landed(database, table, ONE, tmp_path / "t")
+
+
+def test_a_type_or_value_that_does_not_fit_is_refused_by_its_column(session: Any, pg: Pg, maria: MariaDb) -> None:
+    pg.sql("CREATE TABLE wide (id int, huge numeric(50,2))")
+    pg.sql("CREATE TABLE lossy (id int, free numeric, own numeric(5,2), day date)")
+    with opened(session, "crm", pg.source, PATIENCE) as database:
+        with pytest.raises(TypeRefused, match=r"column huge has the type numeric\(50,2\)") as refused:
+            database.table("public", "wide")
+        assert classify(refused.value) == "type" and "view" in refused.value.hint
+        table = database.table("public", "lossy")
+        for column, value in {
+            "free": "1e30",
+            "free ": "0.0000000000000000001",
+            " free": "'NaN'",
+            "own": "'NaN'",
+            "day": "'0044-03-15 BC'",
+        }.items():
+            pg.sql(f"DELETE FROM lossy; INSERT INTO lossy (id, {column}) VALUES (1, {value})")
+            with pytest.raises(TypeRefused, match=f"column {column.strip()} .* do not fit"):
+                database.figures(table)
+    db = maria.database()
+    maria.sql("CREATE TABLE wide (id INT, huge DECIMAL(65,2)); CREATE TABLE drawn (id INT, place POINT)", db)
+    source = of_mariadb(maria, db)
+    with opened(session, "shop", source, PATIENCE) as database:
+        for name, column in (("wide", "huge"), ("drawn", "place")):
+            with pytest.raises(TypeRefused, match=f"column {column} has the type"):
+                database.table(db, name)
+
+
+# ---- names, keys --------------------------------------------------------------------------------------------------
+
+
+def test_names_are_only_names(session: Any, pg: Pg, maria: MariaDb, tmp_path: Path) -> None:
+    odd = 'we"ird `x`; DROP TABLE t -- ? $1 {fn now()} é'
+    table = '"' + odd.replace('"', '""') + '"'
+    pg.sql(f"CREATE SCHEMA {table}; CREATE TABLE {table}.{table} ({table} text, amount int);"
+           f" INSERT INTO {table}.{table} SELECT 'x' || i, i FROM generate_series(1, 2000) i")  # fmt: skip
+    db, ticked = maria.database(), "`" + odd.replace("`", "``") + "`"
+    maria.sql(f"CREATE TABLE {ticked} ({ticked} TEXT, amount INT); INSERT INTO {ticked}"
+              " SELECT CONCAT('x', seq), seq FROM seq_1_to_2000", db)  # fmt: skip
+    mysql = of_mariadb(maria, db)
+    for source, schema in ((pg.source, odd), (mysql, db)):
+        with opened(session, "any", source, PATIENCE) as database:
+            found = database.table(schema, odd)
+            ranges = database.ranges(found, Split(odd), 2)
+            assert len(ranges.predicates) == 2
+            assert sum(landed(database, found, ranges, tmp_path / source.kind)) == 2000
+
+
+def test_keys_are_read_from_the_catalog(session: Any, pg: Pg, maria: MariaDb) -> None:
+    made = (
+        "CREATE TABLE parents (a INT, b INT NOT NULL, c INT UNIQUE, PRIMARY KEY (b, a));"
+        "CREATE TABLE children (id INT NOT NULL, y INT, x INT,"
+        " CONSTRAINT own FOREIGN KEY (x, y) REFERENCES parents (b, a))"
+    )
+    pg.sql(made)
+    db = maria.database()
+    maria.sql(made, db)
+    mysql = of_mariadb(maria, db)
+    for source, schema in ((pg.source, "public"), (mysql, db)):
+        with opened(session, "any", source, PATIENCE) as database:
+            parents, children = database.table(schema, "parents"), database.table(schema, "children")
+            assert (parents.primary_key, parents.unique) == (("b", "a"), (("c",),))
+            assert children.foreign_keys == (ForeignKey("own", ("x", "y"), schema, "parents", ("b", "a")),)
+            assert [column.nullable for column in children.columns] == [False, True, True]
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_with_a_request_is_told_apart(
+    session: Any, pg: Pg, maria: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg.sql('CREATE TABLE plain (id int, doc json); CREATE TABLE twice (a int, "A" int)')
+    with opened(session, "crm", pg.source, PATIENCE) as database:
+        table = database.table("public", "plain")
+        for wrong in (
+            lambda: database.table("public", "Plain"),
+            lambda: database.ranges(table, Split("nothing"), 4),
+            lambda: database.ranges(table, Split("doc"), 4),
+            lambda: database.table("public", "twice"),
+            lambda: database.figures(table, where="nothing = 1"),
+        ):
+            with pytest.raises(SourceRefused) as refused:
+                wrong()
+            assert classify(refused.value) == "user"
+        assert POSTGRES_PASSWORD not in repr(database) + repr(database.source)
+    monkeypatch.setenv("WRONG", "wrong and secret")
+    db = maria.database()
+    strangers = (
+        SourceConfig(maria.url(db), maria.user, "env:WRONG"),
+        of_mariadb(maria, "nothing"),
+        msgspec.structs.replace(pg.source, user="nobody else"),
+        msgspec.structs.replace(pg.source, url=pg.source.url + "_not"),
+    )
+    for source in strangers:
+        with pytest.raises(SourceRefused) as refused, opened(session, "any", source, PATIENCE):
+            pass
+        assert "wrong and secret" not in str(refused.value)
+    away = SourceConfig(f"jdbc:postgresql://127.0.0.1:{free_port()}/x", "me")
+    with pytest.raises(SourceUnreachable), opened(session, "any", away, PATIENCE):
+        pass
+
+
+def test_a_locked_table_is_waited_for_no_longer_than_asked(session: Any, pg: Pg, maria: MariaDb) -> None:
+    pg.sql("CREATE TABLE locked AS SELECT 1 AS id")
+    with opened(session, "crm", pg.source, PATIENCE) as database, psycopg.connect(pg.url) as other:
+        table = database.table("public", "locked")
+        other.execute("LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
+        for work in (lambda: database.figures(table), lambda: database.frame(table, ONE, None)):
+            with pytest.raises(SourceLocked, match="lock timeout"):
+                work()
+    db = maria.database()
+    maria.sql("CREATE TABLE locked (id INT)", db)
+    source = of_mariadb(maria, db)
+    with opened(session, "shop", source, PATIENCE) as database, opened(session, "shop", source) as holder:
+        table = database.table(db, "locked")
+        holder.control.run("LOCK TABLES locked WRITE")
+        with pytest.raises(SourceLocked):
+            database.figures(table)
+
+
+def test_a_source_that_dies_in_the_middle_is_a_failed_component(session: Any, pg: Pg, tmp_path: Path) -> None:
+    pg.sql("CREATE TABLE dying AS SELECT i AS id FROM generate_series(1, 3000) i")
+    with opened(session, "crm", pg.source, PATIENCE) as database:
+        table = database.table("public", "dying")
+        with database.snapshot() as snapshot, ThreadPoolExecutor(1) as pool:
+            slow = database.frame(table, ONE, snapshot, "pg_sleep(0.02) IS NOT NULL")
+            written = pool.submit(lambda: slow.write.parquet(str(tmp_path / "t")))
+            with psycopg.connect(pg.url, autocommit=True) as other:
+                asked = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(0%'"
+                deadline = time.monotonic() + 60
+                while other.execute(asked + " AND pid <> pg_backend_pid()").fetchone() == (0,):
+                    assert time.monotonic() < deadline and not written.done()
+                    time.sleep(0.05)
+            failure = written.exception(60)
+            assert failure is not None and classify(failure) == "component", said(failure)
+            assert "terminating connection" in said(failure)
+            pg.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'replicator'")
+            with pytest.raises(SourceUnreachable):
+                database.figures(table, snapshot)

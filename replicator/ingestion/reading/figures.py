@@ -4,13 +4,14 @@ are read by pyarrow, as Spark wrote them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import BinaryIO
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import orc
 
 from cmroot.store.place import join
 from cmroot.store.resolve import located
@@ -20,11 +21,15 @@ from replicator.errors import FormatError, TypeRefused
 from replicator.ingestion.reading.control import Control
 from replicator.ingestion.reading.dialects import Dialect
 from replicator.ingestion.reading.source_table import SourceColumn, SourceTable
+from replicator.purge.rewrite.formats import Unsupported
+from replicator.purge.rewrite.orc_footer import STATISTICS, TIMES, all_of, dict_of, kinds, read_message, read_tail
 
 TOGETHER = 300
 """Columns of one query: PostgreSQL's answers have 1,664 at most."""
 
 _HIDDEN = ("_", ".")
+_EXACT = Context(prec=400)
+"""Python's own sums have 28 digits."""
 
 
 class Figures(Value, frozen=True):
@@ -100,30 +105,57 @@ def landed_figures(
         for name, number in found.counts.items():
             counts[name] += number
         for name, total in found.sums.items():
-            totals[name] = totals.get(name, Decimal(0)) + Decimal(total)
+            totals[name] = _EXACT.add(totals.get(name, Decimal(0)), Decimal(total))
     return Figures(rows, counts, {name: _exact(total) for name, total in totals.items()})
 
 
 def figures_of_files(task: FiguresTask) -> Figures:
     """Reads only."""
-    rows, counts, totals = 0, {name: 0 for name, _ in task.columns}, dict[str, Decimal]()
+    tally = _Tally(task.columns)
     place = located(task.directory)
     names = sorted(name for name in place.find() if not name.rpartition("/")[2].startswith(_HIDDEN))
     for name in names[task.number :: task.of]:
         try:
             with located(join(str(place), name)).open_read() as file:
-                for batch in _batches(file, task.format):
-                    rows += batch.num_rows
-                    for column, summed in task.columns:
-                        values = _column(batch, column)
-                        counts[column] += len(values) - values.null_count
-                        if summed and len(values) > values.null_count:
-                            totals[column] = totals.get(column, Decimal(0)) + _sum(values)
-        except (pa.ArrowException, KeyError, OSError) as error:
-            raise FormatError(
-                f"{join(str(place), name)} cannot be read: {error}", hint="the copy is made anew"
-            ) from error
-    return Figures(rows, counts, {name: str(total) for name, total in totals.items()})
+                if task.format == "orc":
+                    tally.add_orc(file)
+                else:  # Spark's times of 96 bits, in nanoseconds, would end in 2262
+                    for batch in pq.ParquetFile(file, coerce_int96_timestamp_unit="us").iter_batches():
+                        tally.rows += batch.num_rows
+                        tally.add(batch)
+        except (pa.ArrowException, Unsupported, OSError) as error:
+            raise FormatError(f"{join(str(place), name)} cannot be read: {error}", hint="copy it again") from error
+    return Figures(tally.rows, tally.counts, {name: str(total) for name, total in tally.totals.items()})
+
+
+class _Tally:
+    """Figures that grow. columns: names, and whether they are summed."""
+
+    def __init__(self, columns: Sequence[tuple[str, bool]]) -> None:
+        self.rows = 0
+        self.counts = {name: 0 for name, _ in columns}
+        self.totals: dict[str, Decimal] = {}
+        self._columns = {name.lower(): (name, summed) for name, summed in columns}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for found, values in zip(batch.schema.names, batch.columns, strict=True):
+            column, summed = self._columns.get(found.lower(), ("", False))
+            if column:
+                self.counts[column] += len(values) - values.null_count
+                if summed and len(values) > values.null_count:
+                    self.totals[column] = _EXACT.add(self.totals.get(column, Decimal(0)), _sum(values))
+
+    def add_orc(self, file: BinaryIO) -> None:
+        """pyarrow reads no time behind 2262, of which sentinels are: times are counted as the file's footer does."""
+        tail, opened = read_tail(file), orc.ORCFile(file)
+        self.rows += opened.nrows
+        kinds_, statistics = kinds(tail.footer)[1:], all_of(tail.footer, STATISTICS)[1:]
+        for name, kind, said in zip(opened.schema.names, kinds_, statistics, strict=True):
+            if kind in TIMES and (column := self._columns.get(name.lower(), ("", False))[0]):
+                self.counts[column] += dict_of(read_message(said)).get(1, 0)
+        others = [number for number, kind in enumerate(kinds_) if kind not in TIMES]
+        for stripe in range(opened.nstripes if others else 0):
+            self.add(opened.read_stripe(stripe, columns=others))
 
 
 def differences(one: Figures, other: Figures) -> list[str]:
@@ -140,25 +172,6 @@ def differences(one: Figures, other: Figures) -> list[str]:
 
 def _number(count: int | None) -> str:
     return "no" if count is None else f"{count:,}"
-
-
-def _batches(file: BinaryIO, format_: str) -> Iterator[pa.RecordBatch]:
-    if format_ == "orc":
-        from pyarrow import orc
-
-        opened = orc.ORCFile(file)
-        for stripe in range(opened.nstripes):
-            yield opened.read_stripe(stripe)
-        return
-    # Spark's times of 96 bits in nanoseconds would end in 2262
-    yield from pq.ParquetFile(file, coerce_int96_timestamp_unit="us").iter_batches()
-
-
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    at = batch.schema.get_field_index(name)
-    if at < 0:
-        at = [each.lower() for each in batch.schema.names].index(name.lower())
-    return batch.column(at)
 
 
 def _sum(values: pa.Array) -> Decimal:

@@ -34,8 +34,9 @@ _INTEGERS = {  # signed, unsigned
     "int": ("int", "bigint"),
     "bigint": ("bigint", "decimal(20,0)"),
 }
-_TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json")
-_OTHER_TEXTS = ("time", "uuid", "inet4", "inet6")
+_TEXTS = ("varchar", "tinytext", "text", "mediumtext", "longtext")
+_PADDED = ("char", "enum", "set", "json", "time", "uuid", "inet4", "inet6")
+"""Spark makes all values as long as the longest of what drivers call CHAR."""
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _DIGITS = 38
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII)
@@ -136,8 +137,8 @@ class MySqlDialect:
                 compared="number",
                 summed=landed != "boolean",
             )
-        if base in _TEXTS or base in _OTHER_TEXTS:
-            value = own if base in _TEXTS and base != "json" else f"CAST({own} AS CHAR)"
+        if base in _TEXTS or base in _PADDED:
+            value = f"CAST({own} AS CHAR)" if base in _PADDED else own
             split = f"CAST(LEFT({value}, {TEXT}) AS BINARY)"
             return SourceColumn(name, declared, "string", nullable, value, split=split, compared="bytes")
         if base in _BYTES:
