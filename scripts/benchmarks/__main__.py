@@ -20,6 +20,7 @@ from benchmarks import (
     gatewaying,
     housekeeping,
     idling,
+    ingesting,
     keeping,
     loading,
     many_tables,
@@ -53,6 +54,7 @@ BENCHMARKS = {
     "tables": many_tables.run,
     "backlog": backlog.run,
     "serve": serving.run,
+    "ingest": ingesting.run,
 }
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 

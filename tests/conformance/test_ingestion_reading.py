@@ -19,7 +19,7 @@ from mariadb import MariaDb, running_mariadb
 from postgres import Postgres
 
 from replicator.core.connections.source_config import SourceConfig
-from replicator.core.engine import LocalEngine
+from replicator.core.engine import Engine, LocalEngine
 from replicator.core.spark import SparkEngine
 from replicator.errors import SourceLocked, SourceRefused, SourceUnreachable, TypeRefused
 from replicator.ingestion.ingestion_request import Split
@@ -39,14 +39,19 @@ ROWS = 100_000
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
+def engine() -> Iterator[SparkEngine]:
     jars = driver_jars(
         [SourceConfig("jdbc:postgresql://h/d"), SourceConfig("jdbc:mysql://h/d")], find_java(os.environ), os.environ
     )
     settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.session.timeZone": "America/Lima"}
-    engine = SparkEngine("local[2]", settings, spark_environment(find_java(os.environ)))
-    yield engine._session()
-    engine.stop()
+    spark = SparkEngine("local[2]", settings, spark_environment(find_java(os.environ)))
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture(scope="module")
+def session(engine: SparkEngine) -> Any:
+    return engine._session()
 
 
 class Pg:
@@ -88,17 +93,21 @@ def of_mariadb(server: MariaDb, db: str, kind: str = "mariadb") -> SourceConfig:
 
 
 def landed(
-    database: SourceDatabase, table: SourceTable, ranges: Ranges, place: Path, format_: str = "parquet"
+    database: SourceDatabase,
+    table: SourceTable,
+    ranges: Ranges,
+    place: Path,
+    format_: str = "parquet",
+    engine: Engine = LocalEngine(2),  # noqa: B008
 ) -> list[int]:
     """Writes the table, compares its figures, and returns how many rows each reader had."""
     with database.snapshot() as snapshot:
         expected = database.figures(table, snapshot)
         frame = database.frame(table, ranges, snapshot)
         frame.write.format(format_).save(str(place))
-    assert differences(expected, landed_figures(LocalEngine(2), str(place), table.columns, format_)) == []
+    assert differences(expected, landed_figures(engine, str(place), table.columns, format_)) == []
     assert format_ == "orc" or frame.schema.simpleString() == f"struct<{','.join(map(described, table.columns))}>"
-    files = place.glob("*.parquet")
-    return [pq.read_metadata(file).num_rows for file in files]
+    return [pq.read_metadata(file).num_rows for file in place.glob("*.parquet")]
 
 
 def described(column: SourceColumn) -> str:
@@ -118,7 +127,9 @@ SKEWED = {
 }
 
 
-def test_skewed_columns_are_read_in_equal_shares_each_row_once(session: Any, pg: Pg, tmp_path: Path) -> None:
+def test_skewed_columns_are_read_in_equal_shares_each_row_once(
+    session: Any, engine: SparkEngine, pg: Pg, tmp_path: Path
+) -> None:
     columns = ", ".join(f"{sql} AS {name}" for name, sql in SKEWED.items())
     pg.sql(f"CREATE TABLE skewed AS SELECT i AS id, {columns} FROM generate_series(1, {ROWS}) i")
     pg.sql("ALTER TABLE skewed ADD PRIMARY KEY (id)")
@@ -129,7 +140,7 @@ def test_skewed_columns_are_read_in_equal_shares_each_row_once(session: Any, pg:
             counts = counted(database, table, ranges)
             assert len(counts) == 8 and sum(counts) == ROWS, name
             assert max(counts) <= 1.5 * ROWS / 8, (name, counts)
-        counts = landed(database, table, database.ranges(table, Split("near"), 8), tmp_path / "t")
+        counts = landed(database, table, database.ranges(table, Split("near"), 8), tmp_path / "t", engine=engine)
         assert sum(counts) == ROWS and max(counts) <= 1.5 * ROWS / 8
         assert database.ranges(table, Split(), 8).column == "id"
         assert database.ranges(table, Split(readers=1), 8) == ONE
