@@ -15,6 +15,7 @@ from replicator.core.config import Config, parse_config
 from replicator.errors import Error, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.doors import request_directory
 from replicator.ingestion.doors.intake import parse_request, this_user
+from replicator.ingestion.doors.validation import Requester
 
 PAUL: dict[str, Any] = {"by": "paul", "groups": ["staff", "crm_producer"]}
 
@@ -68,6 +69,7 @@ def test_a_request_that_cannot_be_is_refused_at_once(
         ({"owner": " "}, "has no owner"),
         ({"sources": "cmr"}, "source 'cmr' is not configured"),
         ({"consumers": ["a", ""]}, "producer or consumer has no name"),
+        ({"consumers": "people:a"}, "is no consumer"),
         ({"classification": "personal"}, "erased people would come back"),
         ({"classification": "personal", "erasure_column": "id"}, "column without ids"),
         ({"erasure_ids": "ids", "erasure_column": "id"}, "is no column of ids"),
@@ -94,6 +96,12 @@ def test_an_asset_is_changed_by_its_owner_and_approved_again(config: Config) -> 
     with pytest.raises(Refused, match="not approved yet"):
         replicator.ingest_request("crm:public.orders", asset="crm", config=config, **PAUL)
     assert create("hr", config=config, owner="o", classification="personal", exemption="none left").status == "created"
+
+
+def test_a_name_is_a_users_or_a_groups_unless_it_says_which() -> None:
+    paul = Requester("paul", ("staff",))
+    assert all(paul.is_one_of(["other", name]) for name in ("paul", "staff", "user:paul", "group:staff"))
+    assert not paul.is_one_of(["group:paul", "user:staff", "other", ""])
 
 
 def test_a_job_is_requested_shown_and_cancelled(config: Config) -> None:
@@ -192,7 +200,10 @@ def test_requests_in_a_directory_are_taken_once_for_their_owners_and_answered(co
         assert said in found[name].error, name
         assert said in json.loads((place / f"{name}.answer.json").read_text())["error"]
     assert json.loads((place / "a.json.answer.json").read_text()) == {
-        "name": "a.json", "requested_by": user, "job": 1, "position": 1
+        "name": "a.json",
+        "requested_by": user,
+        "job": 1,
+        "position": 1,
     }
     left = {each.name for each in place.iterdir() if not each.name.endswith(".answer.json")}
     assert left == {"g.json", ".i.json", "j.txt", "taking", "taken"}

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.model import Value
 from replicator.errors import Refused, UsageError
+from replicator.ingestion.granting import principals
 from replicator.ingestion.ingestion_request import NAME, Asset, Request
 from replicator.text.quantity import parse_duration
 
@@ -28,8 +29,9 @@ class Requester(Value, frozen=True, omit_defaults=True):
     groups: tuple[str, ...] = ()
 
     def is_one_of(self, names: Iterable[str]) -> bool:
-        """Whether a name of a user or a group is its."""
-        return bool({self.user, *self.groups} & {*names})
+        """Whether a name of a user or a group is its; "user:NAME" and "group:NAME" are only one of both."""
+        mine = {self.user, f"user:{self.user}", *self.groups, *(f"group:{each}" for each in self.groups)}
+        return bool(mine & {*names})
 
 
 def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
@@ -44,6 +46,7 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
         raise UsageError(f"{about}: has no owner", hint="name the user or the group that answers for it")
     if not all(each.strip() for each in (*asset.producers, *asset.consumers)):
         raise UsageError(f"{about}: a producer or consumer has no name", hint="name users or groups")
+    _ = principals(asset.consumers)  # raises for what is none
     for source in asset.sources:
         _known_source(source, ingestion, about)
     if asset.erasure_ids is not None and not _IDS.fullmatch(asset.erasure_ids):

@@ -1,0 +1,122 @@
+"""The ingestion store in PostgreSQL, with controllers that claim at once; and a drop zone, whose users ask by SQL."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+import replicator
+from replicator.core.config import parse_config
+from replicator.errors import Error, StoreUnreachable, UsageError
+from replicator.ingestion.ingestion_job import STEPS, Claimed
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.job_store import IngestionStore
+from tests.support.postgres import Postgres, running_postgres
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with running_postgres() as running:
+        yield running
+
+
+def test_controllers_that_claim_at_once_share_no_job_and_exceed_no_share(server: Postgres) -> None:
+    url = server.database()
+    with IngestionStore(url) as store:
+        store.prepare()
+        for name in ("crm", "shop"):
+            store.put_asset(Asset(name=name, owner="olga", created_by="olga"))
+        asked = [Request(asset=("crm", "shop")[n % 2], source="s", schema="public", table=f"t{n}") for n in range(16)]
+        jobs = [store.submit(each).job for each in asked]
+
+        def work(own: IngestionStore, one: Claimed) -> None:
+            for step in STEPS:
+                own.renew(one, 60.0)
+                if step == "publish":
+                    own.published(one, 7, {"rows": 1})
+                else:
+                    own.step_done(one, step, {"columns": ["\x01", "ü"]})
+            own.done(one)
+
+        def control(name: str) -> list[int]:
+            done = []
+            with IngestionStore(url) as own:
+                while (one := own.claim(name, 60.0, 3, 0.5)) or any(each.state != "done" for each in own.jobs()):
+                    held = Counter(each.asset for each in own.jobs() if each.holder)
+                    assert max(held.values(), default=0) <= 1
+                    if one:
+                        work(own, one)
+                        done.append(one.job)
+            return done
+
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(control, ("c1", "c2", "c3")))
+        assert sorted(each for some in found for each in some) == jobs
+        numbers = [each.id for each in store.begin_logging(1000)]
+        assert numbers == sorted(numbers) and len(numbers) == 16 * (2 + len(STEPS) + 1)
+
+
+def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Postgres) -> None:
+    zone = server.database()
+    host = server.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")[0]
+    jdbc = f"{host}{urlsplit(zone).path}"
+
+    def as_user(user: str) -> psycopg.Connection[Any]:
+        return psycopg.connect(zone.replace("postgres@", f"{user}@"), autocommit=True)
+
+    source = {"url": f"{jdbc}?currentSchema=x", "user": "loader"}
+    config = parse_config(
+        {"ingestion": {"store": server.database(), "sources": {"crm": source, "web": {"url": "jdbc:mysql://h/web"}}}},
+        "t",
+    )
+    replicator.asset_create("crm", owner="olga", producers="makers", sources="crm", by="olga", config=config)
+    replicator.asset_approve("crm", by="anna", config=config)
+    with as_user("postgres") as admin:
+        for role in ("makers", "loader LOGIN", "paul LOGIN IN ROLE makers", "peter LOGIN", "eve LOGIN"):
+            admin.execute(f"CREATE ROLE {role}")  # type: ignore[call-overload]
+        with pytest.raises(Error, match=r"no table replicator\.request|does not exist"):
+            replicator.ingest_take(database="crm", config=config)
+        for _ in range(2):
+            admin.execute(replicator.ingest_drop_zone().sql)
+        admin.execute("GRANT replicator_producer TO makers, peter; GRANT replicator_taker TO loader")
+    with as_user("eve") as eve, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        eve.execute("SELECT replicator.request_ingestion('crm', 'public', 'orders')")
+    with as_user("paul") as paul, as_user("peter") as peter:
+        ask = "SELECT replicator.request_ingestion('crm', 'public', 'orders')"
+        assert paul.execute(ask).fetchone() == (1,)
+        paul.execute("SET ROLE makers")
+        paul.execute("SELECT replicator.request_ingestion('crm', 'public', 'log', mode => 'append')")
+        paul.execute("SELECT replicator.request_ingestion('crm', 'public', 'x', 'merge', 'at', '{a,b}', 'a', 4, 'orc')")
+        peter.execute(ask)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            peter.execute("UPDATE replicator.request SET requested_by = 'paul'")
+        found = replicator.ingest_take(database="crm", config=config).requests
+        assert [(one.name, one.requested_by, one.job) for one in found] == [
+            ("1", "paul", 1),
+            ("2", "paul", None),
+            ("3", "paul", 2),
+            ("4", "peter", None),
+        ]
+        said = paul.execute("SELECT state, job, answer FROM replicator.my_requests ORDER BY id").fetchall()
+        assert [row[:2] for row in said] == [("queued", 1), ("refused", None), ("queued", 2)]
+        assert said[1][2].startswith("crm:public.log: append needs a watermark (")
+        assert peter.execute("SELECT count(*) FROM replicator.my_requests").fetchone() == (1,)
+    request = replicator.ingest_show(2, config=config).detail.request
+    assert (request.key, request.split.readers, request.format, request.requested_by) == (("a", "b"), 4, "orc", "paul")
+    assert replicator.ingest_take(database="crm", config=config).requests == []
+
+    with as_user("postgres") as admin:  # its answer was lost: its key leads to the same job
+        admin.execute("UPDATE replicator.request SET state = 'new', job = NULL WHERE id = 3")
+    assert [one.job for one in replicator.ingest_take(database="crm", config=config).requests] == [2]
+    with pytest.raises(UsageError, match="no PostgreSQL"):
+        replicator.ingest_take(database="web", config=config)
+    away = {"url": "jdbc:postgresql://127.0.0.1:1/crm"}
+    gone = parse_config({"ingestion": {"store": config.ingestion.store, "sources": {"crm": away}}}, "t")
+    with pytest.raises(StoreUnreachable, match="source crm: "):
+        replicator.ingest_take(database="crm", config=gone)
