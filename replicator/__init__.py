@@ -92,6 +92,8 @@ if TYPE_CHECKING:
     from replicator.commands.ingest import ingest_request as ingest_request
     from replicator.commands.ingest import ingest_show as ingest_show
     from replicator.commands.ingest import ingest_take as ingest_take
+    from replicator.commands.ingest_run import IngestRunOptions as IngestRunOptions
+    from replicator.commands.ingest_run import ingest_run as ingest_run
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
     from replicator.commands.lag import HistoryOptions as HistoryOptions
@@ -246,6 +248,7 @@ _COMMANDS = {
         "ingest_show",
         "IngestShowOptions",
     ),
+    "ingest_run": ("ingest_run", "IngestRunOptions"),
     "init": ("init", "InitOptions"),
     "lag": ("lag", "LagOptions", "history", "HistoryOptions"),
     "load": ("load", "LoadOptions"),

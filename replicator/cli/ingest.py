@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, get_args
 
 import click
 
-from replicator.cli.options import Session, json_option, pass_session
-from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
+from replicator.cli.options import Session, engine_options, json_option, json_options, pass_session
+from replicator.cli.output import aligned, columns, count_text, emit, note, size_text, time_text
+from replicator.cli.signals import Stopping
 from replicator.commands.ingest import (
     ingest_cancel,
     ingest_drop_zone,
@@ -16,6 +18,8 @@ from replicator.commands.ingest import (
     ingest_show,
     ingest_take,
 )
+from replicator.commands.ingest_run import ingest_run
+from replicator.core.not_replicated import PARTIAL
 from replicator.ingestion.doors.validation import READERS
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, State
 from replicator.ingestion.ingestion_request import Format, Mode, SchemaPolicy
@@ -28,6 +32,7 @@ def ingest() -> None:
     \b
     Example:
       replicator ingest request crm:public.orders --asset crm
+      replicator ingest run
       replicator ingest ls --asset crm
     """
 
@@ -79,6 +84,33 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
     ]
     emit(done, as_json, aligned(lines))
     return 0
+
+
+@ingest.command(name="run")
+@click.option("--once/--follow", "once", default=True, help="Until there is nothing to do (default), or until stopped.")
+@engine_options
+@json_options
+@pass_session
+def run(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Work on jobs: a controller. Any number may run, and each may be killed: another one goes on where it was.
+
+    Exits with 3 when a job failed; what can be tried again by itself is, by a later run.
+
+    \b
+    Example:
+      replicator ingest run
+      replicator ingest run --follow
+    """
+    with Stopping(timedelta(minutes=5)) as stop:
+        done = session.call(ingest_run, stop=stop, **given)
+    for each in done.errors:
+        note(each)
+    lines = [
+        ("jobs", f"{done.done} done, {done.failed} failed, {done.lost} taken over"),
+        ("landed", f"{count_text(done.rows, 'row')}, {size_text(done.bytes)}"),
+    ]
+    emit(done, as_json, aligned(lines))
+    return PARTIAL if done.status == "partial" else 0
 
 
 @ingest.command(name="ls")

@@ -23,12 +23,12 @@ from replicator.text.quantity import parse_duration
 class IngestRunOptions(Options):
     """Arguments:
 
-    follow: go on until `stop` is set; else until there is nothing to do now.
+    once: until there is nothing to do now; else until `stop` is set.
     stop: says when to end, such as a `threading.Event`: jobs at work end their step, which another controller goes on
       with.
     """
 
-    follow: bool = False
+    once: bool = True
     stop: Stop | None = None
 
 
@@ -51,17 +51,17 @@ def ingest_run(options: IngestRunOptions) -> Worked:
     with (
         IngestionStore(ingestion.store or service.store) as store,
         options.connected(ingestion.metastore) as metastore,
-        options.engines() as engines,
+        options.runtime() as runtime,
     ):
         store.prepare()
         store.expire(parse_duration(ingestion.expire), ingestion.attempts)
-        known = hive_settings(metastore.config, warehouse_of(metastore), engines.settings)
+        known = hive_settings(metastore.config, warehouse_of(metastore), runtime.engines.settings)
         mine = {"spark.jars": ",".join(map(str, jars)), "spark.scheduler.mode": "FAIR"}
 
         def session() -> Any:
-            made = engines.session({**known, **mine}).newSession()
+            made = runtime.engines.session({**known, **mine}).newSession()
             give_drivers(made, jars)
             return made
 
-        controller = Controller(store, ingestion, metastore, engines, session, options.stop or Event())
-        return controller.run(follow=options.follow)
+        controller = Controller(store, ingestion, metastore, runtime, session, options.stop or Event())
+        return controller.run(once=options.once)

@@ -22,9 +22,11 @@ import msgspec
 
 from cmroot.store.place import join
 from replicator.core.connections.source_config import IngestionConfig
-from replicator.core.engine import AutoEngine
 from replicator.core.following import Stop
 from replicator.core.report import Report
+from replicator.core.runtime import Runtime
+from replicator.core.telling.about import lines_about
+from replicator.core.telling.told_steps import step
 from replicator.errors import Error, Fenced
 from replicator.ingestion.failing import failure_of
 from replicator.ingestion.ingestion_job import Claimed
@@ -76,20 +78,20 @@ class Controller:
         store: IngestionStore,
         config: IngestionConfig,
         metastore: Metastore,
-        engines: AutoEngine,
+        runtime: Runtime,
         sessions: Callable[[], Any],
         stop: Stop,
         lease: float = LEASE,
     ) -> None:
         self._store, self._config, self._metastore = store, config, metastore
-        self._engines, self._sessions = engines, sessions
+        self._runtime, self._sessions = runtime, sessions
         self._lease, self._stop = lease, stop
         self._counting = threading.Lock()
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.worked = Worked()
 
-    def run(self, *, follow: bool) -> Worked:
-        """Until there is nothing to do now; with `follow`, until `stop`."""
+    def run(self, *, once: bool = True) -> Worked:
+        """Until there is nothing to do now; else until `stop`."""
         at_work: set[Future[None]] = set()
         logged = time.monotonic()
         with ThreadPoolExecutor(self._config.slots, thread_name_prefix="job") as pool:
@@ -105,10 +107,10 @@ class Controller:
                     ended, at_work = wait(at_work, PAUSE, FIRST_COMPLETED)
                     for each in ended:
                         each.result()
-                elif follow:
-                    self._stop.wait(PAUSE)
-                else:
+                elif once:
                     break
+                else:
+                    self._stop.wait(PAUSE)
             for each in at_work:
                 each.result()
         self._log()
@@ -137,7 +139,7 @@ class Controller:
             with self._held(claimed) as held:
                 asset = self._store.asset(claimed.request.asset)
                 low = self._store.last_facts(claimed.request).get("high")
-                work = Work(claimed, asset, self._config, self._metastore, self._engines, self._sessions(), low)
+                work = Work(claimed, asset, self._config, self._metastore, self._runtime.engines, self._sessions(), low)
                 self._perform(work, held)
         except Fenced as error:
             log.warning("job %s: %s", claimed.job, error)
@@ -148,19 +150,23 @@ class Controller:
 
     def _perform(self, work: Work, held: Callable[[], None]) -> None:
         claimed, facts = work.claimed, dict(work.claimed.facts)
-        for name in remaining(claimed.step):
-            held()
-            if self._stop.is_set():
-                self._store.release(claimed)
-                return
-            log.info("job %s: %s", claimed.job, name)
-            facts |= STEPS[name](work, facts)
-            held()
-            if name == "publish":
-                self._store.published(claimed, facts["event"], facts)
-            else:
-                self._store.step_done(claimed, name, facts)
-        self._store.done(claimed)
+        steps = remaining(claimed.step)
+        title = f"job {claimed.job}: {claimed.request.place}"
+        with lines_about(job=claimed.job), self._runtime.progress.task(title, len(steps)) as advance:
+            for name in steps:
+                held()
+                if self._stop.is_set():
+                    self._store.release(claimed)
+                    return
+                with step(name):
+                    facts |= STEPS[name](work, facts)
+                held()
+                if name == "publish":
+                    self._store.published(claimed, facts["event"], facts)
+                else:
+                    self._store.step_done(claimed, name, facts)
+                advance()
+            self._store.done(claimed)
         with self._counting:
             self.worked.done += 1
             self.worked.rows += facts["rows"]

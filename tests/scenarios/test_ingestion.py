@@ -19,11 +19,11 @@ import pytest
 from postgres import Postgres
 from purges import Warehouse
 
-from replicator.commands.ingest_run import ingest_run
+import replicator
 from replicator.core.config import Config, parse_config
+from replicator.core.runtime import Runtime
 from replicator.ingestion import landing_steps as steps
 from replicator.ingestion.controller import Controller
-from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.reading.drivers import driver_jars, give_drivers
 from replicator.metastore.java import find_java
@@ -62,10 +62,9 @@ class Landing:
         self.source.execute(text)  # type: ignore[call-overload]
 
     def create_asset(self, **more: Any) -> None:
-        with self.store() as store:
-            given = {"owner": "ann", "producers": ("root",), "sources": ("crm",), "created_by": "ann", **more}
-            store.put_asset(Asset(name=self.asset, **given))
-            store.approve_asset(self.asset, "bob")
+        given = {"owner": "ann", "producers": ["paul"], "sources": ["crm"], "by": "ann", **more}
+        replicator.asset_create(self.asset, config=self.config, **given)
+        replicator.asset_approve(self.asset, config=self.config, by="bob")
 
     def store(self) -> IngestionStore:
         store = IngestionStore(self.config.ingestion.store or "")
@@ -73,12 +72,11 @@ class Landing:
         return store
 
     def request(self, table: str, **more: Any) -> int:
-        with self.store() as store:
-            asked = {"source": "crm", "schema": "public", "requested_by": "root", **more}
-            return store.submit(Request(asset=self.asset, table=table, **asked)).job
+        given = {"asset": self.asset, "config": self.config, "by": "paul", **more}
+        return replicator.ingest_request(f"crm:public.{table}", **given).job
 
     def run(self) -> Any:
-        return ingest_run(config=self.config, spark=self.warehouse.session)
+        return replicator.ingest_run(config=self.config, spark=self.warehouse.session)
 
     def land(self, table: str, **more: Any) -> Any:
         """One request, worked on to its end."""
@@ -215,7 +213,7 @@ def test_whoever_is_killed_in_a_step_is_followed_by_another(landing: Landing, mo
     landing.create_asset(erasure_ids=f"{landing.warehouse.ids}", erasure_column="id")
     landing.sql("INSERT INTO t SELECT 100 + generate_series(1, 50)")
     landing.land("t")
-    ingestion, engines = landing.config.ingestion, landing.warehouse.engines
+    ingestion, runtime = landing.config.ingestion, Runtime(landing.warehouse.engines)
     jars = driver_jars(ingestion.sources.values(), find_java(os.environ), os.environ)
 
     def session() -> Any:
@@ -243,8 +241,8 @@ def test_whoever_is_killed_in_a_step_is_followed_by_another(landing: Landing, mo
             with monkeypatch.context() as patch:
                 patch.setitem(steps.STEPS, name, killed)  # type: ignore[arg-type]
                 with pytest.raises(Killed):
-                    Controller(store, ingestion, metastore, engines, session, Event()).run(follow=False)
-            later = Controller(after, ingestion, metastore, engines, session, Event()).run(follow=False)
+                    Controller(store, ingestion, metastore, runtime, session, Event()).run()
+            later = Controller(after, ingestion, metastore, runtime, session, Event()).run()
 
             assert (later.done, later.failed, store.job(job).state) == (1, 0, "done"), later
             assert sorted(landing.rows("t")) == [(100 + n,) for n in range(1, 51)] + [
