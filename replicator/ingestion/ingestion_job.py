@@ -26,7 +26,7 @@ failed_user, failed_type: it waits for another request. superseded: another requ
 WAITING = ("queued", "failed", "failed_user", "failed_type")
 """States of a job that a new request of its identity takes the place of."""
 
-STEPS = ("describe", "copy", "verify", "settle", "publish", "grant", "clean")
+STEPS = ("describe", "copy", "verify", "settle", "publish", "constrain", "grant", "clean")
 """In their order; each may be repeated."""
 
 Kind = Literal["component", "lock", "user", "type"]

@@ -5,6 +5,7 @@ copy       its rows into a directory of this claim's own, read at one moment whe
 verify     the directory's rows against the source's figures, by another reader
 settle     the same without erased people, or merged into what is there, where the asset or the request wants that
 publish    the one call of the metastore after which they are there
+constrain  the source's keys, which nobody enforces
 grant      read rights of the consumers
 clean      directories of earlier claims of this job
 """
@@ -25,6 +26,7 @@ from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column
 from replicator.errors import Error
+from replicator.ingestion.constraining import constraints_of, keep_constraints
 from replicator.ingestion.granting import grant
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
@@ -259,6 +261,12 @@ def _published(work: Work, facts: Facts) -> Facts:
     return {**facts, "event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
 
 
+def constrain(work: Work, facts: Facts) -> Facts:
+    source = msgspec.convert(facts["source"], SourceTable)
+    refused = keep_constraints(work.metastore, work.request, constraints_of(source, work.request))
+    return {"constraints_refused": refused}
+
+
 def grant_reading(work: Work, facts: Facts) -> Facts:
     granted = grant(work.metastore, *work.request.target, work.asset.consumers, work.asset.owner)
     return {"granted": granted}
@@ -281,6 +289,7 @@ STEPS: Mapping[str, Callable[[Work, Facts], Facts]] = {
     "verify": verify,
     "settle": settle,
     "publish": publish_rows,
+    "constrain": constrain,
     "grant": grant_reading,
     "clean": clean,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,6 +26,7 @@ from replicator.ingestion import landing_steps as steps
 from replicator.ingestion.controller import Controller
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.reading.drivers import driver_jars, give_drivers
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java
 from replicator.metastore.thrift import connect
 
@@ -91,12 +92,7 @@ class Landing:
             some = self.warehouse.metastore.all_partitions(found.db, found.name)
             places = [part.location for batch in some for part in batch]
         names = [column.name for column in found.storage.columns]  # type: ignore[union-attr]
-        rows = []
-        for place in places:
-            assert place
-            data = ds.dataset(place.removeprefix("file:"), format="parquet").to_table()
-            rows += [tuple(row.get(name) for name in names) for row in data.to_pylist()]
-        return sorted(rows, key=repr)
+        return sorted((row for place in places for row in rows_at(place or "", names)), key=repr)
 
     def at_source(self, text: str) -> list[tuple[Any, ...]]:
         return sorted(self.source.execute(text).fetchall(), key=repr)  # type: ignore[call-overload]
@@ -107,6 +103,12 @@ class Landing:
         return place
 
 
+def rows_at(place: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The rows of a directory, by pyarrow."""
+    data = ds.dataset(place.removeprefix("file:"), format="parquet").to_table()
+    return sorted((tuple(row.get(name) for name in names) for row in data.to_pylist()), key=repr)
+
+
 @pytest.fixture
 def landing(postgres: Postgres, warehouse: Warehouse, tmp_path: Path) -> Iterator[Landing]:
     made = Landing(postgres, warehouse, tmp_path)
@@ -114,27 +116,45 @@ def landing(postgres: Postgres, warehouse: Warehouse, tmp_path: Path) -> Iterato
     made.source.close()
 
 
-def test_a_table_is_landed_changed_and_landed_again(landing: Landing) -> None:
+def test_a_table_is_landed_changed_landed_again_replicated_and_restored(
+    landing: Landing, target_metastore: Running, tmp_path: Path
+) -> None:
     landing.sql("CREATE TABLE people (id bigint PRIMARY KEY, name text, born date, score numeric(10, 2))")
     landing.sql("INSERT INTO people SELECT n, 'p' || n, date '2000-01-01' + n, n / 4.0 FROM generate_series(1, 1000) n")
     landing.sql("INSERT INTO people VALUES (0, NULL, NULL, NULL), (5000, 'quo''te \"d` ; \\', NULL, 1)")
-    landing.create_asset()
+    landing.create_asset(consumers=["readers", "user:eve"])
+    db, uri = f"{landing.asset}_public", landing.warehouse.running.uri
+    root, target = str(tmp_path / "cmroot"), target_metastore.uri
 
     done = landing.land("people")
 
     assert (done.status, done.done, done.rows) == ("done", 1, 1002), done
-    assert landing.rows("people") == landing.at_source("SELECT id, name, born, score FROM people")
+    before = landing.at_source("SELECT id, name, born, score FROM people")
+    assert landing.rows("people") == before
+    metastore = landing.warehouse.metastore
+    assert metastore.readers(db, "people") >= {("GROUP", "readers"), ("USER", "eve")}
+    (key,) = metastore.constraints(db, ["people"])["people"]
+    assert (key.kind, key.columns, key.enable) == ("PRIMARY KEY", ("id",), False)
     first = landing.location("people")
+    replicator.load(replicator.dump(source=uri, cmroot=root, db=db, out=str(tmp_path / "d1")).dump, target=target)
+    event = metastore.current_event_id()
     landing.sql("DELETE FROM people WHERE id > 500")
     landing.sql("UPDATE people SET name = 'changed' WHERE id = 7")
 
     assert landing.land("people").rows == 501
 
-    assert landing.rows("people") == landing.at_source("SELECT id, name, born, score FROM people")
+    after = landing.at_source("SELECT id, name, born, score FROM people")
+    assert landing.rows("people") == after
     assert landing.location("people") != first
     assert Path(first.removeprefix("file:")).is_dir(), "readers in flight keep what they read"
-    shown = landing.warehouse.sql(f"SELECT count(*), min(name) FROM {landing.asset}_public.people")
+    shown = landing.warehouse.sql(f"SELECT count(*), min(name) FROM {db}.people")
     assert shown == [(501, "changed")]
+    dumped = replicator.dump(source=uri, cmroot=root, db=db, since=event, out=str(tmp_path / "d2"))
+    replicator.load(dumped.dump, target=target)
+    replicator.restore(cmroot=root, db=db, to=event, target=target, into=f"{db}_then")
+    with connect(target) as replica:
+        places = [replica.table(name, "people").location or "" for name in (db, f"{db}_then")]
+    assert [rows_at(place, ("id", "name", "born", "score")) for place in places] == [after, before]
 
 
 def test_columns_change_by_the_policy_of_the_request(landing: Landing) -> None:
