@@ -48,7 +48,11 @@ BY_NAME = {feature.name: feature for feature in ALL}
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("source", "targets"),
-    [("2.3", ["4.2"]), pytest.param("3.1", ["4.0"], marks=pytest.mark.long), ("4.2", ["2.3", "4.2"])],
+    [
+        pytest.param("2.3", ["4.2"], marks=pytest.mark.long),
+        pytest.param("3.1", ["4.0"], marks=pytest.mark.long),
+        ("4.2", ["2.3", "4.2"]),
+    ],
 )
 def test_features_arrive_as_the_page_says(hives: Hives, tmp_path: Path, source: str, targets: list[str]) -> None:
     found = observe(hives, tmp_path, [source], targets)

@@ -109,6 +109,7 @@ VALUES = {
 TYPES = ("bigint", "int", "string", "decimal(20,3)", "double", "varchar(9)", "char(9)", *VALUES)
 
 
+@pytest.mark.long
 def test_avro_codecs_and_types_of_ids(warehouse: Warehouse, db: str, tmp_path: Path) -> None:
     """As Hive's serde writes them, and a reader of Java sees each record."""
     gone = ("v0", "v77", "v78", "v4999")

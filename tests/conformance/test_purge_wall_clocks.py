@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.metastore.embedded.running import Running
@@ -24,6 +25,7 @@ def in_los_angeles(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.long
 def test_every_reader_sees_the_same_times(source_metastore: Running, tmp_path: Path) -> None:
     places = (source_metastore.uri, str(source_metastore.warehouse), str(tmp_path))
     done = in_los_angeles(str(SCRIPT), *places, cwd=tmp_path)

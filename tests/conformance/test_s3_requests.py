@@ -77,6 +77,7 @@ def test_listings_together_are_those_alone(proxy: Proxy, seed: int, monkeypatch:
     assert together(places) == [list_tree(place) for place in places]
 
 
+@pytest.mark.long
 def test_places_far_apart_cost_one_request_each_and_those_in_a_row_one_for_a_thousand(proxy: Proxy) -> None:
     write(*(f"far/{place:03d}/{file:02d}" for place in range(100) for file in range(30)))
     proxy.taken()

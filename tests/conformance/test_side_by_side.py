@@ -152,6 +152,7 @@ def test_a_verify_reads_both_sides_at_the_same_time(
         assert (here.busiest, there.busiest, sorted(met)) == (1, 1, [0, 1])
 
 
+@pytest.mark.long
 def test_a_far_server_is_asked_on_many_connections_and_the_log_is_the_same(many: PlainDatabase, tmp_path: Path) -> None:
     with counting(many.metastore.uri, delay=0.03) as proxy, connect(proxy.uri) as client:
         read = side_by_side(client.traffic, client.database, [many.name] * 1500)

@@ -165,6 +165,7 @@ def test_a_killed_refiling_of_a_damaged_kept_file_loses_neither_content(ground: 
     ground.check_kept_names_are_true()
 
 
+@pytest.mark.long
 def test_a_killed_recycling_onto_another_device_keeps_the_source_or_the_copy(ground: Ground) -> None:
     """The rename is refused as it would be between devices."""
     refuse = """
@@ -197,6 +198,7 @@ def test_a_killed_lease_is_free_and_its_epoch_grows(ground: Ground) -> None:
     assert epochs == sorted(epochs) and set(epochs) == {1, 2}
 
 
+@pytest.mark.long
 def test_a_killed_making_of_a_root_is_made_by_the_next(tmp_path: Path) -> None:
     place = str(tmp_path / "a" / "root")
 

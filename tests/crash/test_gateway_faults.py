@@ -230,7 +230,7 @@ def _gateway(uri: str, root: str, fault: Fault, pipe: Connection) -> None:
         pipe.recv()
 
 
-@pytest.mark.parametrize("kind", ["table", "partition"])
+@pytest.mark.parametrize("kind", ["table", pytest.param("partition", marks=pytest.mark.long)])
 def test_a_gateway_killed_at_any_step_leaves_a_table_or_its_bytes(
     source_metastore: Running, tmp_path: Path, kind: str
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_chain_of_dumps_is_loaded_while_all_of_it_vanishes(story: ReplicationF
     assert story.target.shown() == {}
 
 
+@pytest.mark.long
 def test_whoever_is_killed_is_run_again(story: ReplicationFixture) -> None:
     """Capture, dump and load, each killed between two lines, again and again."""
     source = story.source

@@ -26,6 +26,7 @@ ODD = ("a:b", "a%3Ab", "a/b", "a=b", "it''s", "50%", "a#b", "a?b", "a b", "ä", 
 """As literals of SQL; `a:b` and `a%3Ab` are neighbours when a name is unescaped once too often."""
 
 
+@pytest.mark.long
 def test_rows_of_partitions_with_escaped_names_go(warehouse: Warehouse) -> None:
     warehouse.sql("CREATE DATABASE odd")
     kinds = {**SERDES, "spark": None}

@@ -136,6 +136,7 @@ def _counted(calls: Counter[str], name: str, call: Callable[..., object], *given
     return call(*given)
 
 
+@pytest.mark.long
 def test_writers_wait_for_each_other_where_a_server_would_have_one_of_them_sleep(
     source_metastore: Running, metastore_factory: MetastoreFactory, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.paced import locks_event_ids
 
 SEED = 20260301
-STEPS, EVENTS = 40, 20
+STEPS, EVENTS = 40, 8
 CLEANED_AT_ITS_START = {"timetolive": "1s", "clean.startup.wait.interval": "0s", "clean.interval": "1s"}
 
 

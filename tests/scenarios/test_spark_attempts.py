@@ -131,6 +131,7 @@ DYNAMIC = {
 }
 
 
+@pytest.mark.long
 def test_executors_come_and_go(dumped: ReplicationFixture, spark_cluster: SparkCluster) -> None:
     """Dynamic allocation: between two loads there are none."""
     with replicator.engines("spark", spark_cluster.url, DYNAMIC) as engines:

@@ -109,6 +109,7 @@ def test_a_replication_whose_nodes_have_nothing_but_pyarrow(
     assert used == {"capture", "dump", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"}
 
 
+@pytest.mark.long
 def test_a_policy_and_its_role_changes(on_cluster: Callable[..., Any], pair: Replication) -> None:
     source = pair.db("a")
     source.partitioned("days", {"1": {"x": "one"}, "2": {"y": "two"}})

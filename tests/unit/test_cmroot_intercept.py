@@ -353,7 +353,7 @@ intercept.settle({{"t": 8}})
 """
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_taking_that_is_killed_at_any_step_loses_nothing(
     tmp_path: Path, request: pytest.FixtureRequest, devices: int
 ) -> None:
