@@ -30,8 +30,11 @@ a server hangs."""
 LIVELY = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 """Of connections to PostgreSQL, where its URL says nothing else: a host that is gone is known after a minute."""
 
-AWAY = ("SQLITE_BUSY", "SQLITE_LOCKED", "40001", "40P01", "57P01", "57014")
+AWAY = ("SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT", "SQLITE_LOCKED", "40001", "40P01", "57P01", "57014")
 """Codes of errors after which the same question may be asked again."""
+
+_ALEMBIC = threading.Lock()
+"""It has one context for a whole process."""
 
 UNANSWERED = ("OperationalError", "ConnectionTimeout")
 """Errors of PostgreSQL's client that have no code."""
@@ -117,7 +120,10 @@ class Database:
 
         config = Config()
         config.set_main_option("script_location", str(migrations).replace("%", "%%"))
-        with self.transaction() as connection, _unhurried(connection):
+        with _ALEMBIC, self.transaction() as connection, _unhurried(connection):
+            if self.file is not None:  # to read before another writes, and write then, is refused at once
+                connection.exec_driver_sql("COMMIT")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 

@@ -120,7 +120,7 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
 @click.option("--who", default="", metavar="USER", help="Only jobs that this user requested.")
 @click.option("--state", multiple=True, type=click.Choice(get_args(State)), help="Only jobs in this state; repeatable.")
 @click.option("--before", type=click.IntRange(0), default=0, metavar="JOB", help="Only jobs with a lower number.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of jobs.")
 @json_option
 @pass_session
 def list_jobs(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -138,8 +138,8 @@ def list_jobs(session: Session, /, as_json: bool, **given: Any) -> int:
     ]
     head = ("job", "state", "step", "asset", "from", "by", "queued", "error")
     lines = columns(head, rows, right=("job",)) if rows else ["no jobs"]
-    if shown.before:
-        lines.append(f"more: --before {shown.before}")
+    if len(shown.jobs) == given["limit"]:
+        lines.append(f"for more: --before {shown.jobs[-1].job}")
     emit(shown, as_json, lines)
     return 0
 

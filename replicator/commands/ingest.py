@@ -96,11 +96,13 @@ def ingest_request(options: IngestRequestOptions) -> IngestionRequested:
 class IngestLsOptions(Options):
     """Arguments:
 
-    asset: only jobs of this one. from_source: only those that read this one. table: only those that land in this one,
-      "db.table".
+    asset: only jobs of this asset.
+    from_source: only those that read this source.
+    table: only those that land in this table, "db.table".
     who: only those that this user requested.
-    state: only those in one of these states.
-    before: only jobs with a lower number. limit: at most so many.
+    state: only those in this state, or in one of several.
+    before: only jobs with a lower number.
+    limit: at most so many.
     """
 
     asset: str = ""
@@ -109,7 +111,7 @@ class IngestLsOptions(Options):
     who: str = ""
     state: State | Sequence[State] = ()
     before: Natural = 0
-    limit: Annotated[int, Between(1, 1000)] = 50
+    limit: Annotated[int, Between(1, 10_000)] = 50
 
 
 @verb(IngestLsOptions)
@@ -123,7 +125,7 @@ def ingest_ls(options: IngestLsOptions) -> IngestionJobs:
     wanted = JobFilter(options.asset, options.from_source, options.table, options.who, states)
     with opened_store(options.settings) as store:
         found = store.jobs(wanted, before=options.before, limit=options.limit)
-    return IngestionJobs("shown", found, found[-1].job if len(found) == options.limit else None)
+    return IngestionJobs("shown", found)
 
 
 @dataclass(frozen=True, kw_only=True)

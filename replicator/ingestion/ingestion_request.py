@@ -19,6 +19,11 @@ NAME = re.compile(r"[a-z0-9_]{1,128}", re.ASCII)
 """Of a database or a table, as every metastore takes it."""
 
 
+def is_text(text: str) -> bool:
+    """Whether every database can keep it: no NUL, and nothing that is not UTF-8."""
+    return "\0" not in text and text == text.encode("utf-8", "replace").decode()
+
+
 class Asset(Value, frozen=True, omit_defaults=True):
     """The unit of management. owner, producers, consumers: names of users or groups. sources: names of
     `[ingestion.sources]`. erasure_ids, erasure_column: "db.table:column" of the ids of erased people, and the column of

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select, text
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.fairness import Candidate
 from replicator.ingestion.ingestion_job import IngestionJob, JobChange, JobDetail, JobFilter
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.ingestion_request import Asset, Request, is_text
 from replicator.ingestion.job_rows import to_asset, to_job
 from replicator.ingestion.schema import OPEN, asset, change, job
 
@@ -23,7 +23,8 @@ OTHER_IS_OPEN = text(f"other.{OPEN}")
 
 def find_asset(connection: Connection, name: str) -> Asset:
     """Raises ObjectNotFound, whose hint has names like it."""
-    row = connection.execute(select(asset).where(asset.c.name == name)).mappings().first()
+    found = select(asset).where(asset.c.name == name)
+    row = connection.execute(found).mappings().first() if is_text(name) else None
     if row is not None:
         return to_asset(dict(row))
     names = [str(each) for each in connection.execute(select(asset.c.name)).scalars()]
@@ -48,6 +49,8 @@ def find_by(connection: Connection, condition: ColumnElement[bool]) -> dict[str,
 
 def find_jobs(connection: Connection, wanted: JobFilter, before: int, limit: int) -> list[IngestionJob]:
     """Newest first. before: a job: those that are older; 0: all."""
+    if not all(map(is_text, (wanted.asset, wanted.source, wanted.target, wanted.requester))):
+        return []
     query = select(job).order_by(job.c.id.desc()).limit(limit)
     if wanted.asset:
         query = query.where(job.c.asset == wanted.asset)

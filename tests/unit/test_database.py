@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from replicator import database
 from replicator.database import Database
 from replicator.errors import StoreUnreachable, UsageError
+from replicator.ingestion.job_store import IngestionStore
 from replicator.service.api_tokens import create_token, tokens
 from replicator.service.store import ServiceStore
 
@@ -39,3 +41,27 @@ def test_tokens_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
         assert len(tokens(store)) == 80
         with pytest.raises(UsageError, match="there is a token"):
             create_token(store, "t0", "viewer", (), 60)
+
+
+def test_stores_in_one_file_may_be_made_while_others_write(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/service.sqlite"
+    over = threading.Event()
+
+    def write() -> None:
+        with ServiceStore(url) as store:
+            number = 0
+            while not over.is_set():
+                store.plan(f"j{(number := number + 1)}", "1d", 0.0)
+
+    with ServiceStore(url) as first, ThreadPoolExecutor(4) as pool:
+        first.prepare()
+        writing = pool.submit(write)
+        stores = [IngestionStore(url) for _ in range(3)]
+        made = [pool.submit(store.prepare) for store in stores]
+        try:
+            for each in made:
+                each.result()
+        finally:
+            over.set()
+        writing.result()
+        assert stores[0].assets() == []

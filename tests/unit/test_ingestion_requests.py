@@ -46,6 +46,9 @@ def config(tmp_path: Path) -> Config:
         ({"readers": 65}, "65 is not in the range", "--help"),
         ({"mode": "replace"}, "'replace' is not one of 'overwrite'", "--help"),
         ({"table": 'crm:public.or"ders'}, "its landing table cannot be called", "make a view"),
+        ({"note": "\udcff"}, "its note is no text", "UTF-8"),
+        ({"asset": "\udcff"}, "there is no asset", "`replicator asset ls`"),
+        ({"key": ["a\0"], "mode": "merge"}, "its key is no text", "NUL"),
         ({"note": "x" * 1001}, "its note is too long", "1000"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -59,6 +62,7 @@ def test_a_request_that_cannot_be_is_refused_at_once(
     assert said in refused.value.message and hint in refused.value.hint
     assert isinstance(refused.value, UsageError | ObjectNotFound | Refused)
     assert replicator.ingest_ls(config=config).jobs == [], "it is no failed job"
+    assert replicator.ingest_ls(asset="\udcff", config=config).jobs == []
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,7 @@ def test_a_request_that_cannot_be_is_refused_at_once(
         ({"sources": "cmr"}, "source 'cmr' is not configured"),
         ({"consumers": ["a", ""]}, "producer or consumer has no name"),
         ({"consumers": "people:a"}, "is no consumer"),
+        ({"owner": "o\0"}, "its owner is no text"),
         ({"classification": "personal"}, "erased people would come back"),
         ({"classification": "personal", "erasure_column": "id"}, "column without ids"),
         ({"erasure_ids": "ids", "erasure_column": "id"}, "is no column of ids"),
@@ -110,8 +115,8 @@ def test_a_job_is_requested_shown_and_cancelled(config: Config) -> None:
     again = replicator.ingest_request("crm:public.orders", mode="merge", key=["id"], watermark="at", **given)
     assert (again.replaces, again.target, again.position) == (first.job, "crm_public.orders", 1)
     listed = replicator.ingest_ls(asset="crm", state="queued", config=config)
-    assert [each.job for each in listed.jobs] == [again.job] and listed.before is None
-    assert replicator.ingest_ls(limit=1, config=config).before == again.job
+    assert [each.job for each in listed.jobs] == [again.job]
+    assert [each.job for each in replicator.ingest_ls(before=again.job, config=config).jobs] == [first.job]
     with pytest.raises(Refused, match="neither owner nor producer"):
         replicator.ingest_cancel(again.job, config=config, by="anna")
     assert replicator.ingest_cancel(again.job, config=config, by="olga").status == "cancelled"

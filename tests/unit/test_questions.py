@@ -139,6 +139,10 @@ def test_a_question_is_described(question: object) -> None:
     assert found.answer.__doc__ and not found.answer.__doc__.startswith(f"{found.answer.__name__}(")
     said = (DOCS / "service.md").read_text()
     written = (
-        found.path.replace("{policy}", "P").replace("{table}", "DB.T").replace("{job}", "J").replace("{purge}", "ID")
+        found.path.replace("{policy}", "P")
+        .replace("{table}", "DB.T")
+        .replace("{job}", "J")
+        .replace("{purge}", "ID")
+        .replace("{asset}", "A")
     )
     assert f"`{written}" in said or f"GET {written}" in said, written

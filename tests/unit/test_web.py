@@ -299,3 +299,47 @@ def test_what_many_ask_at_once_is_made_once_and_never_older_than_a_write(made: M
     for _ in range(2):
         assert server.get("/api/v1/jobs", {"Cookie": "a=b"}).status_code == 200
     assert len(reads) == before + 2, "what somebody with cookies sees is made for him"
+
+
+def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
+    sources = {"crm": {"url": "jdbc:postgresql://crm/crm"}}
+    policies = {"west": policy(cmroot=f"{tmp_path}/a", target_cmroot=f"{tmp_path}/b")}
+    server = made({"policies": policies, "ingestion": {"store": f"sqlite:///{tmp_path}/i.sqlite", "sources": sources}})
+    ann, bob = server.token("ann", "admin"), server.token("bob", "admin")
+    paul, eve, look = (
+        server.token("paul", "operator", "west"),
+        server.token("eve", "operator"),
+        server.token("v", "viewer"),
+    )
+
+    def post(path: str, who: dict[str, str] | None, key: str = "", **body: Any) -> Any:
+        headers = {**(who or {}), **({"Idempotency-Key": key} if key else {})}
+        return server.ask("POST", f"/api/v1/{path}", json=body, headers=headers)
+
+    asset = {"name": "crm", "owner": "olga", "producers": ["paul"], "sources": ["crm"]}
+    assert post("assets", eve, **asset).status_code == 403
+    assert post("assets", ann, **asset).json()["status"] == "created"
+    assert post("assets", ann, **asset, engine="spark").status_code == 422
+    assert post("assets/crm:approve", ann).json()["detail"] == "asset crm: ann has made it"
+    assert post("assets/crm:approve", bob).json()["approved_by"] == "bob"
+    assert [each["name"] for each in server.get("/api/v1/assets", look).json()["assets"]] == ["crm"]
+    assert server.get("/api/v1/assets/cmr", look).json()["hint"] == "did you mean crm?"
+
+    asked = {"asset": "crm", "table": "crm:public.orders"}
+    for who, status in ((None, 401), (look, 403), (eve, 409)):
+        assert post("ingestion/requests", who, **asked).status_code == status
+    assert post("ingestion/requests", paul, **{**asked, "mode": "append"}).json()["hint"].startswith("name a column")
+    first = post("ingestion/requests", paul, "k", **asked)
+    assert first.status_code == 202 and post("ingestion/requests", paul, "k", **asked).json() == first.json()
+    second = post("ingestion/requests", paul, **{**asked, "table": "crm:public.people"}).json()["job"]
+    page = server.get("/api/v1/ingestion/requests?limit=1&state=queued", paul).json()
+    assert [each["job"] for each in page["jobs"]] == [second]
+    rest = server.get(f"/api/v1/ingestion/requests?limit=1&state=queued&cursor={page['next']}", paul).json()
+    assert [each["job"] for each in rest["jobs"]] == [first.json()["job"]] and rest["next"] is None
+    assert server.get("/api/v1/ingestion/requests", server.token("pete", "operator", "west")).json()["jobs"] == []
+    shown = server.get(f"/api/v1/ingestion/requests/{second}", paul).json()
+    assert shown["job"]["requested_by"] == "paul" and shown["changes"][0]["state"] == "queued"
+    assert post(f"ingestion/requests/{second}:cancel", eve).status_code == 409
+    assert post(f"ingestion/requests/{second}:cancel", paul).json()["status"] == "cancelled"
+    said = [(each.who, each.action, each.subject) for each in actions(server.store)]
+    assert ("paul", "cancel landing", str(second)) in said and ("bob", "approve asset", "crm") in said

@@ -55,11 +55,10 @@ class IngestionRequested(Report):
 
 @dataclass
 class IngestionJobs(Rows):
-    """Jobs, newest first. before: for the next page, as the option of this name; None: there is none."""
+    """Jobs, newest first."""
 
     status: str
     jobs: list[IngestionJob]
-    before: int | None
     listed: ClassVar[str] = "jobs"
 
 

@@ -6,11 +6,13 @@ import difflib
 import re
 from collections.abc import Iterable
 
+import msgspec
+
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.model import Value
 from replicator.errors import Refused, UsageError
 from replicator.ingestion.granting import principals
-from replicator.ingestion.ingestion_request import NAME, Asset, Request
+from replicator.ingestion.ingestion_request import NAME, Asset, Request, is_text
 from replicator.text.quantity import parse_duration
 
 READERS = 64
@@ -46,6 +48,7 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
         raise UsageError(f"{about}: has no owner", hint="name the user or the group that answers for it")
     if not all(each.strip() for each in (*asset.producers, *asset.consumers)):
         raise UsageError(f"{about}: a producer or consumer has no name", hint="name users or groups")
+    _texts(about, asset)
     _ = principals(asset.consumers)  # raises for what is none
     for source in asset.sources:
         _known_source(source, ingestion, about)
@@ -69,6 +72,8 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
 def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, requester: Requester) -> None:
     """Raises UsageError naming what is wrong; Refused where the asset is not approved, or the requester has no role."""
     about = request.place
+    _texts(about, request)
+    _texts(about, request.split)
     if not requester.is_one_of((asset.owner, *asset.producers)):
         raise Refused(
             f"{requester.user} is neither the owner nor a producer of asset {asset.name}",
@@ -89,7 +94,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
     if readers is not None and not 1 <= readers <= READERS:
         raise UsageError(f"{about}: {readers} readers", hint=f"1 to {READERS}, or none: as the source says")
     columns = (request.watermark, request.split.column, *request.key)
-    if not all(each is None or (each.strip() and "\0" not in each) for each in columns):
+    if not all(each is None or each.strip() for each in columns):
         raise UsageError(f"{about}: a column has no name", hint="name a column of the table")
     _short(about, note=request.note)
 
@@ -113,6 +118,13 @@ def _known_source(source: str, ingestion: IngestionConfig, about: str) -> None:
         known = ", ".join(sorted(ingestion.sources)) or "none"
         hint = f"did you mean {near[0]}?" if near else f"[ingestion.sources] has {known}"
         raise UsageError(f"{about}: source {source!r} is not configured", hint=hint)
+
+
+def _texts(about: str, value: Value) -> None:
+    """Raises UsageError for what no database could keep."""
+    for name, given in msgspec.structs.asdict(value).items():
+        if not all(is_text(each) for each in (given if isinstance(given, tuple) else [given]) if isinstance(each, str)):
+            raise UsageError(f"{about}: its {name} is no text", hint="write UTF-8, without NUL")
 
 
 def _short(about: str, **texts: str) -> None:

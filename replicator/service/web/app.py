@@ -20,6 +20,7 @@ from replicator.service.web.api import api
 from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
 from replicator.service.web.conditional import ETags
+from replicator.service.web.deeds.ingestion_deeds import ingestion_deeds
 from replicator.service.web.deeds.plan_deeds import plan_deeds
 from replicator.service.web.deeds.policy_deeds import policy_deeds
 from replicator.service.web.deeds.root_deeds import root_deeds
@@ -61,7 +62,7 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
     app.state.askers, app.state.deed_askers, readiness = Askers(), Askers(), Askers()
     add_problems(app)
     app.include_router(api)
-    for deeds in (run_events, policy_deeds, plan_deeds, root_deeds):
+    for deeds in (run_events, policy_deeds, plan_deeds, root_deeds, ingestion_deeds):
         app.include_router(deeds)
     app.include_router(beekeeper)
     app.include_router(router_of(QUESTIONS))

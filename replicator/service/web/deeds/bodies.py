@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from replicator.errors import UsageError
+from replicator.ingestion.doors.validation import READERS
+from replicator.ingestion.ingestion_request import Classification, Format, Mode, SchemaPolicy
 from replicator.service.web.views import Ask, Words
 
 T = TypeVar("T")
@@ -19,6 +21,9 @@ Named = Annotated[str, Field(pattern=r"^[^\x00-\x1f/.]{1,256}$")]
 """A database or table."""
 
 Names = Annotated[tuple[Named, ...], Field(max_length=200)]
+
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,400}$")]
+Lines = Annotated[tuple[Line, ...], Field(max_length=200)]
 
 Partitions = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f/=]{1,256}=[^\x00-\x1f]{1,4000}$")], ...], Field(max_length=200)
@@ -156,6 +161,40 @@ class HoldAsk(Ask):
     at: Moment | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AssetAsk(Ask):
+    """As the options of `replicator asset create`; a list where those are repeated."""
+
+    name: Line
+    owner: Line
+    producers: Lines = ()
+    consumers: Lines = ()
+    sources: Lines = ()
+    classification: Classification = "internal"
+    erasure_ids: Line | None = None
+    erasure_column: Line | None = None
+    exemption: Words = ""
+    retention: Quantity | None = None
+    note: Words = ""
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandingAsk(Ask):
+    """As the options of `replicator ingest request`. table: SOURCE:SCHEMA.TABLE."""
+
+    table: Line
+    asset: Line
+    mode: Mode = "overwrite"
+    watermark: Line | None = None
+    key: Lines = ()
+    split_column: Line | None = None
+    readers: Annotated[int | None, Field(ge=1, le=READERS)] = None
+    format: Format = "parquet"
+    schema_policy: SchemaPolicy = "fail"
+    note: Words = ""
+
+
 @dataclass(frozen=True)
 class RootAsk(Ask):
     """root: as in `cmroots/ROOT`."""
@@ -222,3 +261,8 @@ def only(wanted: Sequence[str], known: Sequence[str], policy: str) -> None:
     foreign = [name for name in wanted if name.lower() not in known]
     if foreign:
         raise UsageError(f"{foreign[0]} is no database of policy {policy}", hint="see `databases` of the policy")
+
+
+def fields_of(ask: Ask) -> dict[str, Any]:
+    """For a verb whose fields they are, without what goes into the record only."""
+    return {each.name: getattr(ask, each.name) for each in dataclasses.fields(ask) if each.name not in BESIDE}

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from fastapi import Path
 
 from replicator.commands.audit import AuditLsOptions, audit_ls
 from replicator.commands.cm.kept import CmFindOptions, CmLsOptions
 from replicator.commands.drill import drill
 from replicator.commands.housekeeping_items import HousekeepingLsOptions
+from replicator.commands.ingest import IngestLsOptions
 from replicator.commands.lag import history, lag
 from replicator.commands.legal_hold import legal_hold_ls
 from replicator.drills.drill_record import ShownDrills
+from replicator.ingestion.doors.ingestion_shown import AssetsShown
+from replicator.ingestion.ingestion_job import JobDetail
+from replicator.ingestion.ingestion_request import Asset
 from replicator.pitr.expiries import ExpiryPlanned
 from replicator.pitr.kept import KeptList
 from replicator.pitr.past_files import FoundList
@@ -22,7 +28,7 @@ from replicator.purge.certify import Certificate
 from replicator.removal.audit import AuditRow, AuditShown
 from replicator.removal.legal import LegalHolds
 from replicator.retention.explain import Explained
-from replicator.service.web.questions import of_policies, of_removals, of_roots, of_tables, of_upcoming
+from replicator.service.web.questions import of_ingestion, of_policies, of_removals, of_roots, of_tables, of_upcoming
 from replicator.service.web.questions.of_roots import SLOW
 from replicator.service.web.questions.question import (
     Asking,
@@ -293,4 +299,42 @@ _OF_REMOVALS = (
     ),
 )
 
-QUESTIONS = _OF_POLICIES + _OF_ROOTS + _OF_REMOVALS
+_OF_INGESTION = (
+    Question(
+        "assets",
+        "Assets, as `replicator asset ls` gives them.",
+        of_ingestion.assets,
+        AssetsShown,
+        listed="assets",
+        whole=True,
+    ),
+    Question(
+        "assets/{asset}",
+        "An asset, as `replicator asset show` gives it.",
+        of_ingestion.asset,
+        Asset,
+        parameters=(Parameter("asset", str, "Its name.", ..., in_path=True),),
+        whole=True,
+    ),
+    Question(
+        "ingestion/requests",
+        "Requests of ingestion with their jobs, newest first, as `replicator ingest ls` gives them.",
+        of_ingestion.requests,
+        of_ingestion.IngestionJobList,
+        parameters=(
+            *of_options(IngestLsOptions, *of_ingestion.FILTERS),
+            text("requested_by", "Only those that this user requested."),
+        ),
+        listed="jobs",
+        keyed=of_ingestion.key_of_job,
+    ),
+    Question(
+        "ingestion/requests/{job}",
+        "A request, its job with its error in detail, and its changes, as `replicator ingest show` gives them.",
+        of_ingestion.request,
+        JobDetail,
+        parameters=(Parameter("job", Annotated[int, Path(ge=1, le=2**53)], "Its job's number.", ..., in_path=True),),
+    ),
+)
+
+QUESTIONS = _OF_POLICIES + _OF_ROOTS + _OF_REMOVALS + _OF_INGESTION
