@@ -26,7 +26,6 @@ from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column
 from replicator.errors import Error
-from replicator.ingestion.constraining import constraints_of, keep_constraints
 from replicator.ingestion.granting import grant
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
@@ -37,6 +36,7 @@ from replicator.ingestion.reading.source import SourceDatabase, opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
 from replicator.ingestion.settling import RowsRefused, merged, prepare, read, without_erased
+from replicator.ingestion.source_keys import constraints_of, keep_constraints
 from replicator.metastore.client import Metastore
 from replicator.purge.search.ids import hadoop_place
 from replicator.text.sql_text import quoted_name

@@ -155,7 +155,7 @@ def test_what_is_published_is_tried_until_all_is_done_and_never_undone(store: In
         following = store.submit(request())
         clock.now += 3600
         one = claimed(store)
-        assert (one.job, one.step, claim(store)) == (job, "grant", None)
+        assert (one.job, one.step, claim(store)) == (job, "constrain", None)
     work(store, one)
     assert store.job(job).state == "done" and claimed(store).job == following.job
 
