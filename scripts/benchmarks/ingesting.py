@@ -32,7 +32,8 @@ from replicator.metastore.java import find_java, spark_environment
 
 ROWS = {"small": 1_000_000, "full": 10_000_000}
 READERS = 8
-AWAY = 0.05
+FETCH = 1000
+AWAY = 0.02
 COLUMNS = {
     "near 100, one 0": "CASE WHEN i = 7 THEN 0 ELSE 100 + ((random() + random() + random() - 1.5) * 4)::int END",
     "30% are 0": "CASE WHEN random() < 0.3 THEN 0 ELSE 1000000 + (random() * 1000)::int END",
@@ -59,15 +60,23 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
             _table(url, f"t{number}", column, ROWS[size])
         with distant(int(port), AWAY) as far:
             for where, at in (("here", int(port)), (f"{AWAY * 1000:.0f} ms away", far)):
-                source = SourceConfig(f"jdbc:postgresql://127.0.0.1:{at}{urlsplit(url).path}", "postgres")
+                source = SourceConfig(f"jdbc:postgresql://127.0.0.1:{at}{urlsplit(url).path}", "postgres", fetch=FETCH)
                 for number, said in enumerate(COLUMNS):
+                    if number == 0 and at != far:  # code is compiled, the tables are in memory
+                        _warm(session, source, directory)
                     for row in _measure(session, source, f"t{number}", said == "even", directory, runs):
                         outcome.rows.append([said, where, *row])
     outcome.remarks.append(
-        f"{ROWS[size]:,} rows, {READERS} readers, 10,000 rows a fetch. The largest: rows of the reader with most, as a"
-        " multiple of an equal share."
+        f"{ROWS[size]:,} rows, {READERS} readers, {FETCH:,} rows a fetch. The largest: rows of the reader with most, as"
+        " a multiple of an equal share."
     )
     return outcome
+
+
+def _warm(session: Any, source: SourceConfig, directory: Path) -> None:
+    for number in range(len(COLUMNS)):
+        _land(session, source, f"t{number}", directory / "warm")
+        shutil.rmtree(directory / "warm")
 
 
 def _table(url: str, name: str, column: str, rows: int) -> None:
@@ -118,8 +127,6 @@ def _measure(
         return seconds
 
     contestants = {"parts": sparks("parts", parts), "ours": ours} | ({"plain": sparks("plain", plain)} if even else {})
-    for contestant in contestants.values():
-        contestant(99)
     took = interleaved(runs, contestants)
     for name, said in (("parts", "Spark's partitions"), ("plain", "Spark, one reader")):
         if name in took:
