@@ -129,21 +129,21 @@ def copy(work: Work, facts: Facts) -> Facts:
         columns = _columns_of(work, table)  # it may have changed since it was described
         where, high = _window(work, database, table) if request.watermark else ("", None)
         ranges = database.ranges(table, request.split, source.readers, where)
-        before = None if snapshot.consistent else database.figures(table, snapshot, where)
+        before = database.figures(table, snapshot, where)  # first: it names a column whose values do not fit
         frame = database.frame(table, ranges, snapshot, where)
         rows = frame.selectExpr(*(f"{quoted_name(name)} AS {quoted_name(name.lower())}" for name in frame.columns))
         try:
             rows.write.format(request.format).save(hadoop_place(directory))
         except Exception as error:
             raise source_error(error, request.source, source.secret(request.source)) from None
-        figures = database.figures(table, snapshot, where)
+        figures = before if snapshot.consistent else database.figures(table, snapshot, where)
     return {
         "columns": columns,
         "source": msgspec.to_builtins(table),
         "directory": directory,
         "figures": msgspec.to_builtins(figures),
         "checksum": hashlib.blake2s(msgspec.json.encode(figures), digest_size=16).hexdigest(),
-        "changed_meanwhile": before is not None and before != figures,
+        "changed_meanwhile": before != figures,
         "consistent": snapshot.consistent,
         "splits": len(ranges.predicates),
         "method": ranges.method,
