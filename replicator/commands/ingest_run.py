@@ -16,7 +16,6 @@ from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.reading.drivers import driver_jars, give_drivers
 from replicator.metastore.java import find_java
 from replicator.purge.run import warehouse_of
-from replicator.text.quantity import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,6 @@ def ingest_run(options: IngestRunOptions) -> Worked:
         options.runtime() as runtime,
     ):
         store.prepare()
-        store.expire(parse_duration(ingestion.expire), ingestion.attempts)
         known = hive_settings(metastore.config, warehouse_of(metastore), runtime.engines.settings)
         mine = {"spark.jars": ",".join(map(str, jars)), "spark.scheduler.mode": "FAIR"}
 

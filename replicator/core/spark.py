@@ -32,17 +32,11 @@ Environment = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 WAVE = 4  # Spark tasks for each core that are sent together; the driver holds as many results
 
-
 GROUP_TASKS = 64  # Spark tasks after a shuffle of much, on few cores: an executor holds the groups of one at once
 
 _CATALOG = "spark.sql.catalogImplementation"
-
-
 _URIS = "spark.hadoop.hive.metastore.uris"
-
-
 _AUTHENTICATION = "hadoop.security.authentication"
-
 
 _DEFAULTS = {
     "spark.app.name": "replicator",

@@ -31,9 +31,10 @@ from replicator.errors import Error, Fenced
 from replicator.ingestion.failing import failure_of
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.landing_log import append
-from replicator.ingestion.landing_steps import STEPS, Work, remaining
+from replicator.ingestion.landing.landing_log import append
+from replicator.ingestion.landing.landing_steps import STEPS, Work, discard, remaining
 from replicator.metastore.client import Metastore
+from replicator.text.quantity import parse_duration
 
 LEASE = 60.0
 """Seconds for which a claim holds; it is renewed each third of them."""
@@ -68,7 +69,7 @@ class Worked(Report):
 
 
 class Controller:
-    """Works on jobs until it is told to stop, or until there is nothing to do.
+    """Claims jobs and works on them until `stop`, or until no job is left to claim.
 
     sessions: gives each job a Spark session of its own. stop: jobs at work end their step, and no other is claimed.
     holder: who it is, in the store."""
@@ -94,12 +95,13 @@ class Controller:
         """Until there is nothing to do now; else until `stop`."""
         at_work: set[Future[None]] = set()
         logged = time.monotonic()
+        self._keep_house()
         with ThreadPoolExecutor(self._config.slots, thread_name_prefix="job") as pool:
             while not self._stop.is_set():
                 if time.monotonic() - logged > LOGGED:
-                    self._log()
+                    self._keep_house()
                     logged = time.monotonic()
-                claimed = self._claim() if len(at_work) < self._config.slots else None
+                claimed = self._claim(once) if len(at_work) < self._config.slots else None
                 if claimed is not None:
                     at_work.add(pool.submit(self._work_on, claimed))
                     continue
@@ -113,40 +115,55 @@ class Controller:
                     self._stop.wait(PAUSE)
             for each in at_work:
                 each.result()
-        self._log()
+        self._keep_house()
         return self.worked
 
-    def _log(self) -> None:
-        """Appends what has changed, by whomever, to the warehouse's table. What is left while that is away, comes
-        with the next batch."""
-        while found := self._store.begin_logging(BATCH):
-            rows = [msgspec.structs.asdict(each) for each in found]
-            try:
+    def _keep_house(self) -> None:
+        """Gives up jobs that have failed for long, and appends what has changed, by whomever, to the warehouse's table.
+        What is left while that or the store is away, comes with the next batch."""
+        try:
+            self._store.expire(parse_duration(self._config.expire), self._config.attempts)
+            while found := self._store.begin_logging(BATCH):
+                rows = [msgspec.structs.asdict(each) for each in found]
                 append(self._metastore, join(self._config.landing, DIRECTORY), self._config.log, rows)
-            except Error as error:
-                log.warning("the table %s was not appended to: %s", self._config.log, error)
-                with self._counting:
-                    self.worked.status = "partial"
-                    self.worked.errors = [*self.worked.errors[-9:], f"{self._config.log}: {error.message}"]
-                return
-            self._store.end_logging(found[-1].id)
+                self._store.end_logging(found[-1].id)
+        except Error as error:
+            log.warning("the table %s was not appended to: %s", self._config.log, error)
+            with self._counting:
+                self.worked.status = "partial"
+                self.worked.errors = [*self.worked.errors[-9:], f"{self._config.log}: {error.message}"]
 
-    def _claim(self) -> Claimed | None:
-        return self._store.claim(self.holder, self._lease, self._config.slots, self._config.share)
+    def _claim(self, once: bool) -> Claimed | None:
+        """Raises what the store raises; who follows waits until it is back."""
+        try:
+            return self._store.claim(self.holder, self._lease, self._config.slots, self._config.share)
+        except Error as error:
+            if once or not error.transient:
+                raise
+            log.warning("no job is claimed: %s", error)
+            return None
 
     def _work_on(self, claimed: Claimed) -> None:
+        work = None
         try:
             with self._held(claimed) as held:
-                asset = self._store.asset(claimed.request.asset)
-                low = self._store.last_facts(claimed.request).get("high")
-                work = Work(claimed, asset, self._config, self._metastore, self._runtime.engines, self._sessions(), low)
+                work = Work(
+                    claimed,
+                    self._store.asset(claimed.request.asset),
+                    self._config,
+                    self._metastore,
+                    self._runtime.engines,
+                    self._sessions(),
+                    self._store.last_facts(claimed.request),
+                    self._store.unpublished,
+                )
                 self._perform(work, held)
         except Fenced as error:
             log.warning("job %s: %s", claimed.job, error)
             with self._counting:
                 self.worked.lost += 1
         except Exception as error:
-            self._failed(claimed, error)
+            self._failed(claimed, work, error)
 
     def _perform(self, work: Work, held: Callable[[], None]) -> None:
         claimed, facts = work.claimed, dict(work.claimed.facts)
@@ -172,15 +189,21 @@ class Controller:
             self.worked.rows += facts["rows"]
             self.worked.bytes += facts["bytes"]
 
-    def _failed(self, claimed: Claimed, error: Exception) -> None:
+    def _failed(self, claimed: Claimed, work: Work | None, error: Exception) -> None:
+        """Says so; a job that waits for another request leaves no copies. Where the store is away, the claim runs
+        out."""
         failure = failure_of(error)
         log.warning("job %s failed: %s", claimed.job, failure.text, exc_info=not isinstance(error, Error))
         with self._counting:
             self.worked.failed += 1
             self.worked.status = "partial"
             self.worked.errors = [*self.worked.errors[-9:], f"job {claimed.job}: {failure.text}"]
-        with contextlib.suppress(Fenced):
+        try:
             self._store.fail(claimed, failure)
+            if work is not None and self._store.unpublished(claimed.job):
+                discard(work)
+        except Error as failed:
+            log.warning("job %s: what became of it was not written down: %s", claimed.job, failed)
 
     @contextlib.contextmanager
     def _held(self, claimed: Claimed) -> Iterator[Callable[[], None]]:

@@ -6,13 +6,12 @@ import traceback
 
 from replicator.errors import Error
 from replicator.ingestion.ingestion_job import Failure
-from replicator.ingestion.landing_schema import SchemaRefused
-from replicator.ingestion.publishing import ForeignTable, Overtaken
+from replicator.ingestion.landing.landing_schema import RowsRefused, SchemaRefused
+from replicator.ingestion.landing.publishing import ForeignTable, Overtaken
 from replicator.ingestion.reading.source_errors import classify, said
-from replicator.ingestion.settling import RowsRefused
 
 _OF_THE_USER = (SchemaRefused, RowsRefused, ForeignTable, Overtaken)
-"""Of what the request leads to; those of its source are told apart by `classify`."""
+"""What the landing table or the rows refuse; `classify` judges errors of the source."""
 
 
 def failure_of(error: BaseException) -> Failure:

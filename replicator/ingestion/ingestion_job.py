@@ -29,6 +29,12 @@ WAITING = ("queued", "failed", "failed_user", "failed_type")
 STEPS = ("describe", "copy", "verify", "settle", "publish", "constrain", "grant", "clean")
 """In their order; each may be repeated."""
 
+UNPUBLISHED_STEPS = ("", *STEPS[: STEPS.index("publish")])
+"""A job is at one of these before anything of it can be published: its holder tells the store before it publishes."""
+
+LEFT = ("superseded", "cancelled", "expired", "failed_user", "failed_type")
+"""States in which nobody works on a job any more, and that say nothing of a publication."""
+
 Kind = Literal["component", "lock", "user", "type"]
 """component: something between here and there does not work at present. lock: others hold what the job needs. user: the
 request, or what it leads to, is wrong. type: a column's values fit no type."""

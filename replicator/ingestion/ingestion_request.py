@@ -56,7 +56,7 @@ class Split(Value, frozen=True, omit_defaults=True):
 class Request(Value, frozen=True, omit_defaults=True):
     """schema, table: at the source. mode: overwrite: all rows, instead of those that are there; append: rows whose
     `watermark` is greater than all that were landed, as a partition of their own; merge: these, instead of rows with
-    the same `key`. catalogue: whether the registration hook is called."""
+    the same `key`."""
 
     asset: str
     source: str

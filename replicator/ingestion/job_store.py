@@ -25,6 +25,8 @@ from replicator.ingestion import job_rows as rows
 from replicator.ingestion.fairness import pick
 from replicator.ingestion.ingestion_job import (
     COUNTED,
+    LEFT,
+    UNPUBLISHED_STEPS,
     WAITING,
     Claimed,
     Failure,
@@ -276,6 +278,12 @@ class IngestionStore(Database):
         """Raises ObjectNotFound."""
         with self.transaction() as connection:
             return rows.to_job(queries.find_row(connection, id))
+
+    def unpublished(self, id: int) -> bool:
+        """Whether a job has ended before anything of it can have been published; False for an unknown one."""
+        with self.transaction() as connection:
+            where = (job.c.id == id, job.c.state.in_(LEFT), job.c.step.in_(UNPUBLISHED_STEPS), job.c.event_id.is_(None))
+            return connection.execute(select(job.c.id).where(*where)).first() is not None
 
     def last_facts(self, request: Request) -> dict[str, Any]:
         """Of the newest job of a request's identity that was published; empty without one."""

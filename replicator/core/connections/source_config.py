@@ -41,8 +41,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """metastore: of the landing tables, a configured name or a URI. landing: a directory, which only ingestion changes.
     store: of jobs, a database's URL; None: that of `[service]`. slots: jobs at a time, of all controllers; share: of
     the slots that one asset may have. expire: a job that fails for so long, or `attempts` times, is given up.
-    erasures: a table and column of ids, "db.table:column", whose people never come in. log: the table of all state
-    changes."""
+    log: the table of all state changes, "db.table"."""
 
     metastore: str = ""
     landing: str = ""

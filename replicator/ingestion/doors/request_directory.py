@@ -64,7 +64,7 @@ def _own(directory: Path) -> Path:
         raise NotWritable(f"{directory}: {error.strerror}", hint="let this user write in it") from error
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Refused(f"{directory}: others may write in it", hint="remove it; it is made anew")
+        raise Refused(f"{directory}: others may write in it", hint="remove the directory; the next run makes it")
     return directory
 
 

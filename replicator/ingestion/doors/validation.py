@@ -11,8 +11,8 @@ import msgspec
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.model import Value
 from replicator.errors import Refused, UsageError
-from replicator.ingestion.granting import principals
 from replicator.ingestion.ingestion_request import NAME, Asset, Request, is_text
+from replicator.ingestion.landing.granting import principals
 from replicator.text.quantity import parse_duration
 
 READERS = 64

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 HASHES = 1024
-"""Rows of one value are told apart by a hash from 0 to here."""
+"""Hashes that cut the rows of one value run from 0 to here."""
 
 HEAVY = 0.25
 """Of a reader's share: a value with more rows may be cut. At most half of this is lost at either end of a range."""

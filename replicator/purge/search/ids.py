@@ -70,10 +70,7 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
     if not found:
         names = ", ".join(field.name for field in source.schema.fields)
         raise Refused(f"{table} has no column {column}, so nothing would be erased", hint=f"it has {names}")
-    value = quoted_name(column)
-    if found[0].metadata.get("__CHAR_VARCHAR_TYPE_STRING", "").startswith("char"):  # its blanks are no part of it
-        value = f"rtrim({value})"
-    ids = source.selectExpr(f"{value} AS id").where("id IS NOT NULL").distinct()
+    ids = source.selectExpr(f"{value_of(found[0])} AS id").where("id IS NOT NULL").distinct()
     if ids.schema.fields[0].dataType.simpleString() in _PLAIN and hasattr(ids, "toArrow"):  # since Spark 4
         few = ids.limit(FEW + 1).toArrow()
         if few.num_rows <= FEW:
@@ -84,6 +81,13 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
         ids.write.mode("overwrite").parquet(hadoop_place(snapshot))
         return open_ids(session, snapshot)
     return _view(session, ids.cache())
+
+
+def value_of(field: Any) -> str:
+    """SQL for the id in a column (a StructField): blanks at the end of a `char` are no part of it."""
+    value = quoted_name(field.name)
+    is_padded = field.metadata.get("__CHAR_VARCHAR_TYPE_STRING", "").startswith("char")
+    return f"rtrim({value})" if is_padded else value
 
 
 def _write(ids: pa.Table, snapshot: str) -> None:

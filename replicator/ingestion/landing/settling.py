@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from replicator.core.model import Column
-from replicator.errors import Error
 from replicator.ingestion.ingestion_request import Asset, Format
-from replicator.purge.search.ids import hadoop_place, split_ids
+from replicator.ingestion.landing.landing_schema import RowsRefused
+from replicator.purge.search.ids import hadoop_place, split_ids, value_of
 from replicator.text.sql_text import SETTINGS, quoted_name, scalar_type
-
-
-class RowsRefused(Error):
-    """Rows of the source cannot be landed as it was asked; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,11 @@ def merged(base: Any, increment: Any, key: Sequence[str]) -> Any:
     null = increment.where(" OR ".join(f"{name} IS NULL" for name in names)).limit(1).count()
     if null:
         raise RowsRefused(f"rows have NULL in the key ({', '.join(key)})", hint="ask with a key that all rows have")
-    twice = increment.groupBy(*[each.lower() for each in key]).count().where("`count` > 1").limit(1).count()
-    if twice:
+    keys = increment.selectExpr(f"struct({', '.join(names)}) AS key")
+    if keys.groupBy("key").count().where("count > 1").limit(1).count():
         raise RowsRefused(f"the key ({', '.join(key)}) is not unique at the source", hint="ask with the primary key")
-    kept = base.join(increment.select(*[each.lower() for each in key]), [each.lower() for each in key], "left_anti")
-    return kept.select(*base.columns).unionByName(increment)
+    kept = base.join(increment.selectExpr(*names), [each.lower() for each in key], "left_anti")
+    return kept.select(*map(quoted_name, base.columns)).unionByName(increment)
 
 
 def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Column]) -> tuple[Any, Erased]:
@@ -76,10 +72,13 @@ def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Colu
         )
     if not session.catalog.tableExists(quoted_name(db, name)):
         raise RowsRefused(f"there is no table {table} of erased people", hint="see the asset's erasure_ids")
-    ids = session.table(quoted_name(db, name)).selectExpr(
-        f"{quoted_name(column)} AS given", f"try_cast({quoted_name(column)} AS {scalar_type(found)}) AS id"
-    )
-    ids = ids.where("given IS NOT NULL").distinct().cache()
+    people = session.table(quoted_name(db, name))
+    fields = [field for field in people.schema.fields if field.name.lower() == column.lower()]
+    if not fields:
+        raise RowsRefused(f"{table} has no column {column} of erased people", hint="see the asset's erasure_ids")
+    value = value_of(fields[0])
+    ids = people.selectExpr(f"{value} AS given", f"try_cast({value} AS {scalar_type(found)}) AS id")
+    ids = ids.where("given IS NOT NULL").distinct()
     count, strange = ids.selectExpr("count(*)", "count_if(id IS NULL)").first()
     known = ids.where("id IS NOT NULL").selectExpr(f"id AS {quoted_name(asset.erasure_column.lower())}")
     kept = rows.join(known, [asset.erasure_column.lower()], "left_anti").select(*map(quoted_name, rows.columns))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from cmroot.store.place import Place, join
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.errors import Error, ObjectExists, ObjectNotFound
-from replicator.ingestion.landing_schema import PREFIX, stored_as
+from replicator.ingestion.landing.landing_schema import PREFIX, stored_as
 from replicator.metastore.client import Metastore
 
 COLUMNS = (

@@ -3,7 +3,7 @@
 describe   the table at the source, and whether its columns may be landed
 copy       its rows into a directory of this claim's own, read at one moment where the source offers one
 verify     the directory's rows against the source's figures, by another reader
-settle     the same without erased people, or merged into what is there, where the asset or the request wants that
+settle     rows without erased people, merged into those that are there, where the asset or the request wants it
 publish    the one call of the metastore after which they are there
 constrain  the source's keys, which nobody enforces
 grant      read rights of the consumers
@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +26,18 @@ from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column
 from replicator.errors import Error
-from replicator.ingestion.granting import grant
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
-from replicator.ingestion.landing_schema import format_of, landed_columns, schema_hash
-from replicator.ingestion.publishing import BaseChanged, Landed, columns_of, landing_of, make_database, publish
+from replicator.ingestion.landing.granting import grant
+from replicator.ingestion.landing.landing_schema import RowsRefused, format_of, landed_columns, schema_hash
+from replicator.ingestion.landing.publishing import BaseChanged, Landed, columns_of, landing_of, make_database, publish
+from replicator.ingestion.landing.settling import Erased, merged, prepare, read, without_erased
+from replicator.ingestion.landing.source_keys import constraints_of, keep_constraints
+from replicator.ingestion.landing.watermarks import landed_until, watermark_text, window
 from replicator.ingestion.reading.figures import Figures, differences, landed_figures
-from replicator.ingestion.reading.source import SourceDatabase, opened
+from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
-from replicator.ingestion.settling import RowsRefused, merged, prepare, read, without_erased
-from replicator.ingestion.source_keys import constraints_of, keep_constraints
 from replicator.metastore.client import Metastore
 from replicator.purge.search.ids import hadoop_place
 from replicator.text.sql_text import quoted_name
@@ -52,7 +53,8 @@ ATTEMPTS = 3
 """Merges of an increment into a table that is replaced meanwhile."""
 
 
-_OF_A_CLAIM = re.compile(r"(in|v)-(?P<job>\d+)-(?P<fence>\d+)")
+_OF_A_CLAIM = re.compile(r"(in|v)-(?P<job>\d+)-\d+")
+"""Directories that only a step before the publication writes."""
 
 
 class CopyDiffers(Error):
@@ -65,7 +67,8 @@ class CopyDiffers(Error):
 @dataclass(frozen=True)
 class Work:
     """A claimed job, and all that its steps work with. session: a Spark session on the landing warehouse, of this job's
-    own. low: the greatest watermark that an earlier job of the same request has landed."""
+    own. remembered: what the newest published job of the same request has found. unpublished: whether another job, by
+    its number, has ended without a publication."""
 
     claimed: Claimed
     asset: Asset
@@ -73,7 +76,8 @@ class Work:
     metastore: Metastore
     engines: AutoEngine
     session: Any
-    low: str | None
+    remembered: Facts
+    unpublished: Callable[[int], bool]
 
     @property
     def request(self) -> Request:
@@ -89,9 +93,9 @@ class Work:
         """Whether rows are not published as they came."""
         return self.request.mode == "merge" or bool(self.asset.erasure_ids and self.asset.erasure_column)
 
-    def directory(self, kind: str, fence: int) -> str:
-        """Of one claim: "v", what is published, or "in", rows as they came."""
-        return join(self.home, f"{kind}-{self.claimed.job}-{fence}")
+    def directory(self, kind: str) -> str:
+        """Of this claim: "v", what is published, or "in", rows as they came."""
+        return join(self.home, f"{kind}-{self.claimed.job}-{self.claimed.fence}")
 
 
 def describe(work: Work, facts: Facts) -> Facts:
@@ -122,16 +126,19 @@ def _base(work: Work) -> str | None:
 
 def copy(work: Work, facts: Facts) -> Facts:
     request, source = work.request, work.config.sources[work.request.source]
-    directory = work.directory("in" if work.settles else "v", work.claimed.fence)
+    directory = work.directory("in" if work.settles else "v")
     began = time.time()
     with opened(work.session, request.source, source) as database, database.snapshot() as snapshot:
         table = database.table(request.schema, request.table)
         columns = _columns_of(work, table)  # it may have changed since it was described
-        where, high = _window(work, database, table) if request.watermark else ("", None)
+        landing = landing_of(work.metastore, work.asset, request)
+        low = landed_until(work.metastore, landing, request, work.remembered.get("watermark"))
+        where, high = window(database, table, request.watermark, low) if request.watermark else ("", None)
         ranges = database.ranges(table, request.split, source.readers, where)
         before = database.figures(table, snapshot, where)  # first: it names a column whose values do not fit
         frame = database.frame(table, ranges, snapshot, where)
-        rows = frame.selectExpr(*(f"{quoted_name(name)} AS {quoted_name(name.lower())}" for name in frame.columns))
+        given = {name.lower(): name for name in frame.columns}
+        rows = frame.selectExpr(*(f"{quoted_name(given[name])} AS {quoted_name(name)}" for name, _ in columns))
         try:
             rows.write.format(request.format).save(hadoop_place(directory))
         except Exception as error:
@@ -147,38 +154,29 @@ def copy(work: Work, facts: Facts) -> Facts:
         "consistent": snapshot.consistent,
         "splits": len(ranges.predicates),
         "method": ranges.method,
-        "high": high or work.low,
+        "watermark": watermark_text(request, high or low),
         "copy_seconds": round(time.time() - began, 3),
     }
 
 
-def _window(work: Work, database: SourceDatabase, table: SourceTable) -> tuple[str, str | None]:
-    """Which rows are new, and the greatest watermark among them; None: none are. Raises RowsRefused for rows without a
-    watermark, which would never come."""
-    name = table.column(work.request.watermark or "").name
-    if nulls := database.nulls(table, name):
-        raise RowsRefused(
-            f"{nulls} rows of {table.schema}.{table.name} have NULL in the watermark {name}: they would never come",
-            hint="choose a column that all rows have, or ask with mode overwrite",
-        )
-    after = database.after(table, name, work.low) if work.low else ""
-    high = database.greatest(table, name, after)
-    if high is None:
-        return after, None
-    until = f"NOT ({database.after(table, name, high)})"  # what comes meanwhile, comes with the next job
-    return f"({after}) AND {until}" if after else until, high
-
-
 def verify(work: Work, facts: Facts) -> Facts:
-    """Raises CopyDiffers, but where the source changed during a copy for which it offers no single moment: that is what
-    `consistent` says."""
-    source = msgspec.convert(facts["figures"], Figures)
-    landed = _figures(work, facts["directory"], facts)
-    found = differences(source, landed)
+    """Copies once more what an earlier claim has found to differ. Raises CopyDiffers, but where the source changed
+    during a copy for which it offers no single moment: that is what `consistent` says."""
+    rows, found = _compared(work, facts)
+    is_ours = facts["directory"] == work.directory("in" if work.settles else "v")
+    if found and not facts["changed_meanwhile"] and not is_ours:
+        facts = {**facts, **copy(work, facts)}
+        rows, found = _compared(work, facts)
     if found and not facts["changed_meanwhile"]:
         told = f"{work.request.schema}.{work.request.table}: {'; '.join(found[:5])}"
         raise CopyDiffers(told, hint="it is copied again")
-    return {"rows": landed.rows, "differs": found}
+    return {**facts, "came": rows, "rows": rows, "differs": found}
+
+
+def _compared(work: Work, facts: Facts) -> tuple[int, list[str]]:
+    """Rows that arrived, and what differs from the source."""
+    landed = _figures(work, facts["directory"], facts)
+    return landed.rows, differences(msgspec.convert(facts["figures"], Figures), landed)
 
 
 def _figures(work: Work, directory: str, facts: Facts) -> Figures:
@@ -189,27 +187,43 @@ def _figures(work: Work, directory: str, facts: Facts) -> Figures:
 
 
 def settle(work: Work, facts: Facts) -> Facts:
+    return _settled(work, facts, work.directory("v"))
+
+
+def _settled(work: Work, facts: Facts, location: str) -> Facts:
+    """Raises CopyDiffers where not all rows arrive in `location`, and RowsRefused for those that cannot be landed."""
     if not work.settles:
         return {"location": facts["directory"], **_sizes(facts["directory"])}
     prepare(work.session)
     columns = _columns(facts)
     rows = read(work.session, facts["directory"], work.request.format, columns)
     base = _base(work)
+    before = None
     if base is not None:
         format = format_of(work.metastore.table(*work.request.target)) or work.request.format
-        rows = merged(read(work.session, base, format, columns), rows, work.request.key)
-    elif work.request.mode == "merge":
-        rows = merged(rows.limit(0), rows, work.request.key)  # the key is looked at
+        before = read(work.session, base, format, columns)
     erased: dict[str, int] = {}
-    location = work.directory("v", work.claimed.fence)
     if work.asset.erasure_ids and work.asset.erasure_column:
         rows, known = without_erased(work.session, rows, work.asset, columns)
-        erased = {"erasure_ids": known.ids, "strange_ids": known.strange}
+        _refuse_empty_list(work, known)
+        erased = {"erasure_ids": known.ids, "strange_ids": known.strange, "erased_rows": facts["came"] - rows.count()}
+        before = without_erased(work.session, before, work.asset, columns)[0] if before is not None else None
+    if work.request.mode == "merge":
+        rows = merged(before if before is not None else rows.limit(0), rows, work.request.key)
+    wanted = rows.count()
     rows.write.format(work.request.format).save(hadoop_place(location))
     landed = _figures(work, location, facts).rows
-    if erased and base is None:
-        erased["erased_rows"] = facts["rows"] - landed
+    if landed != wanted:
+        raise CopyDiffers(f"{location}: {landed} rows arrived of {wanted}", hint="it is tried again")
     return {"location": location, "rows": landed, "base": base, "settled": time.time(), **erased, **_sizes(location)}
+
+
+def _refuse_empty_list(work: Work, known: Erased) -> None:
+    if not known.ids and work.remembered.get("erasure_ids"):
+        raise RowsRefused(
+            f"{work.asset.erasure_ids} had {work.remembered['erasure_ids']} erased people, and has none now",
+            hint="an empty list is more often a failed export; who was erased would come back",
+        )
 
 
 def _sizes(directory: str) -> dict[str, int]:
@@ -226,7 +240,7 @@ def _columns(facts: Facts) -> tuple[Column, ...]:
 
 def publish_rows(work: Work, facts: Facts) -> Facts:
     if work.request.mode == "append" and not facts["rows"] and landing_of(work.metastore, work.asset, work.request):
-        return {"event": work.metastore.current_event_id(), "schema_changed": False}
+        return {"event": work.metastore.current_event_id(), "schema_changed": False, "location": ""}
     make_database(work.metastore, work.asset, work.request, parent(work.home))
     if work.settles and time.time() - facts["settled"] > SETTLED:  # who was erased since then must not come back
         facts = _settled_again(work, facts)
@@ -239,8 +253,9 @@ def publish_rows(work: Work, facts: Facts) -> Facts:
 
 
 def _settled_again(work: Work, facts: Facts) -> Facts:
-    Place(work.directory("v", work.claimed.fence)).remove_tree()  # unpublished: this claim has not got so far
-    return {**facts, **settle(work, facts)}
+    """Beside what may have been published, by a call whose answer was lost."""
+    left = [*facts.get("left", []), facts["location"]]
+    return {**facts, **_settled(work, facts, f"{work.directory('v')}-{len(left)}"), "left": left}
 
 
 def _published(work: Work, facts: Facts) -> Facts:
@@ -255,6 +270,7 @@ def _published(work: Work, facts: Facts) -> Facts:
         files=facts["files"],
         bytes=facts["bytes"],
         base=facts.get("base"),
+        watermark=facts.get("watermark"),
     )
     done = publish(work.metastore, work.asset, work.request, landed)
     said = schema_hash(columns, work.request.format, work.request.mode == "append")
@@ -273,14 +289,24 @@ def grant_reading(work: Work, facts: Facts) -> Facts:
 
 
 def clean(work: Work, facts: Facts) -> Facts:
-    """Directories of this job's claims that are not published: their names hold its number, which is nobody else's."""
-    kept = Place(facts["location"])
-    for child in Place(work.home).children():
-        found = _OF_A_CLAIM.fullmatch(name_of(child.path))
-        mine = found and int(found["job"]) == work.claimed.job and int(found["fence"]) <= work.claimed.fence
-        if mine and (left := Place(work.home) / name_of(child.path)) != kept:
-            left.remove_tree()
+    """Removes what this job's other claims left, and jobs of this table that ended before: copies that were never
+    published. What may have been published for a moment is housekeeping's."""
+    kept = {Place(each) for each in (facts["location"], *facts.get("left", [])) if each}
+    _remove(work, lambda job: job == work.claimed.job or (job < work.claimed.job and work.unpublished(job)), kept)
     return {}
+
+
+def discard(work: Work) -> None:
+    """Removes all that a job has written that ends before its publication."""
+    _remove(work, lambda job: job == work.claimed.job, set())
+
+
+def _remove(work: Work, whose: Callable[[int], bool], kept: Collection[Place]) -> None:
+    home = Place(work.home)
+    for child in home.children() if home.exists() else ():
+        found = _OF_A_CLAIM.fullmatch(name_of(child.path))
+        if found and home / name_of(child.path) not in kept and whose(int(found["job"])):
+            (home / name_of(child.path)).remove_tree()
 
 
 STEPS: Mapping[str, Callable[[Work, Facts], Facts]] = {

@@ -13,18 +13,22 @@ from dataclasses import dataclass
 
 import msgspec
 
+from cmroot.store.place import Place
 from replicator.core.model import Column, Database, Partition, Table
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectExists, ObjectNotFound
+from replicator.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_request import Asset, Request
-from replicator.ingestion.landing_schema import (
+from replicator.ingestion.landing.landing_schema import (
     ASSET,
     FENCE,
     JOB,
     LOAD,
     SCHEMA_HASH,
+    WATERMARK,
     SchemaRefused,
     format_of,
     landing_table,
+    lifecycle_of,
     marked,
     schema_hash,
     settled_columns,
@@ -34,6 +38,9 @@ from replicator.metastore.client import Metastore
 
 ATTEMPTS = 5
 """Looks at a table that others change meanwhile."""
+
+
+_REPLACED = ("COLUMN_STATS_ACCURATE", "rawDataSize", WATERMARK, UNREFERENCED_PERIOD)
 
 
 class Overtaken(Error):
@@ -46,10 +53,6 @@ class ForeignTable(Error):
     """The table is there, and no landing table of this asset."""
 
 
-class ForeignWrite(Error):
-    """Somebody else has changed a landing table."""
-
-
 class BaseChanged(Error):
     """The rows into which an increment was merged are not those of the table any more."""
 
@@ -60,7 +63,7 @@ class BaseChanged(Error):
 @dataclass(frozen=True)
 class Landed:
     """Rows that lie in their directory. figures: rows, files and bytes. base: the location whose rows are among them
-    (merge); None: they are all."""
+    (merge); None: there was no table. watermark: see `watermarks`."""
 
     job: int
     fence: int
@@ -71,6 +74,7 @@ class Landed:
     files: int
     bytes: int
     base: str | None = None
+    watermark: str | None = None
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -80,7 +84,12 @@ class Landed:
             "numRows": str(self.rows),
             "numFiles": str(self.files),
             "totalSize": str(self.bytes),
+            **({WATERMARK: self.watermark} if self.watermark else {}),
         }
+
+    def lies_at(self, location: str | None) -> bool:
+        """Whether a location is its own, however a metastore writes it."""
+        return bool(location) and Place(location or "") == Place(self.location)
 
 
 @dataclass(frozen=True)
@@ -140,17 +149,16 @@ def publish(metastore: Metastore, asset: Asset, request: Request, landed: Landed
     for _ in range(ATTEMPTS):
         table = landing_of(metastore, asset, request)
         if table is not None and request.mode != "append":
-            there = marked(table.parameters)
-            if there == (landed.job, landed.fence) and table.location == landed.location:
+            if landed.lies_at(table.location):
                 return Publication(metastore.current_event_id(), False, again=True)
-            _refuse_if_overtaken(there, landed, request)
+            _refuse_if_overtaken(marked(table.parameters), landed, request)
         try:
             if request.mode == "append":
                 return _append(metastore, asset, request, table, landed)
             if table is None:
                 metastore.create_table(_made(asset, request, landed, landed.location))
                 return Publication(metastore.current_event_id(), True)
-            return _flip(metastore, request, table, landed)
+            return _flip(metastore, asset, request, table, landed)
         except (CommitOutcomeUnknown, ObjectExists, ObjectNotFound):
             continue  # the next look says what is true
     raise CommitOutcomeUnknown(
@@ -173,30 +181,45 @@ def _made(asset: Asset, request: Request, landed: Landed, location: str) -> Tabl
     return msgspec.structs.replace(table, parameters={**table.parameters, **mine, SCHEMA_HASH: said})
 
 
-def _flip(metastore: Metastore, request: Request, table: Table, landed: Landed) -> Publication:
+def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, landed: Landed) -> Publication:
     """The table's rows are the landed ones from now on; readers in flight keep the files that they have."""
     assert table.storage is not None
-    if landed.base is not None and table.location != landed.base:
+    if request.mode == "merge" and table.location != landed.base:
         raise BaseChanged(f"{table.db}.{table.name} lies at {table.location} now, not at {landed.base}")
     wanted = columns_of(table, landed.columns, request)
     made = msgspec.structs.replace(table, storage=stored_as(request.format, wanted, landed.location))
     said = schema_hash(wanted, request.format, False)
     changed = table.parameters.get(SCHEMA_HASH) != said
-    parameters = {key: value for key, value in table.parameters.items() if not _is_stale(key)}
+    parameters = {key: value for key, value in table.parameters.items() if not _is_stale(key)} | lifecycle_of(asset)
     new = msgspec.structs.replace(made, parameters={**parameters, **landed.parameters, SCHEMA_HASH: said})
     try:
         metastore.alter_table(table.db, table.name, new)
     except MetastoreError as error:
-        if error.transient or isinstance(error, ObjectNotFound) or not changed or request.schema_policy != "recreate":
+        if error.transient or request.schema_policy != "recreate" or not _retyped(table.storage.columns, wanted):
             raise
-        metastore.drop_table(table.db, table.name)  # its rows stay; a server does not make a number of a text
-        metastore.create_table(new)
+        _recreate(metastore, table, new)
     return Publication(metastore.current_event_id(), changed)
 
 
+def _retyped(before: Sequence[Column], after: Sequence[Column]) -> bool:
+    """Whether a place among the columns has another type: a server may refuse that, as it makes no number of a text."""
+    return any(one.type != other.type for one, other in zip(before, after, strict=False))
+
+
+def _recreate(metastore: Metastore, table: Table, new: Table) -> None:
+    """A drop that leaves the rows, and another table of the same name; the former one again where that is refused."""
+    metastore.drop_table(table.db, table.name)
+    try:
+        metastore.create_table(new)
+    except MetastoreError as error:
+        if not error.transient and not isinstance(error, ObjectExists):
+            metastore.create_table(table)
+        raise
+
+
 def _is_stale(key: str) -> bool:
-    """Figures of rows that were there before."""
-    return key in ("COLUMN_STATS_ACCURATE", "rawDataSize") or key.startswith("spark.sql.")
+    """Of what rows that were there before, or an asset as it was, say of themselves."""
+    return key in _REPLACED or key.startswith("spark.sql.")
 
 
 def _append(metastore: Metastore, asset: Asset, request: Request, table: Table | None, landed: Landed) -> Publication:

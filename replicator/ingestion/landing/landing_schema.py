@@ -9,12 +9,16 @@ import msgspec
 
 from replicator.core.model import EXTERNAL, Column, Serde, Storage, Table
 from replicator.errors import Error
+from replicator.housekeeping.settings import REMOVE_UNREFERENCED, UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_request import Asset, Format, Request, SchemaPolicy
+from replicator.text.quantity import parse_duration
 
 PREFIX = "replicator.ingestion."
 """Of the parameters in which a landing table names its origin."""
 
-JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH = (PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash"))
+JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK = (
+    PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark")
+)
 LOAD = Column("landed", "bigint", "the job that brought the rows")
 """The partition key of a table to which jobs append: a job's rows appear with its partition, at once."""
 
@@ -34,6 +38,10 @@ _FORMATS: dict[Format, tuple[str, str, str]] = {
 
 class SchemaRefused(Error):
     """The source's columns differ from the landing table's in a way that the request does not allow."""
+
+
+class RowsRefused(Error):
+    """Rows of the source cannot be landed as it was asked; the message says which."""
 
 
 def landed_columns(found: Sequence[Column]) -> tuple[Column, ...]:
@@ -85,7 +93,7 @@ def landing_table(asset: Asset, request: Request, columns: Sequence[Column], loc
         "EXTERNAL": "TRUE",
         ASSET: asset.name,
         SOURCE: f"{request.source}:{request.schema}.{request.table}",
-        "beekeeper.remove.unreferenced.data": "true",
+        **lifecycle_of(asset),
     }
     if asset.erasure_column and asset.erasure_column.lower() in {column.name for column in columns}:
         erased = msgspec.json.encode({"privacy": {"column": asset.erasure_column.lower()}}).decode()
@@ -99,6 +107,14 @@ def landing_table(asset: Asset, request: Request, columns: Sequence[Column], loc
         partition_keys=(LOAD,) if request.mode == "append" else (),
         parameters=parameters,
     )
+
+
+def lifecycle_of(asset: Asset) -> dict[str, str]:
+    """The properties by which housekeeping removes versions that were replaced, and after how long."""
+    found = {REMOVE_UNREFERENCED: "true"}
+    if asset.retention is not None:
+        found[UNREFERENCED_PERIOD] = f"PT{int(parse_duration(asset.retention).total_seconds())}S"
+    return found
 
 
 def stored_as(format: Format, columns: Sequence[Column], location: str) -> Storage:

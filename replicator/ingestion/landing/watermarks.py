@@ -1,0 +1,63 @@
+"""Watermarks: up to where a table's rows have landed. The metastore says it, with what was published: a job that died
+after its publication, before it could say so, is not landed twice."""
+
+from __future__ import annotations
+
+import msgspec
+
+from replicator.core.model import Table
+from replicator.ingestion.ingestion_request import Request
+from replicator.ingestion.landing.landing_schema import LOAD, WATERMARK, RowsRefused
+from replicator.ingestion.reading.source import SourceDatabase
+from replicator.ingestion.reading.source_table import SourceTable
+from replicator.metastore.client import Metastore
+
+
+def watermark_text(request: Request, value: str | None) -> str | None:
+    """As it stands in parameters: the column, and its greatest landed value."""
+    if request.watermark is None or value is None:
+        return None
+    return msgspec.json.encode([request.watermark.lower(), value]).decode()
+
+
+def landed_until(metastore: Metastore, table: Table | None, request: Request, remembered: str | None) -> str | None:
+    """The greatest value that has landed; None: all rows are new. remembered: by the store, for a table whose
+    partitions have expired. Raises RowsRefused where rows were appended by another column: nobody could say which of
+    them are there."""
+    if table is None or request.watermark is None:
+        return None
+    said = table.parameters.get(WATERMARK)
+    if request.mode == "append":
+        jobs = [int(name.partition("=")[2]) for name in metastore.partition_names(table.db, table.name)]
+        said = _of_partition(metastore, table, max(jobs)) if jobs else remembered
+    if not said:
+        return None
+    column, value = msgspec.json.decode(said, type=tuple[str, str])
+    if column == request.watermark.lower():
+        return value
+    if request.mode == "append":
+        told = f"{table.db}.{table.name} was appended to by {column} so far, not by {request.watermark}"
+        raise RowsRefused(told, hint=f"ask with the watermark {column}, or drop the table")
+    return None
+
+
+def _of_partition(metastore: Metastore, table: Table, job: int) -> str | None:
+    found = [each for some in metastore.partitions(table.db, table.name, [f"{LOAD.name}={job}"]) for each in some]
+    return found[0].parameters.get(WATERMARK) if found else None
+
+
+def window(database: SourceDatabase, table: SourceTable, column: str, low: str | None) -> tuple[str, str | None]:
+    """Which rows are new, as a condition, and the greatest value among them; None: there are none. Raises RowsRefused
+    for rows without a value, which would never come."""
+    name = table.column(column).name
+    if nulls := database.nulls(table, name):
+        raise RowsRefused(
+            f"{nulls} rows of {table.schema}.{table.name} have NULL in the watermark {name}: they would never come",
+            hint="choose a column that all rows have, or ask with mode overwrite",
+        )
+    after = database.after(table, name, low) if low else ""
+    high = database.greatest(table, name, after)
+    if high is None:
+        return after, None
+    until = f"NOT ({database.after(table, name, high)})"  # what comes meanwhile, comes with the next job
+    return f"({after}) AND {until}" if after else until, high
