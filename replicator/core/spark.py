@@ -204,7 +204,7 @@ class SparkEngine:
         Spark's words, also for anything that is no query: it is read inside parentheses, where nothing that changes
         something can stand."""
         session = self._session()
-        if session.conf.get(_CATALOG, "") != "hive":
+        if session.conf.get(_CATALOG, "in-memory") != "hive":
             raise Error("Spark runs already, without a metastore", hint="ask queries in a process of their own")
         try:
             found = session.sql(f"SELECT * FROM (\n{query}\n) LIMIT {rows}").collect()
@@ -221,7 +221,7 @@ class SparkEngine:
             if self._context is None:
                 self._settings = {**settings, **self._settings}
         session = self._session()
-        catalog, there = session.conf.get(_CATALOG, ""), _metastore_of(session)
+        catalog, there = session.conf.get(_CATALOG, "in-memory"), _metastore_of(session)
         if catalog != "hive" or there != settings[_URIS]:
             raise Error(
                 f"Spark runs already, with another catalog: {there or 'none' if catalog == 'hive' else catalog}",

@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from mariadb import MariaDb, running_mariadb
 from postgres import Postgres
+from pyspark import SparkContext
 
 from replicator.core.connections.source_config import SourceConfig
 from replicator.core.engine import Engine, LocalEngine
-from replicator.core.spark import SparkEngine
-from replicator.errors import SourceLocked, SourceRefused, SourceUnreachable, TypeRefused
+from replicator.core.spark import SparkEngine, _forget_dead_gateway, hive_settings
+from replicator.errors import Error, SourceLocked, SourceRefused, SourceUnreachable, TypeRefused
 from replicator.ingestion.ingestion_request import Split
 from replicator.ingestion.reading.control import Patience
 from replicator.ingestion.reading.drivers import driver_jars
@@ -40,11 +41,16 @@ ROWS = 100_000
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[SparkEngine]:
-    jars = driver_jars(
-        [SourceConfig("jdbc:postgresql://h/d"), SourceConfig("jdbc:mysql://h/d")], find_java(os.environ), os.environ
-    )
-    settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.session.timeZone": "America/Lima"}
-    spark = SparkEngine("local[2]", settings, spark_environment(find_java(os.environ)))
+    """In a JVM of its own: where another Spark has been, the driver cannot read what executors say of a source."""
+    if gateway := SparkContext._gateway:
+        gateway.proc.kill()
+        gateway.proc.wait()
+        _forget_dead_gateway()
+    java = find_java(os.environ)
+    sources = [SourceConfig("jdbc:postgresql://h/d"), SourceConfig("jdbc:mysql://h/d")]
+    jars = ",".join(map(str, driver_jars(sources, java, os.environ)))
+    settings = {"spark.sql.session.timeZone": "America/Lima", "spark.sql.catalogImplementation": "in-memory"}
+    spark = SparkEngine("local[2]", settings | {"spark.jars": jars}, spark_environment(java))
     yield spark
     spark.stop()
 
@@ -472,3 +478,8 @@ def test_a_source_that_dies_in_the_middle_is_a_failed_component(session: Any, pg
             pg.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'replicator'")
             with pytest.raises(SourceUnreachable):
                 database.figures(table, snapshot)
+
+
+def test_a_spark_without_a_metastore_is_not_taken_for_one_that_has_it(session: Any) -> None:
+    with pytest.raises(Error, match="runs already, with another catalog: in-memory"):
+        SparkEngine(session=session).session(hive_settings("thrift://127.0.0.1:1", "/nowhere"))

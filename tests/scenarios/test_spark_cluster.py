@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psycopg
+import pyarrow.dataset as ds
 import pytest
 from gobblin_examples import TIME_BASED
 from housekeeping import EXPIRED
 from policies import Replication
+from postgres import Postgres
 from purges import DESCRIPTOR
 from replication_fixture import ReplicationFixture
 from spark_cluster import HOME, SparkCluster
@@ -24,11 +27,13 @@ import replicator
 from cmroot.root import create_or_open
 from replicator.cli import submit
 from replicator.cli.main import cli
+from replicator.core.config import parse_config
 from replicator.core.engine import AutoEngine
 from replicator.core.spark import hive_settings
 from replicator.errors import Error
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.thrift import connect
 
 pytestmark = pytest.mark.spark_cluster
 
@@ -36,7 +41,7 @@ ON_SPARK = {"spark.sql.shuffle.partitions": "2"}
 COMMANDS = {
     *("capture", "dump", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"),
     *("plan", "apply", "sync", "switchover", "failover", "failback"),
-    *("housekeeping run", "retention run", "purge run", "purge retain", "purge certify"),
+    *("housekeeping run", "retention run", "purge run", "purge retain", "purge certify", "ingest run"),
 }
 used: set[str] = set()
 """Commands that have run a job."""
@@ -181,6 +186,31 @@ def test_an_erasure_and_its_certificate(spark_cluster: SparkCluster, source_meta
         session.sql("REFRESH TABLE erased.t")
         assert session.sql("SELECT count(*), count_if(id % 10 = 0 AND id < 100) FROM erased.t").collect() == [(990, 0)]
     assert used >= {"purge run", "purge certify"}
+
+
+def test_a_landing_whose_executors_read_the_database(
+    spark_cluster: SparkCluster, source_metastore: Running, postgres: Postgres, tmp_path: Path
+) -> None:
+    url = postgres.database()
+    server, _, _ = postgres.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")
+    with psycopg.connect(url, autocommit=True) as source:
+        source.execute("CREATE TABLE t AS SELECT i AS id, 'v' || i AS v FROM generate_series(1, 5000) i")
+        about = {"url": f"{server}/{source.info.dbname}", "user": "postgres", "readers": 2}
+        ingestion = {"metastore": source_metastore.uri, "landing": str(tmp_path / "landing"), "sources": {"crm": about}}
+        store = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+        config = parse_config({"ingestion": {**ingestion, "store": store}}, "test")
+        replicator.asset_create("clustered", owner="ann", producers=["paul"], sources=["crm"], by="ann", config=config)
+        replicator.asset_approve("clustered", by="bob", config=config)
+        replicator.ingest_request("crm:public.t", asset="clustered", by="paul", config=config)
+        settings = ON_SPARK | hive_settings(source_metastore.uri, str(source_metastore.warehouse))
+        with replicator.engines("spark", spark_cluster.url, settings) as engines:
+            done = caller(engines)("ingest run", config=config)
+        assert (done.status, done.done, done.rows) == ("done", 1, 5000), done
+        with connect(source_metastore.uri) as metastore:
+            place = str(metastore.table("clustered_public", "t").location).removeprefix("file:")
+        landed = sorted(tuple(row.values()) for row in ds.dataset(place, format="parquet").to_table().to_pylist())
+        assert landed == source.execute("SELECT id, v FROM t ORDER BY id").fetchall()
+    assert used == {"ingest run"}
 
 
 @pytest.mark.parametrize("how", ["spark-submit", pytest.param("spark-defaults.conf", marks=pytest.mark.long)])

@@ -50,12 +50,10 @@ def driver_jars(sources: Iterable[SourceConfig], java: Java, env: Mapping[str, s
 
 
 def give_drivers(session: Any, jars: Iterable[Path]) -> None:
-    """Lets this thread's reading with a session find the drivers: one of a Spark that somebody else has started knows
-    them not. May run twice."""
-    given = session.sparkContext.getConf().get("spark.jars", "")
+    """Lets this thread's reading with a session find the drivers, also in a Spark that somebody else has started, and
+    in the second one of a JVM: it has `spark.jars` for its executors only. May run twice."""
     for jar in map(str, jars):
-        if jar not in given:
-            session._jsparkSession.sessionState().resourceLoader().addJar(jar)
+        session._jsparkSession.sessionState().resourceLoader().addJar(jar)
 
 
 def spark_url(source: SourceConfig) -> str:

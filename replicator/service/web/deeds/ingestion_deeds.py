@@ -18,8 +18,8 @@ from replicator.service.web.permission import NEEDED, Who, require
 from replicator.service.web.questions.within import within
 from replicator.service.web.views import Ask
 
-Number = Annotated[int, Path(ge=1, le=2**53)]
-Name = Annotated[str, Path(pattern=r"^[a-z0-9_]{1,64}$")]
+Number = Annotated[int, Path(ge=1, le=2**53, description="A job's number.")]
+Name = Annotated[str, Path(pattern=r"^[a-z0-9_]{1,64}$", description="An asset's name.")]
 
 SECONDS = 30.0
 
