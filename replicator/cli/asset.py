@@ -39,7 +39,7 @@ def asset() -> None:
     metavar="NAME",
     help="User or group that may read what was landed; repeatable.",
 )
-@click.option("--source", "sources", multiple=True, metavar="NAME", help="Database of [ingestion.sources]; repeatable.")
+@click.option("--source", "sources", multiple=True, metavar="NAME", help="Source of [ingestion.sources]; repeatable.")
 @click.option(
     "--classification",
     type=click.Choice(get_args(Classification)),

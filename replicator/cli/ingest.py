@@ -75,6 +75,7 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator ingest request crm:public.orders --asset crm
       replicator ingest request crm:public.log --asset crm --mode append --watermark id
       replicator ingest request crm:public.orders --asset crm --mode merge --key id --watermark changed
+      replicator ingest request drop:day.clicks --asset web --mode append   # files of days that are closed
     """
     done = session.call(ingest_request, **given)
     lines = [

@@ -32,7 +32,8 @@ from replicator.ingestion.failing import failure_of
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_log import append
-from replicator.ingestion.landing.landing_steps import STEPS, Work, discard, remaining
+from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
+from replicator.ingestion.landing.landing_work import Work
 from replicator.metastore.client import Metastore
 from replicator.text.quantity import parse_duration
 

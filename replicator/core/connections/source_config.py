@@ -1,6 +1,7 @@
-"""`[ingestion]` of the configuration: where landing tables are, and the databases that they come from.
+"""`[ingestion]` of the configuration: where landing tables are, and the databases and directories that they come from.
 
 SourceConfig(url="jdbc:postgresql://crm:5432/crm", user="replicator", password="file:/etc/crm.password")
+SourceConfig(path="/drop/sales")
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}
 
 
 class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A database. url: as its JDBC driver has it, without user and password. password: a reference to a secret.
-    readers: connections of one job, at most. fetch: rows that a reader asks for at a time. jar: of the driver, where
-    the one that is fetched shall not be used."""
+    """A database, or a directory of files. url: as its JDBC driver has it, without user and password. password: a
+    reference to a secret. readers: connections of one job, at most. fetch: rows that a reader asks for at a time. jar:
+    of the driver, or of Spark's reader of Avro, where the one that is fetched shall not be used. path: of the
+    directory, instead of `url`: files of SCHEMA.TABLE are in SCHEMA/TABLE below it."""
 
-    url: str
+    url: str = ""
+    path: str = ""
     user: str = ""
     password: str | None = None
     readers: int = 8
@@ -29,8 +32,8 @@ class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
-        return KINDS[self.url.split(":")[1]]
+        """One of `KINDS`; "files" of a directory."""
+        return "files" if self.path else KINDS[self.url.split(":")[1]]
 
     def secret(self, name: str) -> str:
         """The password, read again; empty without one. Raises ConfigError."""
@@ -58,6 +61,9 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
     """Raises ConfigError naming the key that is wrong."""
     for name, source in ingestion.sources.items():
         key = f"ingestion.sources.{name}"
+        if source.path:
+            _check_directory(source, key, ingestion.landing)
+            continue
         words = source.url.split(":", 2)
         if len(words) < 3 or words[0] != "jdbc" or words[1] not in KINDS:
             hint = "write a JDBC URL such as jdbc:postgresql://host:5432/database"
@@ -81,3 +87,13 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
         raise ConfigError(f"ingestion.expire: {error}", hint="write a duration such as 7d") from error
     if ingestion.log.count(".") != 1:
         raise ConfigError("ingestion.log: is no table", hint="write db.table")
+
+
+def _check_directory(source: SourceConfig, key: str, landing: str) -> None:
+    if source.url or source.user or source.password:
+        raise ConfigError(f"{key}: has a path and a database's url, user or password", hint="give either")
+    if not (source.path.startswith("/") or "://" in source.path):
+        raise ConfigError(f"{key}.path: {source.path[:60]!r} is no absolute path and no URL")
+    one, other = (each.rstrip("/") + "/" for each in (source.path, landing or "/"))
+    if landing and (one.startswith(other) or other.startswith(one)):
+        raise ConfigError(f"{key}.path: overlaps ingestion.landing", hint="only ingestion writes where tables land")

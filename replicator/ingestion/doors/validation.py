@@ -11,7 +11,7 @@ import msgspec
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.model import Value
 from replicator.errors import Refused, UsageError
-from replicator.ingestion.ingestion_request import NAME, Asset, Request, is_text
+from replicator.ingestion.ingestion_request import NAME, Asset, Request, Split, is_text
 from replicator.ingestion.landing.granting import principals
 from replicator.text.quantity import parse_duration
 
@@ -89,7 +89,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
     if not request.schema or not request.table:
         raise UsageError(f"{about}: a schema or a table is missing", hint="write SCHEMA.TABLE")
     _ = request.target  # raises for names that cannot be
-    _check_mode(request)
+    (_check_mode_of_files if ingestion.sources[request.source].path else _check_mode)(request)
     readers = request.split.readers
     if readers is not None and not 1 <= readers <= READERS:
         raise UsageError(f"{about}: {readers} readers", hint=f"1 to {READERS}, or none: as the source says")
@@ -108,6 +108,16 @@ def _check_mode(request: Request) -> None:
         raise UsageError(f"{about}: merge needs a key", hint="name the columns that tell rows apart")
     if request.mode == "overwrite" and request.watermark is not None:
         raise UsageError(f"{about}: overwrite reads all rows, whatever the watermark", hint="append or merge heed one")
+    if request.mode != "merge" and request.key:
+        raise UsageError(f"{about}: {request.mode} heeds no key", hint="merge does")
+
+
+def _check_mode_of_files(request: Request) -> None:
+    about = request.place
+    if request.watermark is not None or request.split != Split():
+        raise UsageError(f"{about}: files have no watermark and no ranges", hint="append lands days that are new")
+    if request.mode == "merge" and not request.key:
+        raise UsageError(f"{about}: merge needs a key", hint="name the columns that tell rows apart")
     if request.mode != "merge" and request.key:
         raise UsageError(f"{about}: {request.mode} heeds no key", hint="merge does")
 

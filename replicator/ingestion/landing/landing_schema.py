@@ -16,8 +16,8 @@ from replicator.text.quantity import parse_duration
 PREFIX = "replicator.ingestion."
 """Of the parameters in which a landing table names its origin."""
 
-JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK = (
-    PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark")
+JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES = (
+    PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark", "files")
 )
 LOAD = Column("landed", "bigint", "the job that brought the rows")
 """The partition key of a table to which jobs append: a job's rows appear with its partition, at once."""
@@ -86,8 +86,11 @@ def _change(name: str, was: str, is_now: str | None) -> str:
     return f"{name} is gone" if is_now is None else f"{name} was {was} and is {is_now}"
 
 
-def landing_table(asset: Asset, request: Request, columns: Sequence[Column], location: str) -> Table:
-    """A landing table that is not there yet. `location`: of its rows, or of a table whose partitions hold them."""
+def landing_table(
+    asset: Asset, request: Request, columns: Sequence[Column], location: str, key: Column = LOAD
+) -> Table:
+    """A landing table that is not there yet. location: of its rows, or of a table whose partitions, by `key`, hold
+    them."""
     db, name = request.target
     parameters = {
         "EXTERNAL": "TRUE",
@@ -104,7 +107,7 @@ def landing_table(asset: Asset, request: Request, columns: Sequence[Column], loc
         kind=EXTERNAL,
         owner=asset.owner,
         storage=stored_as(request.format, columns, location),
-        partition_keys=(LOAD,) if request.mode == "append" else (),
+        partition_keys=(key,) if request.mode == "append" else (),
         parameters=parameters,
     )
 

@@ -16,21 +16,20 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place, join, name_of, parent
-from replicator.core.connections.source_config import IngestionConfig
-from replicator.core.engine import AutoEngine
+from cmroot.store.place import Place, name_of, parent
 from replicator.core.model import Column
-from replicator.errors import Error
-from replicator.ingestion.ingestion_job import Claimed
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.files.file_frames import DAY
+from replicator.ingestion.files.nesting import PARENT, ROW
+from replicator.ingestion.landing.file_steps import copy_files, look_at_files, written
 from replicator.ingestion.landing.granting import grant
-from replicator.ingestion.landing.landing_schema import RowsRefused, format_of, landed_columns, schema_hash
-from replicator.ingestion.landing.publishing import BaseChanged, Landed, columns_of, landing_of, make_database, publish
+from replicator.ingestion.landing.landing_schema import RowsRefused, format_of, schema_hash
+from replicator.ingestion.landing.landing_work import CopyDiffers, Facts, Work, columns_for, sizes_of
+from replicator.ingestion.landing.publishing import BaseChanged, Landed, landing_of, make_database, publish
+from replicator.ingestion.landing.publishing_days import publish_days
 from replicator.ingestion.landing.settling import Erased, merged, prepare, read, without_erased
 from replicator.ingestion.landing.source_keys import constraints_of, keep_constraints
 from replicator.ingestion.landing.watermarks import landed_until, watermark_text, window
@@ -38,13 +37,8 @@ from replicator.ingestion.reading.figures import Figures, differences, landed_fi
 from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
-from replicator.metastore.client import Metastore
 from replicator.purge.search.ids import hadoop_place
 from replicator.text.sql_text import quoted_name
-
-Facts = dict[str, Any]
-"""What the steps of a job have found so far: JSON."""
-
 
 SETTLED = 900.0
 """Seconds for which the list of erased people that was applied is new enough to publish."""
@@ -53,69 +47,20 @@ ATTEMPTS = 3
 """Merges of an increment into a table that is replaced meanwhile."""
 
 
-_OF_A_CLAIM = re.compile(r"(in|v)-(?P<job>\d+)-\d+")
+_OF_A_CLAIM = re.compile(r"(in|st|v)-(?P<job>\d+)-\d+")
 """Directories that only a step before the publication writes."""
 
 
-class CopyDiffers(Error):
-    """The rows that arrived are not those of the source."""
-
-    exit_code = 75
-    transient = True
-
-
-@dataclass(frozen=True)
-class Work:
-    """A claimed job, and all that its steps work with. session: a Spark session on the landing warehouse, of this job's
-    own. remembered: what the newest published job of the same request has found. unpublished: whether another job, by
-    its number, has ended without a publication."""
-
-    claimed: Claimed
-    asset: Asset
-    config: IngestionConfig
-    metastore: Metastore
-    engines: AutoEngine
-    session: Any
-    remembered: Facts
-    unpublished: Callable[[int], bool]
-
-    @property
-    def request(self) -> Request:
-        return self.claimed.request
-
-    @property
-    def home(self) -> str:
-        """The directory of the landing table."""
-        return join(self.config.landing, self.asset.name.lower(), self.request.schema.lower(), self.request.target[1])
-
-    @property
-    def settles(self) -> bool:
-        """Whether rows are not published as they came."""
-        return self.request.mode == "merge" or bool(self.asset.erasure_ids and self.asset.erasure_column)
-
-    def directory(self, kind: str) -> str:
-        """Of this claim: "v", what is published, or "in", rows as they came."""
-        return join(self.home, f"{kind}-{self.claimed.job}-{self.claimed.fence}")
-
-
 def describe(work: Work, facts: Facts) -> Facts:
-    with opened(work.session, work.request.source, work.config.sources[work.request.source]) as database:
+    if work.source.path:
+        return {**look_at_files(work), "base": _base(work)}
+    with opened(work.session, work.request.source, work.source) as database:
         table = database.table(work.request.schema, work.request.table)
     return {"columns": _columns_of(work, table), "base": _base(work)}
 
 
 def _columns_of(work: Work, source: SourceTable) -> list[list[str]]:
-    """The columns that the landing table will have. Raises SchemaRefused, and RowsRefused for a column that the request
-    or the asset names and that is not there."""
-    found = landed_columns([Column(column.name, column.type) for column in source.columns])
-    names = {column.name for column in found}
-    erased = work.asset.erasure_column if work.asset.erasure_ids else None
-    for name in filter(None, (*work.request.key, work.request.watermark, erased)):
-        if name.lower() not in names:
-            told = f"{work.request.schema}.{work.request.table} has no column {name}"
-            raise RowsRefused(told, hint=f"it has {', '.join(sorted(names))}")
-    table = landing_of(work.metastore, work.asset, work.request)
-    return [[column.name, column.type] for column in columns_of(table, found, work.request)]
+    return columns_for(work, [Column(column.name, column.type) for column in source.columns])
 
 
 def _base(work: Work) -> str | None:
@@ -125,7 +70,11 @@ def _base(work: Work) -> str | None:
 
 
 def copy(work: Work, facts: Facts) -> Facts:
-    request, source = work.request, work.config.sources[work.request.source]
+    return copy_files(work) if work.source.path else _copy_table(work)
+
+
+def _copy_table(work: Work) -> Facts:
+    request, source = work.request, work.source
     directory = work.directory("in" if work.settles else "v")
     began = time.time()
     with opened(work.session, request.source, source) as database, database.snapshot() as snapshot:
@@ -162,38 +111,48 @@ def copy(work: Work, facts: Facts) -> Facts:
 def verify(work: Work, facts: Facts) -> Facts:
     """Copies once more what an earlier claim has found to differ. Raises CopyDiffers, but where the source changed
     during a copy for which it offers no single moment: that is what `consistent` says."""
-    rows, found = _compared(work, facts)
+    found = _compared(work, facts)
     is_ours = facts["directory"] == work.directory("in" if work.settles else "v")
-    if found and not facts["changed_meanwhile"] and not is_ours:
-        facts = {**facts, **copy(work, facts)}
-        rows, found = _compared(work, facts)
-    if found and not facts["changed_meanwhile"]:
-        told = f"{work.request.schema}.{work.request.table}: {'; '.join(found[:5])}"
+    if found["differs"] and not facts["changed_meanwhile"] and not is_ours:
+        found = _compared(work, {**facts, **copy(work, facts)})
+    if found["differs"] and not facts["changed_meanwhile"]:
+        told = f"{work.request.schema}.{work.request.table}: {'; '.join(found['differs'][:5])}"
         raise CopyDiffers(told, hint="it is copied again")
-    return {**facts, "came": rows, "rows": rows, "differs": found}
+    return found
 
 
-def _compared(work: Work, facts: Facts) -> tuple[int, list[str]]:
-    """Rows that arrived, and what differs from the source."""
+def _compared(work: Work, facts: Facts) -> Facts:
+    """The facts with the rows that arrived, of all tables that they were taken apart into, and with what differs from
+    the source."""
+    parts = {name: _compared(work.part(name), part) for name, part in facts.get("parts", {}).items()}
     landed = _figures(work, facts["directory"], facts)
-    return landed.rows, differences(msgspec.convert(facts["figures"], Figures), landed)
+    figures = facts["figures"]
+    differs = differences(msgspec.convert(figures, Figures), landed) if figures is not None else []
+    told = [f"{name}: {each}" for name, part in parts.items() for each in part["differs"]]
+    return {**facts, **_with(parts), "came": landed.rows, "rows": landed.rows, "differs": differs + told}
+
+
+def _with(parts: Mapping[str, Facts]) -> Facts:
+    return {"parts": dict(parts)} if parts else {}
 
 
 def _figures(work: Work, directory: str, facts: Facts) -> Figures:
     columns = msgspec.convert(facts["source"], SourceTable).columns
-    sizes = _sizes(directory)
+    sizes = sizes_of(directory)
     engine = work.engines.for_work(sizes["files"], sizes["bytes"])
     return landed_figures(engine, directory, columns, work.request.format)
 
 
 def settle(work: Work, facts: Facts) -> Facts:
-    return _settled(work, facts, work.directory("v"))
+    return _settled(work, facts)
 
 
-def _settled(work: Work, facts: Facts, location: str) -> Facts:
-    """Raises CopyDiffers where not all rows arrive in `location`, and RowsRefused for those that cannot be landed."""
-    if not work.settles:
-        return {"location": facts["directory"], **_sizes(facts["directory"])}
+def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
+    """In a directory of this claim whose name has this end. Raises CopyDiffers where not all rows arrive there, and
+    RowsRefused for those that cannot be landed."""
+    came = facts.get("parts", {})
+    if not work.settles or ("days" in facts and not facts["came"]):
+        return {**_as_they_came(facts), **_with({name: _as_they_came(part) for name, part in came.items()})}
     prepare(work.session)
     columns = _columns(facts)
     rows = read(work.session, facts["directory"], work.request.format, columns)
@@ -210,12 +169,32 @@ def _settled(work: Work, facts: Facts, location: str) -> Facts:
         before = without_erased(work.session, before, work.asset, columns)[0] if before is not None else None
     if work.request.mode == "merge":
         rows = merged(before if before is not None else rows.limit(0), rows, work.request.key)
-    wanted = rows.count()
-    rows.write.format(work.request.format).save(hadoop_place(location))
+    done = {**_arrived(work, facts, rows, end), "base": base, "settled": time.time(), **erased}
+    parts: dict[str, Facts] = {}
+    for name, part in came.items():  # parents first
+        of = parts.get(part["parent"], done)["location"]
+        some = read(work.session, part["directory"], work.request.format, _columns(part))
+        kept = some.join(
+            work.session.read.format(work.request.format).load(hadoop_place(of)).selectExpr(f"{ROW} AS {PARENT}"),
+            PARENT,
+            "left_semi",
+        ).select(*some.columns)
+        parts[name] = {**part, **_arrived(work.part(name), part, kept, end)}
+    return {**done, **_with(parts)}
+
+
+def _as_they_came(facts: Facts) -> Facts:
+    return {**facts, "location": facts["directory"], **sizes_of(facts["directory"])}
+
+
+def _arrived(work: Work, facts: Facts, rows: Any, end: str) -> Facts:
+    """Writes rows, and counts them by another reader."""
+    location, wanted = work.directory("v") + end, rows.count()
+    written(rows, work.request.format, location, facts)
     landed = _figures(work, location, facts).rows
     if landed != wanted:
         raise CopyDiffers(f"{location}: {landed} rows arrived of {wanted}", hint="it is tried again")
-    return {"location": location, "rows": landed, "base": base, "settled": time.time(), **erased, **_sizes(location)}
+    return {"location": location, "rows": landed, **sizes_of(location)}
 
 
 def _refuse_empty_list(work: Work, known: Erased) -> None:
@@ -226,20 +205,15 @@ def _refuse_empty_list(work: Work, known: Erased) -> None:
         )
 
 
-def _sizes(directory: str) -> dict[str, int]:
-    files = bytes_ = 0
-    for child in Place(directory).children():
-        if not name_of(child.path).startswith(("_", ".")):
-            files, bytes_ = files + 1, bytes_ + child.size
-    return {"files": files, "bytes": bytes_}
-
-
 def _columns(facts: Facts) -> tuple[Column, ...]:
-    return tuple(Column(name, kind) for name, kind in facts["columns"])
+    """Of the files: where each day has a directory, the day is in its name."""
+    day = [Column(DAY, "date")] if facts.get("days") else []
+    return (*(Column(name, kind) for name, kind in facts["columns"]), *day)
 
 
 def publish_rows(work: Work, facts: Facts) -> Facts:
-    if work.request.mode == "append" and not facts["rows"] and landing_of(work.metastore, work.asset, work.request):
+    is_empty = not facts["rows"] and not facts.get("days")
+    if work.request.mode == "append" and is_empty and landing_of(work.metastore, work.asset, work.request):
         return {"event": work.metastore.current_event_id(), "schema_changed": False, "location": ""}
     make_database(work.metastore, work.asset, work.request, parent(work.home))
     if work.settles and time.time() - facts["settled"] > SETTLED:  # who was erased since then must not come back
@@ -255,11 +229,17 @@ def publish_rows(work: Work, facts: Facts) -> Facts:
 def _settled_again(work: Work, facts: Facts) -> Facts:
     """Beside what may have been published, by a call whose answer was lost."""
     left = [*facts.get("left", []), facts["location"]]
-    return {**facts, **_settled(work, facts, f"{work.directory('v')}-{len(left)}"), "left": left}
+    again = _settled(work, facts, f"-{len(left)}")
+    for name, part in again.get("parts", {}).items():
+        before = facts["parts"][name]
+        part["left"] = [*before.get("left", []), before["location"]]
+    return {**facts, **again, "left": left}
 
 
 def _published(work: Work, facts: Facts) -> Facts:
-    columns = _columns(facts)
+    """Tables that rows were taken apart into come first: whoever sees the rows finds these."""
+    parts = {name: _published(work.part(name), part) for name, part in facts.get("parts", {}).items()}
+    columns = tuple(Column(name, kind) for name, kind in facts["columns"])
     landed = Landed(
         job=work.claimed.job,
         fence=work.claimed.fence,
@@ -272,26 +252,34 @@ def _published(work: Work, facts: Facts) -> Facts:
         base=facts.get("base"),
         watermark=facts.get("watermark"),
     )
-    done = publish(work.metastore, work.asset, work.request, landed)
+    if "days" in facts:
+        done = publish_days(work.metastore, work.asset, work.request, landed, facts["days"])
+    else:
+        done = publish(work.metastore, work.asset, work.request, landed)
     said = schema_hash(columns, work.request.format, work.request.mode == "append")
-    return {**facts, "event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
+    found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
+    return {**facts, **_with(parts), **found}
 
 
 def constrain(work: Work, facts: Facts) -> Facts:
     source = msgspec.convert(facts["source"], SourceTable)
     refused = keep_constraints(work.metastore, work.request, constraints_of(source, work.request))
-    return {"constraints_refused": refused}
+    below = [constrain(work.part(name), part) for name, part in facts.get("parts", {}).items()]
+    return {"constraints_refused": [*refused, *(told for each in below for told in each["constraints_refused"])]}
 
 
 def grant_reading(work: Work, facts: Facts) -> Facts:
     granted = grant(work.metastore, *work.request.target, work.asset.consumers, work.asset.owner)
+    for name, part in facts.get("parts", {}).items():
+        grant_reading(work.part(name), part)
     return {"granted": granted}
 
 
 def clean(work: Work, facts: Facts) -> Facts:
     """Removes what this job's other claims left, and jobs of this table that ended before: copies that were never
     published. What may have been published for a moment is housekeeping's."""
-    kept = {Place(each) for each in (facts["location"], *facts.get("left", [])) if each}
+    tables = [facts, *facts.get("parts", {}).values()]
+    kept = {Place(each) for table in tables for each in (table["location"], *table.get("left", [])) if each}
     _remove(work, lambda job: job == work.claimed.job or (job < work.claimed.job and work.unpublished(job)), kept)
     return {}
 
@@ -302,11 +290,16 @@ def discard(work: Work) -> None:
 
 
 def _remove(work: Work, whose: Callable[[int], bool], kept: Collection[Place]) -> None:
-    home = Place(work.home)
-    for child in home.children() if home.exists() else ():
-        found = _OF_A_CLAIM.fullmatch(name_of(child.path))
-        if found and home / name_of(child.path) not in kept and whose(int(found["job"])):
-            (home / name_of(child.path)).remove_tree()
+    """In the table's directory, and in those of the tables that its rows were taken apart into."""
+    own = Place(work.home)
+    homes = [own]
+    if work.source.path and own.parent.exists():
+        homes += [own.parent / name for name in own.parent.list() if name.startswith(f"{own.name}__")]
+    for home in homes:
+        for child in home.children() if home.exists() else ():
+            found = _OF_A_CLAIM.fullmatch(name_of(child.path))
+            if found and home / name_of(child.path) not in kept and whose(int(found["job"])):
+                (home / name_of(child.path)).remove_tree()
 
 
 STEPS: Mapping[str, Callable[[Work, Facts], Facts]] = {

@@ -33,10 +33,12 @@ _HINT = "give the driver's jar as `jar` of the source, or a mirror as REPLICATOR
 
 
 def driver_jars(sources: Iterable[SourceConfig], java: Java, env: Mapping[str, str]) -> list[Path]:
-    """For `spark.jars`, each once. Raises ConfigError for a jar that is not there, else as `fetch` does."""
+    """For `spark.jars`, each once; directories need none. Raises ConfigError for a missing jar, and as `fetch` does."""
     wanted: dict[Path, Artifact | None] = {}
     kept = cache_directory(env) / "jars"
     for source in sources:
+        if source.path:
+            continue
         if source.jar:
             if not (given := Path(source.jar).expanduser()).is_file():
                 raise ConfigError(f"the driver {given} of a source is not there", hint="check `jar` of the source")

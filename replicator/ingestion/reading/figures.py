@@ -3,6 +3,7 @@ are read by pyarrow, as Spark wrote them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from decimal import Context, Decimal
 from typing import BinaryIO
@@ -28,7 +29,7 @@ TOGETHER = 300
 """Columns of one query: PostgreSQL's answers have 1,664 at most."""
 
 _HIDDEN = ("_", ".")
-_EXACT = Context(prec=400)
+EXACT = Context(prec=400)
 """Python's own sums have 28 digits."""
 
 
@@ -55,7 +56,7 @@ def source_figures(control: Control, dialect: Dialect, table: SourceTable, where
             if column.unfit and int(next(answer) or 0):
                 raise _unfit(control, dialect, table, column, where)
             if column.summed and (total := next(answer)) is not None:
-                sums[column.name] = _exact(Decimal(total))
+                sums[column.name] = exact_text(Decimal(total))
     return Figures(rows, counts, sums)
 
 
@@ -105,8 +106,8 @@ def landed_figures(
         for name, number in found.counts.items():
             counts[name] += number
         for name, total in found.sums.items():
-            totals[name] = _EXACT.add(totals.get(name, Decimal(0)), Decimal(total))
-    return Figures(rows, counts, {name: _exact(total) for name, total in totals.items()})
+            totals[name] = EXACT.add(totals.get(name, Decimal(0)), Decimal(total))
+    return Figures(rows, counts, {name: exact_text(total) for name, total in totals.items()})
 
 
 def figures_of_files(task: FiguresTask) -> Figures:
@@ -143,7 +144,7 @@ class _Tally:
             if column:
                 self.counts[column] += len(values) - values.null_count
                 if summed and len(values) > values.null_count:
-                    self.totals[column] = _EXACT.add(self.totals.get(column, Decimal(0)), _sum(values))
+                    self.totals[column] = EXACT.add(self.totals.get(column, Decimal(0)), _sum(values))
 
     def add_orc(self, file: BinaryIO) -> None:
         """pyarrow reads no time behind 2262, of which sentinels are: times are counted as the file's footer does."""
@@ -174,8 +175,15 @@ def _number(count: int | None) -> str:
     return "no" if count is None else f"{count:,}"
 
 
+def first_bytes(content: bytes) -> int:
+    """A number that tells contents apart, and that can be summed."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+
+
 def _sum(values: pa.Array) -> Decimal:
-    """Exact: neither overflows."""
+    """Exact: neither overflows. Of bytes, the sum of their `first_bytes`."""
+    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        return Decimal(sum(first_bytes(each.as_py()) for each in values if each.is_valid))
     if pa.types.is_decimal(values.type):
         return Decimal(pc.sum(values.cast(pa.decimal256(76, values.type.scale))).as_py())
     wide = values.cast(pa.int64())
@@ -183,7 +191,7 @@ def _sum(values: pa.Array) -> Decimal:
     return Decimal((int(high) << 32) + int(low))
 
 
-def _exact(number: Decimal) -> str:
+def exact_text(number: Decimal) -> str:
     """Without zeros at the end. (normalize() would round to the context's digits.)"""
     text = format(number, "f")
     return (text.rstrip("0").rstrip(".") if "." in text else text) or "0"

@@ -1,0 +1,166 @@
+"""The directory of a table in a drop zone at one moment: its files, and which of its days are closed.
+
+Whoever fills it writes what it likes: names are only names, and a symbolic link would let rows be read that its owner
+may not read, so there must be none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+
+from cmroot.store.local import Child
+from cmroot.store.place import Place, is_local, name_of
+from cmroot.store.resolve import located
+from replicator.errors import Error, SourceMissing, SourceRefused
+from replicator.ingestion.files.description import Days, Description
+from replicator.text.quantity import parse_duration
+
+MOST = 100_000
+"""Files of one job: their names are held in memory. More are packed, or landed by day."""
+
+DEEPEST = 32
+"""Directories within each other."""
+
+_HIDDEN = ("_", ".")
+
+
+class SourceChanged(Error):
+    """Files came, went or grew while they were read."""
+
+    exit_code = 75
+    transient = True
+
+
+@dataclass(frozen=True)
+class Listing:
+    """names: of files, relative to the table's directory, in order. digest: of their names, sizes and times. days: the
+    digests of the closed days, by "YYYY-MM-DD"; empty where the directory has none. open: days that are not closed."""
+
+    names: tuple[str, ...]
+    bytes: int
+    digest: str
+    days: dict[str, str] = field(default_factory=dict)
+    open: int = 0
+
+
+def table_directory(path: str, schema: str, table: str) -> Place:
+    """Of a table in a drop zone. Raises SourceMissing where there is none, SourceRefused for a link."""
+    place = located(path)
+    for name in (schema, table):
+        if not re.fullmatch(r"\w+", name):
+            raise SourceMissing(f"{name!r} is no name of a directory here", hint="letters, digits and underscores")
+        place = place / name
+        _refuse_link(place)
+    child = place.child()
+    if child is None or not child.is_directory:
+        raise SourceMissing(f"there is no directory {place}", hint="files of SCHEMA.TABLE lie in SCHEMA/TABLE")
+    return place
+
+
+def listing_of(directory: Place, description: Description, now: datetime) -> Listing:
+    """Raises SourceRefused for links and for too many files, SourceMissing for none."""
+    days = description.days
+    until = _written_until(directory, days, now) if days else None
+    names, total, digest = list[str](), 0, _Digest()
+    closed, opened = dict[str, _Digest](), set[str]()
+    for name, child in _files(directory, "", 0):
+        if days is not None:
+            day = day_of(days, name)
+            if day is None:
+                raise SourceRefused(f"{directory}/{name} is in no directory of a day", hint=f"they are {days.layout}")
+            if not _is_closed(day, days, until or now):
+                opened.add(day.isoformat())
+                continue
+            closed.setdefault(day.isoformat(), _Digest()).add(name, child)
+        digest.add(name, child)
+        names.append(name)
+        total += child.size
+        if len(names) > MOST:
+            raise SourceRefused(
+                f"{directory} has more than {MOST:,} files", hint="pack them, or write a directory for each day"
+            )
+    found = {day: each.text for day, each in sorted(closed.items())}
+    return Listing(tuple(sorted(names)), total, digest.text, found, len(opened))
+
+
+def of_days(listing: Listing, days: Days, wanted: set[str]) -> Listing:
+    """Only the files of some days."""
+    names = tuple(name for name in listing.names if str(day_of(days, name)) in wanted)
+    return Listing(names, listing.bytes, listing.digest, {day: listing.days[day] for day in sorted(wanted)})
+
+
+def day_of(days: Days, name: str) -> date | None:
+    """The day of a file, by its name below the table's directory; None where it has none."""
+    found = re.match(days.pattern + "/", name)
+    if not found:
+        return None
+    try:
+        return date(*(int(found[group]) for group in days.order))
+    except ValueError:
+        return None
+
+
+def directory_of(days: Days, day: str) -> str:
+    """The directory of a day, below the table's."""
+    return date.fromisoformat(day).strftime(days.layout)
+
+
+def _is_closed(day: date, days: Days, until: datetime) -> bool:
+    end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+    return end + parse_duration(days.lateness) <= until
+
+
+def _written_until(directory: Place, days: Days, now: datetime) -> datetime:
+    if days.watermark is None:
+        return now
+    place = directory / days.watermark
+    _refuse_link(place)
+    child = place.child()
+    if child is None or child.is_directory or child.size > 100:
+        raise SourceMissing(f"there is no watermark {place}", hint="the sink writes it, such as 2026-01-31T12:00:00Z")
+    try:
+        found = datetime.fromisoformat(place.read_bytes().decode().strip())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise SourceRefused(f"{place}: {error}", hint="write an ISO time such as 2026-01-31T12:00:00Z") from error
+    return min(now, found if found.tzinfo else found.replace(tzinfo=UTC))
+
+
+def _files(directory: Place, below: str, depth: int) -> Iterator[tuple[str, Child]]:
+    """Files that Spark would read, with their names relative to the table's directory."""
+    if depth > DEEPEST:
+        raise SourceRefused(f"{directory}: directories lie too deep in each other", hint=f"{DEEPEST} at most")
+    for child in directory.children():
+        name = name_of(child.path)
+        if name.startswith(_HIDDEN):
+            continue
+        place = directory / name
+        _refuse_link(place)
+        if child.is_directory:
+            yield from _files(place, f"{below}{name}/", depth + 1)
+        else:
+            yield f"{below}{name}", child
+
+
+def _refuse_link(place: Place) -> None:
+    if is_local(str(place)) and os.path.islink(place.local):
+        raise SourceRefused(f"{place} is a symbolic link", hint="copy the file; links are not followed")
+
+
+class _Digest:
+    """Of files, in any order."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def add(self, name: str, child: Child) -> None:
+        said = f"{name}\0{child.size}\0{child.mtime}".encode("utf-8", "surrogateescape")
+        self._sum = (self._sum + int.from_bytes(hashlib.blake2s(said, digest_size=16).digest(), "big")) % (1 << 128)
+
+    @property
+    def text(self) -> str:
+        return f"{self._sum:032x}"

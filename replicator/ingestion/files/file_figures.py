@@ -1,0 +1,280 @@
+"""Figures of files at their source, by other readers than Spark's: pyarrow, Python's own for JSON and XML, and for Avro
+the one that purges use.
+
+What each can say is compared with what was landed: rows, values that are not NULL and sums of csv, json, parquet, orc
+and binary files; rows of avro and xml.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any, BinaryIO
+from xml.etree import ElementTree
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv, orc
+
+from cmroot.store.place import Place, join
+from cmroot.store.resolve import located
+from replicator.core.engine import Engine
+from replicator.errors import FormatError, SourceRefused
+from replicator.ingestion.files.description import Description
+from replicator.ingestion.files.nesting import Part
+from replicator.ingestion.reading.figures import EXACT, Figures, exact_text, first_bytes
+from replicator.purge.rewrite.avro import count_avro
+
+_OPENED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+_ARROW = {".zst": "zstd", ".lz4": "lz4", ".snappy": "snappy"}
+TASKS = 4
+"""For each that runs at once."""
+
+
+class FilesTask(msgspec.Struct, frozen=True):
+    """Some files of a table's directory. parts: see `nesting`; columns of them that are summed."""
+
+    directory: str
+    names: tuple[str, ...]
+    description: Description
+    parts: tuple[Part, ...]
+
+
+Counted = dict[str, tuple[int, dict[str, int], dict[str, str]]]
+"""Rows, counts and sums by the part's name."""
+
+
+def file_figures(
+    engine: Engine, directory: Place, names: Sequence[str], description: Description, parts: Sequence[Part]
+) -> dict[str, Figures]:
+    """By the part's name. Raises SourceRefused for a file that is not as described, FormatError for one that cannot be
+    read. Without counts where only rows are counted; without a part where not even these are."""
+    some = max(1, -(-len(names) // (TASKS * engine.parallelism)))
+    tasks = (
+        FilesTask(str(directory), tuple(names[at : at + some]), description, tuple(parts))
+        for at in range(0, len(names), some)
+    )
+    rows, counts, totals = dict[str, int](), dict[str, dict[str, int]](), dict[str, dict[str, Decimal]]()
+    for found in engine.run(figures_of_some, tasks):
+        for part, (number, counted, sums) in found.items():
+            rows[part] = rows.get(part, 0) + number
+            mine, mine_sums = counts.setdefault(part, {}), totals.setdefault(part, {})
+            for name, count in counted.items():
+                mine[name] = mine.get(name, 0) + count
+            for name, total in sums.items():
+                mine_sums[name] = EXACT.add(mine_sums.get(name, Decimal(0)), Decimal(total))
+    if not names:
+        rows[""] = 0
+    return {
+        part: Figures(
+            rows[part], counts.get(part, {}), {name: exact_text(each) for name, each in totals.get(part, {}).items()}
+        )
+        for part in rows
+    }
+
+
+def figures_of_some(task: FilesTask) -> Counted:
+    """Reads only."""
+    tally = _Tally(task.parts)
+    for name in task.names:
+        about = join(task.directory, name)
+        try:
+            with located(about).open_read() as raw:
+                _FORMATS[task.description.format](raw, name, task.description, tally)
+        except (pa.ArrowException, ValueError, EOFError, ElementTree.ParseError, InvalidOperation) as error:
+            raise SourceRefused(
+                f"{about} is not as described: {error}"[:500], hint="correct it, or the description"
+            ) from error
+        except OSError as error:
+            raise FormatError(f"{about} cannot be read: {error}", hint="write it again") from error
+    return tally.counted()
+
+
+class _Tally:
+    """Figures of parts that grow."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = {part.name: part for part in parts}
+        self._below: dict[str, list[Part]] = {part.name: [] for part in parts}
+        for part in parts[1:]:
+            self._below[part.parent].append(part)
+        self.rows = dict.fromkeys(self.parts, 0)
+        self.counts = {part.name: {each.name.lower(): 0 for each in part.columns} for part in parts}
+        self.totals: dict[str, dict[str, Decimal]] = {part.name: {} for part in parts}
+
+    def add(self, part: str, name: str, count: int, total: Decimal | None) -> None:
+        self.counts[part][name] += count
+        if total is not None:
+            self.totals[part][name] = EXACT.add(self.totals[part].get(name, Decimal(0)), total)
+
+    def add_row(self, row: Any, part: str = "") -> None:
+        """One row of a part, and those of its lists."""
+        self.rows[part] += 1
+        for column in self.parts[part].columns:
+            value = _at(row, column.path)
+            if value is not None:
+                self.add(part, column.name.lower(), 1, Decimal(value) if column.summed else None)
+        for below in self._below[part]:
+            for each in _entries(_at(row, below.via), below.is_map):
+                self.add_row(each, below.name)
+
+    def only_rows(self, count: int) -> None:
+        self.rows = {"": self.rows.get("", 0) + count}
+        self.counts, self.totals = {}, {}
+
+    def counted(self) -> Counted:
+        return {
+            part: (
+                rows,
+                self.counts.get(part, {}),
+                {name: str(total) for name, total in self.totals.get(part, {}).items()},
+            )
+            for part, rows in self.rows.items()
+        }
+
+
+def _at(row: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        if not isinstance(row, Mapping):
+            return None
+        row = row.get(name)
+    return row
+
+
+def _entries(value: Any, is_map: bool) -> Iterator[Any]:
+    if value is None:
+        return
+    if not is_map:
+        yield from value
+    else:  # of JSON, or as pyarrow writes one
+        for key, each in value.items() if isinstance(value, Mapping) else value:
+            yield {"key": key, "value": each}
+
+
+def _opened(raw: BinaryIO, name: str) -> Any:
+    """As it was before it was compressed, by the end of its name: as Spark does."""
+    end = f".{name.rpartition('.')[2]}"
+    if end in _OPENED:
+        return _OPENED[end](raw)
+    return pa.CompressedInputStream(raw, _ARROW[end]) if end in _ARROW else raw
+
+
+def _csv(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    columns = [each.name for each in description.columns]
+    read = csv.ReadOptions(encoding=description.encoding, column_names=None if description.header else columns)
+    parse = csv.ParseOptions(
+        delimiter=description.delimiter,
+        quote_char=description.quote,
+        double_quote=description.escape in (None, description.quote),
+        escape_char=description.escape if description.escape != description.quote and description.escape else False,
+        newlines_in_values=description.multiline,
+    )
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+        null_values=["", description.null],
+    )
+    data = _opened(raw, name)
+    first = data.read(1)
+    if not first:
+        return  # pyarrow takes an empty file for an error
+    file = pa.PythonFile(_Behind(first, data), mode="r")
+    with csv.open_csv(file, read, parse, convert) as reader:
+        if reader.schema.names != columns:
+            raise ValueError(f"its header is {reader.schema.names}, and the description has {columns}")
+        for batch in reader:
+            tally.rows[""] += batch.num_rows
+            for column, values in zip(tally.parts[""].columns, batch.columns, strict=True):
+                total = _sum_of_texts(values) if column.summed and len(values) > values.null_count else None
+                tally.add("", column.name.lower(), len(values) - values.null_count, total)
+
+
+class _Behind(io.RawIOBase):
+    """A stream of which the first bytes were read already."""
+
+    def __init__(self, first: bytes, rest: Any) -> None:
+        self._first, self._rest = first, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._first:
+            first, self._first = self._first, b""
+            more = self._rest.read(size - len(first)) if size != len(first) else b""
+            return first + bytes(more)
+        return bytes(self._rest.read(size))
+
+
+def _sum_of_texts(values: pa.Array) -> Decimal:
+    total = Decimal(0)
+    for text in values.drop_null().to_pylist():
+        total = EXACT.add(total, Decimal(text.strip()))
+    return total
+
+
+def _json(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    """Numbers with a point are exact: Python's own `float` has them no better than Spark's."""
+    text = io.TextIOWrapper(_opened(raw, name), encoding=description.encoding)
+    if description.multiline:
+        found = json.load(text, parse_float=Decimal)
+        for row in found if isinstance(found, list) else [found]:
+            tally.add_row(row)
+        return
+    for line in text:
+        if line.strip():
+            tally.add_row(json.loads(line, parse_float=Decimal))
+
+
+def _parquet(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    for batch in pq.ParquetFile(raw, coerce_int96_timestamp_unit="us").iter_batches():
+        _add_batch(batch, tally)
+
+
+def _orc(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    opened = orc.ORCFile(raw)
+    for stripe in range(opened.nstripes):
+        _add_batch(opened.read_stripe(stripe), tally)
+
+
+def _add_batch(batch: pa.RecordBatch, tally: _Tally) -> None:
+    times = [at for at, field in enumerate(batch.schema) if pa.types.is_timestamp(field.type)]
+    for at in times:  # only whether there is one is asked for, and Python's times end in 9999
+        batch = batch.set_column(at, batch.schema.names[at], batch.column(at).cast(pa.int64()))
+    for row in batch.to_pylist():
+        tally.add_row(row)
+
+
+def _avro(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    tally.only_rows(count_avro(raw))
+
+
+def _xml(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    count, inside = 0, 0
+    for event, element in ElementTree.iterparse(_opened(raw, name), ("start", "end")):
+        if element.tag.rpartition("}")[2] == description.row.rpartition(":")[2]:
+            inside += 1 if event == "start" else -1
+            count += event == "end" and not inside
+        if event == "end" and not inside:
+            element.clear()
+    tally.only_rows(count)
+
+
+def _binary(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    content = raw.read()
+    own = description.files.get(name.rpartition("/")[2], {})
+    tally.rows[""] += 1
+    for column in tally.parts[""].columns:
+        key = column.name
+        is_said = key in ("name", "modified", "size", "sha256", "content") or key in own or key in description.values
+        sums = {"size": Decimal(len(content)), "content": Decimal(first_bytes(content))}
+        tally.add("", key.lower(), int(is_said), sums.get(key))
+
+
+_FORMATS = {"csv": _csv, "json": _json, "parquet": _parquet, "orc": _orc, "avro": _avro, "xml": _xml, "binary": _binary}

@@ -1,0 +1,174 @@
+"""Files as rows: a DataFrame of Spark by their description. What does not fit is refused by column, with an example,
+before a row is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cmroot.store.place import Place, join
+from replicator.errors import SourceRefused, TypeRefused
+from replicator.ingestion.files.description import Description, FileColumn
+from replicator.ingestion.reading.drivers import give_drivers
+from replicator.purge.search.ids import hadoop_place
+from replicator.text.sql_text import SETTINGS, quoted_name, quoted_text
+
+DAY = "day"
+"""The column, or the partition key, of what lies in a directory for each day."""
+
+CORRUPT = "_corrupt_record"
+
+LARGEST = 256 << 20
+"""Bytes of a binary file, whose content is a value."""
+
+
+def rows_of(session: Any, directory: Place, paths: Sequence[str], description: Description, avro: Path | None) -> Any:
+    """The files' rows, and as `day` that of their directory, where there is one for each. paths: of directories or
+    files, relative to the table's. avro: the jar of Spark's reader. Raises SourceRefused and TypeRefused."""
+    for key, value in {**SETTINGS, "spark.sql.session.timeZone": "UTC"}.items():
+        session.conf.set(key, value)
+    if avro is not None:
+        give_drivers(session, [avro])
+    found = _read(session, [hadoop_place(join(str(directory), path)) for path in paths], description)
+    _refuse_corrupt(found, directory)
+    day = [] if description.days is None else [f"{_day(directory, description)} AS {DAY}"]
+    return found.selectExpr("*", *day).drop(CORRUPT, "_metadata")
+
+
+def _read(session: Any, places: list[str], description: Description) -> Any:
+    reader = session.read.format("binaryFile" if description.format == "binary" else description.format)
+    for key, value in _options(description).items():
+        reader = reader.option(key, value)
+    columns = description.columns
+    if description.format == "csv":
+        return _fitted(reader.schema(_schema([*columns, FileColumn(CORRUPT)], strings=True)).load(places), columns)
+    if columns:
+        reader = reader.schema(_schema([*columns, FileColumn(CORRUPT)]))
+    rows = reader.load(places)
+    return _with_values(session, rows, description) if description.format == "binary" else rows
+
+
+def _options(description: Description) -> dict[str, str]:
+    given = {"recursiveFileLookup": "true", "columnNameOfCorruptRecord": CORRUPT}
+    if description.format in ("parquet", "orc"):
+        return {**given, "mergeSchema": "true"}
+    if description.format == "csv":
+        return {
+            **given,
+            "sep": description.delimiter,
+            "quote": description.quote,
+            "escape": description.escape or description.quote,
+            "header": str(description.header).lower(),
+            "encoding": description.encoding,
+            "nullValue": description.null,
+            "emptyValue": description.null,
+            "multiLine": str(description.multiline).lower(),
+            "maxCharsPerColumn": "-1",
+            "columnPruning": "false",  # it would count the fields of no row
+        }
+    if description.format == "json":
+        return {**given, "multiLine": str(description.multiline).lower(), "encoding": description.encoding}
+    return {**given, "rowTag": description.row} if description.format == "xml" else given
+
+
+def _schema(columns: Sequence[FileColumn], *, strings: bool = False) -> str:
+    return ", ".join(f"{quoted_name(each.name)} {'string' if strings else each.type}" for each in columns)
+
+
+def _day(directory: Place, description: Description) -> str:
+    assert description.days is not None
+    home = "/".join(str(directory).rstrip("/").split("/")[-2:])
+    pattern = quoted_text(f".*/{home}/{description.days.pattern}/.*")
+    year, month, day = (f"regexp_extract(_metadata.file_path, {pattern}, {n})" for n in description.days.order)
+    return f"CAST(concat_ws('-', {year}, {month}, {day}) AS date)"
+
+
+def _fitted(texts: Any, columns: Sequence[FileColumn]) -> Any:
+    """Columns of their types out of texts. Raises TypeRefused naming columns whose values do not fit."""
+    typed = {each.name: _typed(each) for each in columns if each.type.lower() != "string"}
+    if typed:
+        row = texts.selectExpr(
+            *(part for name, made in typed.items() for part in _tried(quoted_name(name), made))
+        ).first()
+        told = [
+            f"column {each.name} ({each.type}) has {row[2 * at]:,} values that do not fit, "
+            f"such as {row[2 * at + 1][:60]!r}"
+            for at, each in enumerate(each for each in columns if each.name in typed)
+            if row[2 * at]
+        ]
+        if told:
+            raise TypeRefused(
+                "; ".join(told[:5]), hint="correct them, or describe the column by another type or format"
+            )
+    made_of = (f"{typed.get(each.name, quoted_name(each.name))} AS {quoted_name(each.name)}" for each in columns)
+    return texts.selectExpr(*made_of, CORRUPT, "_metadata")
+
+
+def _tried(name: str, made: str) -> tuple[str, str]:
+    """How many values do not fit, and one of them."""
+    bad = f"{name} IS NOT NULL AND ({made}) IS NULL"
+    return f"count_if({bad})", f"first(CASE WHEN {bad} THEN {name} END, true)"
+
+
+def _typed(column: FileColumn) -> str:
+    """Exact, or NULL: a decimal is never rounded, and a year is no date."""
+    name, kind = quoted_name(column.name), column.type.lower()
+    if kind in ("date", "timestamp", "timestamp_ntz", "timestamp_ltz"):
+        if column.format is None and kind != "date":
+            return f"try_cast({name} AS {kind})"
+        moment = f"try_to_timestamp({name}, {quoted_text(column.format or 'yyyy-MM-dd')})"
+        return f"CAST({moment} AS {kind})"
+    made = f"try_cast(trim({name}) AS {kind})"
+    if kind.startswith(("decimal", "numeric")):
+        exact = f"try_cast(trim({name}) AS decimal(38,18))"
+        return f"CASE WHEN {made} = {exact} THEN {made} END"
+    return made
+
+
+def _with_values(session: Any, files: Any, description: Description) -> Any:
+    """Binary files with what describes each. Raises SourceRefused for one that nothing describes, and for a large."""
+    rows = files.selectExpr(
+        "element_at(split(path, '/'), -1) AS name",
+        "modificationTime AS modified",
+        "length AS size",
+        "sha2(content, 256) AS sha256",
+        "content",
+        "_metadata",
+    )
+    if large := rows.where(f"size > {LARGEST}").select("name").first():
+        raise SourceRefused(
+            f"{large[0]} has more than {LARGEST:,} bytes", hint="a value of a column is no place for it"
+        )
+    keys = sorted({key for each in (description.values, *description.files.values()) for key in each})
+    said = [(name, *map(each.get, keys)) for name, each in sorted(description.files.items())]
+    schema = ", ".join(f"{quoted_name(each)} string" for each in ("name", *(f"of {key}" for key in keys)))
+    known = session.createDataFrame(said, schema)
+    if not description.values and (strange := rows.join(known, "name", "left_anti").select("name").first()):
+        raise SourceRefused(f"nothing describes the file {strange[0]}", hint="name it in `files` of the description")
+    return rows.join(known, "name", "left").selectExpr(
+        *rows.columns, *(f"{_value(description, key)} AS {quoted_name(key)}" for key in keys)
+    )
+
+
+def _value(description: Description, key: str) -> str:
+    """Of the file by itself, else of all."""
+    own = quoted_name(f"of {key}")
+    return f"coalesce({own}, {quoted_text(description.values[key])})" if key in description.values else own
+
+
+def _refuse_corrupt(rows: Any, directory: Place) -> None:
+    if CORRUPT not in rows.columns:
+        return
+    others = [each for each in rows.columns if each not in (CORRUPT, "_metadata")]
+    if not others:
+        raise SourceRefused(f"{directory}: no row can be read", hint="check the format that the description says")
+    bad = f"{CORRUPT} IS NOT NULL"
+    asked = (f"first(CASE WHEN {bad} THEN {each} END, true)" for each in ("_metadata.file_name", CORRUPT))
+    found = rows.selectExpr(f"count_if({bad})", *asked, f"count({quoted_name(others[0])})")  # not of that column alone
+    count, file, example, _ = found.first()
+    if count:
+        raise SourceRefused(
+            f"{directory}: {count:,} rows are not as described, such as {example[:80]!r} in {file}",
+            hint="correct them, or the description",
+        )

@@ -1,0 +1,146 @@
+"""Nested rows taken apart: structures become columns, lists and maps tables of their own, which join back.
+
+A row has a `row_id`; a row of a list has the `parent_id` of the row that holds the list, and its `position` in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from replicator.errors import TypeRefused
+from replicator.text.sql_text import quoted_name
+
+ROW, PARENT, POSITION = "row_id", "parent_id", "position"
+
+DEEPEST = 20
+"""Lists within each other."""
+
+Type = str | Mapping[str, Any]
+"""As Spark writes a type in JSON."""
+
+_TYPES = {
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "boolean": "boolean",
+    "string": "string",
+    "binary": "binary",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamp_ntz": "timestamp",
+    "void": "string",  # of which there is no value
+}
+_SIZED = re.compile(r"decimal\(\d+,\d+\)|(char|varchar)\(\d+\)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class PartColumn:
+    """name: as landed, but for its case. path: fields from the part's row. type: in the words of Hive and Spark."""
+
+    name: str
+    path: tuple[str, ...]
+    type: str
+
+    @property
+    def summed(self) -> bool:
+        return self.type in ("tinyint", "smallint", "int", "bigint") or self.type.startswith("decimal")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the tables that rows become. name: "" of the rows themselves. parent: the part whose rows hold the list or
+    map that `via` leads to."""
+
+    name: str
+    parent: str
+    via: tuple[str, ...]
+    is_map: bool
+    columns: tuple[PartColumn, ...]
+
+
+def parts_of(schema: Mapping[str, Any]) -> list[Part]:
+    """schema: of a DataFrame, in Spark's JSON. Each part stands behind its parent. Raises TypeRefused, naming the
+    column."""
+    return list(_parts("", "", (), False, schema, 0))
+
+
+def _parts(name: str, parent: str, via: tuple[str, ...], is_map: bool, type_: Type, depth: int) -> Iterator[Part]:
+    if depth > DEEPEST:
+        raise TypeRefused(f"lists lie too deep in each other: {name[:200]}", hint=f"{DEEPEST} at most")
+    columns, lists = list[PartColumn](), list[tuple[tuple[str, ...], Type]]()
+    for path, found in _leaves((), type_):
+        if isinstance(found, str):
+            columns.append(PartColumn("_".join(path) or "value", path, _type(found, path)))
+        else:
+            lists.append((path, found))
+    yield Part(name, parent, via, is_map, tuple(columns))
+    for path, found in lists:
+        assert isinstance(found, Mapping)
+        below = "_".join(path) or "elements"
+        yield from _parts(
+            f"{name}__{below}" if name else below, name, path, found["type"] == "map", _row_of(found), depth + 1
+        )
+
+
+def _leaves(path: tuple[str, ...], type_: Type) -> Iterator[tuple[tuple[str, ...], Type]]:
+    """Single values, lists and maps below a type."""
+    if isinstance(type_, Mapping) and type_["type"] == "struct":
+        for each in type_["fields"]:
+            yield from _leaves((*path, each["name"]), each["type"])
+    elif isinstance(type_, Mapping) and type_["type"] not in ("array", "map"):
+        raise TypeRefused(f"column {'.'.join(path)} has the type {type_['type']}", hint="write it as a string")
+    else:
+        yield path, type_
+
+
+def _row_of(type_: Mapping[str, Any]) -> Type:
+    if type_["type"] == "array":
+        return type_["elementType"]  # type: ignore[no-any-return]
+    fields = [{"name": "key", "type": type_["keyType"]}, {"name": "value", "type": type_["valueType"]}]
+    return {"type": "struct", "fields": fields}
+
+
+def _type(found: str, path: tuple[str, ...]) -> str:
+    if found in _TYPES:
+        return _TYPES[found]
+    if _SIZED.fullmatch(found):
+        return found if found.startswith("decimal") else "string"
+    raise TypeRefused(f"column {'.'.join(path)} has the type {found[:80]}", hint="write it as a string")
+
+
+def frames_of(rows: Any, parts: list[Part], also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """DataFrames of the parts, by name. rows: with `row_id`, where there are several parts. also: columns of the rows
+    that each part has, too."""
+    kept = [quoted_name(each) for each in also]
+    if len(parts) == 1:
+        return {"": rows.selectExpr(*_columns(parts[0], ()), *kept)}
+    data = [quoted_name(each) for each in rows.columns if each not in (ROW, *also)]
+    raw = {"": rows.selectExpr(ROW, f"struct({', '.join(data)}) AS element", *kept)}
+    found = {"": raw[""].selectExpr(ROW, *_columns(parts[0], ("element",)), *kept)}
+    for part in parts[1:]:
+        place = quoted_name("element", *part.via)
+        each = f"posexplode({f'map_entries({place})' if part.is_map else place}) AS ({POSITION}, element)"
+        some = raw[part.parent].selectExpr(f"{ROW} AS {PARENT}", each, *kept)
+        raw[part.name] = some.selectExpr(f"concat({PARENT}, '.', {POSITION}) AS {ROW}", *some.columns)
+        found[part.name] = raw[part.name].selectExpr(ROW, PARENT, POSITION, *_columns(part, ("element",)), *kept)
+    return found
+
+
+def _columns(part: Part, below: tuple[str, ...]) -> list[str]:
+    return [
+        f"CAST({quoted_name(*below, *column.path)} AS {column.type}) AS {quoted_name(column.name.lower())}"
+        for column in part.columns
+    ]
+
+
+def keys_of(part: Part, has_lists: bool) -> list[tuple[str, str]]:
+    """Columns of a part's table beside those of its rows: names and types."""
+    if part.name:
+        return [(ROW, "string"), (PARENT, "string"), (POSITION, "int")]
+    return [(ROW, "string")] if has_lists else []

@@ -1,0 +1,224 @@
+"""What a job does with files of a drop zone instead of a database's table: looks at them, and copies their rows, taken
+apart where they are nested."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cmroot.store.place import Place
+from replicator.core.model import Column
+from replicator.errors import TypeRefused
+from replicator.ingestion.files.avro_reader import avro_jar
+from replicator.ingestion.files.description import Description, read_description
+from replicator.ingestion.files.drop_directory import (
+    Listing,
+    SourceChanged,
+    directory_of,
+    listing_of,
+    of_days,
+    table_directory,
+)
+from replicator.ingestion.files.file_figures import file_figures
+from replicator.ingestion.files.file_frames import DAY, rows_of
+from replicator.ingestion.files.nesting import PARENT, POSITION, ROW, Part, frames_of, keys_of, parts_of
+from replicator.ingestion.ingestion_request import Format
+from replicator.ingestion.landing.landing_schema import RowsRefused
+from replicator.ingestion.landing.landing_work import Facts, Work, columns_for
+from replicator.ingestion.landing.publishing import landing_of
+from replicator.ingestion.landing.publishing_days import landed_days
+from replicator.ingestion.reading.figures import Figures
+from replicator.ingestion.reading.source_errors import source_error
+from replicator.ingestion.reading.source_table import ForeignKey, SourceColumn, SourceTable
+from replicator.purge.search.ids import hadoop_place
+from replicator.text.sql_text import quoted_name, quoted_text
+
+_OWN = (ROW, PARENT, POSITION)
+
+
+@dataclass(frozen=True)
+class _Drop:
+    """A table's directory at one moment. listing: what is to be landed; all: of everything that is closed."""
+
+    directory: Place
+    description: Description
+    all: Listing
+    listing: Listing
+
+    @property
+    def paths(self) -> list[str]:
+        """For Spark, which finds the files in them."""
+        days = self.description.days
+        return [""] if days is None else [directory_of(days, day) for day in self.listing.days]
+
+    @property
+    def is_by_day(self) -> bool:
+        return self.description.days is not None
+
+
+def look_at_files(work: Work) -> Facts:
+    """Raises SourceMissing and SourceRefused for what the directory or its description lacks."""
+    drop = _opened(work)
+    return {"source_files": len(drop.listing.names), "open_days": drop.all.open}
+
+
+def _opened(work: Work) -> _Drop:
+    directory = table_directory(work.source.path, work.request.schema, work.request.table)
+    description = read_description(directory)
+    listing = listing_of(directory, description, datetime.now(UTC))
+    appends = work.request.mode == "append"
+    if appends and description.days is None:
+        raise RowsRefused(
+            f"{directory}: files are appended by day, and the description has no days", hint="ask with mode overwrite"
+        )
+    if not appends or description.days is None:
+        if not listing.names:
+            raise RowsRefused(
+                f"{directory} has no files to land", hint="an empty directory is more often a failed export"
+            )
+        return _Drop(directory, description, listing, listing)
+    there = landed_days(work.metastore, landing_of(work.metastore, work.asset, work.request))
+    wanted = {day for day, digest in listing.days.items() if there.get(day) != digest}
+    return _Drop(directory, description, listing, of_days(listing, description.days, wanted))
+
+
+def copy_files(work: Work) -> Facts:
+    """Raises SourceChanged where files came or went meanwhile, RowsRefused and TypeRefused for those that cannot be
+    landed."""
+    began = time.time()
+    drop = _opened(work)
+    if not drop.listing.names:
+        return _nothing(work, drop)
+    try:
+        found = _copied(work, drop)
+    except Exception as error:
+        raise source_error(error, work.request.source, "") from None
+    if listing_of(drop.directory, drop.description, datetime.now(UTC)).digest != drop.all.digest:
+        raise SourceChanged(f"{drop.directory}: files came or changed while they were read", hint="it is tried again")
+    return {**found, "copy_seconds": round(time.time() - began, 3)}
+
+
+def _nothing(work: Work, drop: _Drop) -> Facts:
+    """No day is new. (Without a table nobody knows its columns.)"""
+    table = landing_of(work.metastore, work.asset, work.request)
+    if table is None or table.storage is None:
+        hint = "a day is closed when it is over, and its lateness"
+        raise RowsRefused(f"{drop.directory}: no day is closed yet", hint=hint)
+    columns = [[column.name, column.type] for column in table.storage.columns]
+    place = work.directory("in" if work.settles else "v")
+    Place(place).mkdirs()
+    source = SourceTable(work.request.schema, work.request.table, ())
+    return {**_facts(drop, columns, source, place, Figures(0, {}, {})), "days": {}}
+
+
+def _copied(work: Work, drop: _Drop) -> Facts:
+    rows = rows_of(work.session, drop.directory, drop.paths, drop.description, _avro(work, drop.description))
+    also = (DAY,) if drop.is_by_day else ()
+    parts = parts_of(rows.drop(*also).schema.jsonValue())
+    nested = len(parts) > 1
+    _refuse_names(parts, nested, also)
+    if nested and work.request.mode == "merge":
+        raise RowsRefused(f"{drop.directory}: nested rows cannot be merged", hint="ask with mode overwrite")
+    listing = drop.listing
+    engine = work.engines.for_work(len(listing.names), listing.bytes)
+    figures = file_figures(engine, drop.directory, listing.names, drop.description, parts)
+    if nested:  # once: a row has one id in all tables
+        ids = quoted_text(f"{work.claimed.job}-{work.claimed.fence}-")
+        numbered = rows.selectExpr(f"concat({ids}, monotonically_increasing_id()) AS {ROW}", "*")
+        numbered.write.format("parquet").save(hadoop_place(work.directory("st")))
+        rows = work.session.read.format("parquet").load(hadoop_place(work.directory("st")))
+    frames = frames_of(rows, parts, also)
+    found = {
+        part.name: _written_part(work, drop, part, nested, frames[part.name], figures.get(part.name)) for part in parts
+    }
+    own = found.pop("")
+    below = {part.name: {**found[part.name], "parent": part.parent} for part in parts[1:]}
+    return {**own, **({"parts": below} if below else {})}
+
+
+def _written_part(work: Work, drop: _Drop, part: Part, nested: bool, frame: Any, figures: Figures | None) -> Facts:
+    """figures: None where no other reader counts the part."""
+    mine = work.part(part.name) if part.name else work
+    columns = [Column(name, kind) for name, kind in keys_of(part, nested)]
+    columns += [Column(each.name, each.type) for each in part.columns]
+    appends = work.request.mode == "append"
+    if drop.is_by_day and not appends:
+        columns.append(Column(DAY, "date"))
+    wanted = columns_for(mine, columns) if not part.name else _columns_of_part(mine, columns)
+    directory = mine.directory("in" if work.settles else "v")
+    there = {name.lower() for name in frame.columns}
+    selected = [
+        f"CAST({quoted_name(name) if name in there else 'NULL'} AS {kind}) AS {quoted_name(name)}"
+        for name, kind in wanted
+    ]
+    facts = _facts(drop, wanted, _source_of(work, part, nested, figures), directory, figures)
+    written(
+        frame.selectExpr(*selected, *([DAY] if "days" in facts and appends else [])),
+        work.request.format,
+        directory,
+        facts,
+    )
+    return facts
+
+
+def _columns_of_part(work: Work, columns: Sequence[Column]) -> list[list[str]]:
+    """As `columns_for`: what the request and the asset name is in the rows themselves."""
+    asset = msgspec.structs.replace(work.asset, erasure_ids=None, erasure_column=None)
+    return columns_for(replace(work, asset=asset), columns)
+
+
+def _facts(
+    drop: _Drop, columns: list[list[str]], source: SourceTable, directory: str, figures: Figures | None
+) -> Facts:
+    return {
+        "columns": columns,
+        "source": msgspec.to_builtins(source),
+        "directory": directory,
+        "figures": msgspec.to_builtins(figures),
+        "compared": "nothing" if figures is None else "figures" if figures.counts else "rows",
+        "checksum": hashlib.blake2s(drop.listing.digest.encode(), digest_size=16).hexdigest(),
+        "changed_meanwhile": False,
+        "consistent": True,
+        "source_files": len(drop.listing.names),
+        "open_days": drop.all.open,
+        **({"days": dict(drop.listing.days)} if drop.listing is not drop.all else {}),
+    }
+
+
+def _source_of(work: Work, part: Part, nested: bool, figures: Figures | None) -> SourceTable:
+    """Columns: those whose figures are compared."""
+    counted = figures.counts if figures else {}
+    columns = tuple(
+        SourceColumn(each.name.lower(), each.type, each.type, True, "", summed=each.summed or each.type == "binary")
+        for each in part.columns
+        if each.name.lower() in counted
+    )
+    name = work.request.table
+    own, above = (f"{name}__{each}" if each else name for each in (part.name, part.parent))
+    refers = (ForeignKey("parent", (PARENT,), work.request.schema, above, (ROW,)),) if part.name else ()
+    return SourceTable(work.request.schema, own, columns, (ROW,) if nested else (), foreign_keys=refers)
+
+
+def written(rows: Any, format_: Format, directory: str, facts: Facts) -> None:
+    """Rows into their directory; where days are published, into one for each below it."""
+    writer = rows.write.format(format_)
+    (writer.partitionBy(DAY) if "days" in facts else writer).save(hadoop_place(directory))
+
+
+def _refuse_names(parts: Sequence[Part], nested: bool, also: Sequence[str]) -> None:
+    for part in parts:
+        names = {each.name.lower() for each in part.columns}
+        if taken := names & {*(_OWN if nested else ()), *also}:
+            raise TypeRefused(f"column {min(taken)}: has the name of a column of ours", hint="write it by another name")
+
+
+def _avro(work: Work, description: Description) -> Path | None:
+    return avro_jar(work.session, work.source, os.environ) if description.format == "avro" else None

@@ -1,0 +1,252 @@
+"""Files of a drop zone, landed in a real warehouse: what lies there is read with pyarrow, and by Spark as users do."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from purges import Warehouse
+
+import replicator
+from replicator.core.config import Config, parse_config
+
+_numbers = itertools.count(1)
+
+
+class Dropping:
+    """A drop zone, an asset of it, and the warehouse in which its files land."""
+
+    def __init__(self, warehouse: Warehouse, here: Path) -> None:
+        self.warehouse, self.here, self.drop = warehouse, here, here / "drop"
+        self.asset = f"sales{next(_numbers)}"
+        self.config: Config = parse_config(
+            {
+                "ingestion": {
+                    "metastore": warehouse.running.uri,
+                    "landing": str(here / "landing"),
+                    "store": f"sqlite:///{here / 'jobs.sqlite'}",
+                    "log": f"{self.asset}.ingestion_log",
+                    "sources": {"drop": {"path": str(self.drop)}},
+                }
+            },
+            "test",
+        )
+
+    def create_asset(self, **more: Any) -> None:
+        given = {"owner": "ann", "sources": ["drop"], "by": "ann", **more}
+        replicator.asset_create(self.asset, config=self.config, **given)
+        replicator.asset_approve(self.asset, config=self.config, by="bob")
+
+    def write(self, table: str, name: str, content: str | bytes) -> Path:
+        place = self.drop / "day" / table / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content.encode() if isinstance(content, str) else content)
+        return place
+
+    def describe(self, table: str, **description: Any) -> None:
+        self.write(table, "_description.json", json.dumps(description))
+
+    def land(self, table: str, **more: Any) -> Any:
+        replicator.ingest_request(f"drop:day.{table}", asset=self.asset, config=self.config, by="ann", **more)
+        return replicator.ingest_run(config=self.config, spark=self.warehouse.session)
+
+    def refused(self, table: str, **more: Any) -> str:
+        """The error of a job that waits for another request, and of which nothing is left."""
+        done = self.land(table, **more)
+        (text,) = done.errors
+        assert (done.status, done.failed) == ("partial", 1)
+        lies = self.here / "landing" / self.asset / "day" / table
+        assert not lies.exists() or not list(lies.iterdir())
+        return str(text)
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        return self.warehouse.sql(text.replace("{db}", f"{self.asset}_day"))
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """As they lie, by pyarrow."""
+        place = str(self.warehouse.metastore.table(f"{self.asset}_day", table).location)
+        return sorted(ds.dataset(place.removeprefix("file:"), format="parquet").to_table().to_pylist(), key=repr)
+
+
+@pytest.fixture
+def dropping(warehouse: Warehouse, tmp_path: Path) -> Iterator[Dropping]:
+    made = Dropping(warehouse, tmp_path)
+    made.create_asset()
+    yield made
+
+
+def test_text_with_its_description_lands_as_it_says(dropping: Dropping) -> None:
+    columns = [
+        {"name": "Id", "type": "bigint"},
+        {"name": "name"},
+        {"name": "born", "type": "date", "format": "dd.MM.yyyy"},
+        {"name": "paid", "type": "decimal(12,2)"},
+        {"name": "at", "type": "timestamp"},
+    ]
+    dropping.describe("people", format="csv", delimiter=";", columns=columns)
+    head = "Id;name;born;paid;at\n"
+    dropping.write("people", "a.csv", head + '1;"Zoë; ""X""";31.12.1999;1.50;2024-01-01 12:00:00\n2;;;;\n')
+    dropping.write("people", "b/c.csv.gz", gzip.compress((head + '3;"";01.01.2000;-7;\n').encode()))
+    dropping.write("people", "empty.csv", "")
+
+    done = dropping.land("people")
+
+    assert (done.status, done.rows) == ("done", 3), done
+    found = [(row["id"], row["name"], row["born"], row["paid"]) for row in dropping.rows("people")]
+    assert sorted(found) == [
+        (1, 'Zoë; "X"', date(1999, 12, 31), Decimal("1.50")),
+        (2, None, None, None),
+        (3, None, date(2000, 1, 1), Decimal("-7.00")),
+    ]
+    dropping.write("people", "d.csv", "Id;born;name;paid;at\n")
+    assert "d.csv is not as described" in dropping.land("people").errors[0]
+    (dropping.drop / "day/people/d.csv").unlink()
+    dropping.write("people", "a.csv", head + "1;x;31.12.1999;1.555;\n9;x;1999;;\n")
+    (text,) = dropping.land("people").errors
+    assert "born (date) has 1 values that do not fit, such as '1999'" in text
+    assert "paid (decimal(12,2)) has 1 values that do not fit, such as '1.555'" in text
+    dropping.write("people", "a.csv", head + "1;x\n")
+    assert "such as '1;x' in a.csv" in dropping.land("people").errors[0]
+    assert len(dropping.rows("people")) == 3, "what was there stays"
+
+
+ORDERS = [
+    {
+        "no": 1,
+        "who": {"name": "ann", "city": None},
+        "items": [{"sku": "a", "tags": ["x", "y"]}, {"sku": "b"}],
+        "n": [7],
+    },
+    {"no": 2, "who": {"name": "bob", "city": "Ulm"}, "items": [], "n": None},
+    {"no": 3, "items": [{"sku": "c", "tags": []}, None]},
+]
+
+
+def test_nested_rows_become_tables_that_join_back(dropping: Dropping) -> None:
+    dropping.describe("orders", format="json")
+    dropping.write("orders", "a.json", "\n".join(map(json.dumps, ORDERS)))
+    done = dropping.land("orders")
+    assert (done.status, done.rows) == ("done", 3), done
+    names = {f"orders{each}" for each in ("", "__items", "__items__tags", "__n")}
+    assert set(dropping.warehouse.metastore.table_names(f"{dropping.asset}_day")) >= names
+    joined = dropping.sql(
+        "SELECT o.no, o.who_name, o.who_city, i.position, i.sku, t.position, t.value FROM {db}.orders o"
+        " LEFT JOIN {db}.orders__items i ON i.parent_id = o.row_id"
+        " LEFT JOIN {db}.orders__items__tags t ON t.parent_id = i.row_id ORDER BY 1, 4, 6"
+    )
+    assert joined == [
+        (1, "ann", None, 0, "a", 0, "x"),
+        (1, "ann", None, 0, "a", 1, "y"),
+        (1, "ann", None, 1, "b", None, None),
+        (2, "bob", "Ulm", None, None, None, None),
+        (3, None, None, 0, "c", None, None),
+        (3, None, None, 1, None, None, None),
+    ]
+    constraints = dropping.warehouse.metastore.constraints(f"{dropping.asset}_day", ["orders__items"])
+    assert {(each.kind, each.columns) for each in constraints["orders__items"]} == {
+        ("PRIMARY KEY", ("row_id",)),
+        ("FOREIGN KEY", ("parent_id",)),
+    }
+    dropping.write("orders", "b.json", '{"no": 4, "items": [{"sku": ')
+    (text,) = dropping.land("orders").errors
+    assert "1 rows are not as described" in text and "in b.json" in text
+
+
+def test_erased_people_take_what_belongs_to_them_along(warehouse: Warehouse, tmp_path: Path) -> None:
+    dropping = Dropping(warehouse, tmp_path)
+    warehouse.sql(f"CREATE DATABASE {dropping.asset}_gdpr")
+    warehouse.sql(f"CREATE TABLE {dropping.asset}_gdpr.gone AS SELECT 1 AS id")
+    dropping.create_asset(erasure_ids=f"{dropping.asset}_gdpr.gone:id", erasure_column="no")
+    dropping.describe("orders", format="json")
+    dropping.write("orders", "a.json", "\n".join(map(json.dumps, ORDERS)))
+    assert dropping.land("orders").rows == 2
+    assert dropping.sql("SELECT sku FROM {db}.orders__items ORDER BY 1") == [(None,), ("c",)]
+    assert dropping.rows("orders__items__tags") == []
+
+
+def test_days_land_when_they_are_closed_and_again_when_files_come_late(dropping: Dropping) -> None:
+    dropping.describe("clicks", format="json", days={"layout": "%Y/%m/%d", "watermark": "_written", "lateness": "1h"})
+    for day, number in (("2026/01/01", 1), ("2026/01/02", 2), ("2026/01/03", 3)):
+        dropping.write("clicks", f"{day}/a.json", json.dumps({"n": number}) + "\n")
+    dropping.write("clicks", "_written", "2026-01-03T00:30:00Z")
+    asked = {"mode": "append"}
+    assert dropping.land("clicks", **asked).rows == 1, "the second is over, and not yet its lateness"
+    dropping.write("clicks", "_written", "2026-01-03T02:00:00Z")
+    dropping.write("clicks", "2026/01/01/late.json", json.dumps({"n": 10}) + "\n")
+    assert dropping.land("clicks", **asked).rows == 3
+    shown = [(date(2026, 1, 1), 1), (date(2026, 1, 1), 10), (date(2026, 1, 2), 2)]
+    assert dropping.sql("SELECT day, n FROM {db}.clicks ORDER BY 1, 2") == shown
+    assert dropping.land("clicks", **asked).rows == 0
+    dropping.write("clicks", "elsewhere.json", "{}")
+    assert "elsewhere.json is in no directory of a day" in dropping.land("clicks", **asked).errors[0]
+
+
+def test_each_format_is_read_and_compared(dropping: Dropping) -> None:
+    rows = [{"id": number, "paid": Decimal(number) / 4} for number in range(100)]
+    table = pa.Table.from_pylist(rows, pa.schema([("id", pa.int64()), ("paid", pa.decimal128(12, 2))]))
+    place = dropping.write("packed", "a.parquet", b"")
+    pq.write_table(table, place)
+    dropping.describe("packed", format="parquet")
+    assert dropping.land("packed").rows == 100
+    assert dropping.rows("packed") == sorted(table.to_pylist(), key=repr)
+
+    schema = {
+        "type": "record",
+        "name": "r",
+        "fields": [{"name": "id", "type": "long"}, {"name": "tags", "type": {"type": "array", "items": "string"}}],
+    }
+    with dropping.write("avro", "a.avro", b"").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(schema), [{"id": n, "tags": ["x"] * n} for n in range(4)])
+    dropping.describe("avro", format="avro")
+    assert dropping.land("avro").rows == 4
+    assert len(dropping.rows("avro__tags")) == 6
+
+    dropping.describe("orders", format="xml", row="order")
+    dropping.write("orders", "a.xml", '<all><order id="1"><item q="1"/><item q="2"/></order><order id="2"/></all>')
+    assert dropping.land("orders").rows == 2
+    assert dropping.sql(
+        "SELECT o._id, i._q FROM {db}.orders o JOIN {db}.orders__item i ON i.parent_id = o.row_id ORDER BY 2"
+    ) == [(1, 1), (1, 2)]
+
+
+def test_files_without_form_land_with_what_describes_them(dropping: Dropping) -> None:
+    dropping.write("scans", "a.pdf", b"\x00\x01")
+    dropping.write("scans", "b.pdf", b"two")
+    dropping.describe("scans", format="binary", files={"a.pdf": {"contract": "17"}})
+    assert "nothing describes the file b.pdf" in dropping.refused("scans")
+    dropping.describe("scans", format="binary", values={"team": "claims"}, files={"a.pdf": {"contract": "17"}})
+    assert dropping.land("scans").rows == 2
+    found = [(row["name"], row["content"], row["contract"], row["team"]) for row in dropping.rows("scans")]
+    assert sorted(found) == [("a.pdf", b"\x00\x01", "17", "claims"), ("b.pdf", b"two", None, "claims")]
+
+
+def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
+    assert "there is no directory" in dropping.refused("nothing")
+    dropping.write("bare", "a.csv", "1\n")
+    assert "_description.json" in dropping.refused("bare")
+    for said, told in (
+        ({"format": "csv"}, "csv has no columns"),
+        ({"format": "json", "delimeter": ";"}, "delimeter"),
+        ({"format": "csv", "columns": [{"name": "a", "type": "struct<a:int>"}]}, "is no type"),
+        ({"format": "json", "days": {"layout": "../%Y/%m/%d"}}, "layout"),
+    ):
+        dropping.describe("bare", **said)
+        assert told in dropping.refused("bare")
+    dropping.describe("bare", format="csv", header=False, columns=[{"name": "a"}])
+    assert "files are appended by day" in dropping.refused("bare", mode="append")
+    secret = dropping.here / "secret"
+    secret.write_text("s3cr3t\n")
+    os.symlink(secret, dropping.drop / "day/bare/b.csv")
+    assert "is a symbolic link" in dropping.refused("bare")
