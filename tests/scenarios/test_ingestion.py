@@ -201,10 +201,13 @@ def test_a_table_is_landed_changed_landed_again_replicated_and_restored(
 
 
 def test_columns_change_by_the_policy_of_the_request(landing: Landing) -> None:
-    landing.sql("CREATE TABLE t (id int, a text)")
+    """Of a table with keys, to which another one refers, too: metastores refuse to alter these."""
+    landing.sql("CREATE TABLE t (id int PRIMARY KEY, a text)")
     landing.sql("INSERT INTO t VALUES (1, 'x')")
+    landing.sql("CREATE TABLE u (t_id int REFERENCES t (id))")
     landing.create_asset()
     landing.land("t")
+    landing.land("u")
     landing.sql("ALTER TABLE t ADD COLUMN b int DEFAULT 5")
 
     refused = landing.land("t")
@@ -218,6 +221,8 @@ def test_columns_change_by_the_policy_of_the_request(landing: Landing) -> None:
     assert "a was string and is int" in refused.errors[0]
     assert landing.land("t", schema_policy="recreate").done == 1
     assert landing.rows("t") == [(1, 3, 5)]
+    keys = landing.warehouse.metastore.constraints(f"{landing.asset}_public", ["t", "u"])
+    assert [[key.kind for key in keys[name]] for name in ("t", "u")] == [["PRIMARY KEY"], ["FOREIGN KEY"]]
 
 
 def test_rows_are_appended_by_a_watermark_and_merged_by_a_key(landing: Landing) -> None:

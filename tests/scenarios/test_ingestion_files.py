@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
@@ -21,6 +22,8 @@ from purges import Warehouse
 
 import replicator
 from replicator.core.config import Config, parse_config
+from replicator.ingestion.files import drop_directory
+from replicator.ingestion.landing import file_steps, landing_steps
 
 _numbers = itertools.count(1)
 
@@ -250,3 +253,62 @@ def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
     secret.write_text("s3cr3t\n")
     os.symlink(secret, dropping.drop / "day/bare/b.csv")
     assert "is a symbolic link" in dropping.refused("bare")
+
+
+def test_what_changes_while_it_is_read_or_is_too_much_is_not_landed(
+    dropping: Dropping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropping.describe("t", format="csv", header=False, columns=[{"name": "a", "type": "int"}])
+    dropping.write("t", "1.csv", "1\n")
+    read = file_steps.rows_of
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.undo()
+        found = read(*given)
+        dropping.write("t", "2.csv", "2\n")
+        return found
+
+    monkeypatch.setattr(file_steps, "rows_of", meanwhile)
+    assert "files came or changed while they were read" in dropping.land("t").errors[0]
+    (job,) = replicator.ingest_ls(config=dropping.config).jobs
+    assert job.state == "failed" and job.due is not None, "it is tried again"
+    assert dropping.land("t").rows == 2
+    monkeypatch.setattr(drop_directory, "MOST", 1)
+    assert "has more than 1 files" in dropping.land("t").errors[0]
+
+
+def test_a_job_that_fails_between_the_tables_of_nested_rows_goes_on(
+    dropping: Dropping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And lists that no row has any more leave an empty table."""
+    dropping.describe("orders", format="json")
+    dropping.write("orders", "a.json", json.dumps({"no": 1, "items": [{"sku": "a"}]}))
+    assert dropping.land("orders").rows == 1
+    dropping.write("orders", "a.json", json.dumps({"no": 2, "items": [{"sku": "b"}], "more": [1, 2]}))
+    published = list[str]()
+
+    def failing(metastore: Any, asset: Any, request: Any, landed: Any) -> Any:
+        if len(published) == 2:
+            monkeypatch.undo()
+            raise ConnectionError("the network is gone")
+        published.append(request.table)
+        return publish(metastore, asset, request, landed)
+
+    publish = landing_steps.publish
+    monkeypatch.setattr(landing_steps, "publish", failing)
+    assert dropping.land("orders").failed == 1
+    assert published == ["orders__items", "orders__more"] and dropping.rows("orders")[0]["no"] == 1
+    with sqlite3.connect(dropping.here / "jobs.sqlite") as jobs:
+        jobs.execute("UPDATE ingestion_job SET due = 0 WHERE state = 'failed'")
+    assert replicator.ingest_run(config=dropping.config, spark=dropping.warehouse.session).done == 1
+    assert dropping.sql(
+        "SELECT no, sku, value FROM {db}.orders o JOIN {db}.orders__items i ON i.parent_id = o.row_id"
+        " JOIN {db}.orders__more m ON m.parent_id = o.row_id ORDER BY 3"
+    ) == [(2, "b", 1), (2, "b", 2)]
+    dropping.write("orders", "a.json", json.dumps({"no": 3, "items": []}))
+    assert dropping.land("orders", schema_policy="recreate").rows == 1
+    assert (dropping.rows("orders__items"), dropping.rows("orders__more")) == ([], [])
+    keys = dropping.warehouse.metastore.constraints(f"{dropping.asset}_day", ["orders__more"])["orders__more"]
+    assert {key.kind for key in keys} == {"FOREIGN KEY", "PRIMARY KEY"}, "also those to a table that was altered"
+    homes = sorted((dropping.here / "landing" / dropping.asset / "day").iterdir())
+    assert {each.name.partition("-")[0] for home in homes for each in home.iterdir()} == {"v"}

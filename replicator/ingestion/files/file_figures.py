@@ -86,7 +86,14 @@ def figures_of_some(task: FilesTask) -> Counted:
         try:
             with located(about).open_read() as raw:
                 _FORMATS[task.description.format](raw, name, task.description, tally)
-        except (pa.ArrowException, ValueError, EOFError, ElementTree.ParseError, InvalidOperation) as error:
+        except (
+            pa.ArrowException,
+            ValueError,
+            EOFError,
+            ElementTree.ParseError,
+            InvalidOperation,
+            RecursionError,
+        ) as error:
             raise SourceRefused(
                 f"{about} is not as described: {error}"[:500], hint="correct it, or the description"
             ) from error

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,8 +140,24 @@ def _copied(work: Work, drop: _Drop) -> Facts:
         part.name: _written_part(work, drop, part, nested, frames[part.name], figures.get(part.name)) for part in parts
     }
     own = found.pop("")
-    below = {part.name: {**found[part.name], "parent": part.parent} for part in parts[1:]}
+    below = {part.name: {**found[part.name], "parent": part.parent} for part in parts[1:]} | _empty(work, drop, found)
     return {**own, **({"parts": below} if below else {})}
+
+
+def _empty(work: Work, drop: _Drop, found: Collection[str]) -> Facts:
+    """Lists that no row has any more: their tables would keep rows that belong to none."""
+    parts = {}
+    for name, before in work.remembered.get("parts", {}).items():
+        if name not in found:
+            mine = work.part(name)
+            source = msgspec.structs.replace(msgspec.convert(before["source"], SourceTable), columns=())
+            directory = mine.directory("in" if work.settles else "v")
+            facts = _facts(drop, before["columns"], source, directory, Figures(0, {}, {}))
+            columns = [*before["columns"], *([[DAY, "date"]] if "days" in facts else [])]
+            schema = ", ".join(f"{quoted_name(each)} {kind}" for each, kind in columns)
+            written(work.session.createDataFrame([], schema), work.request.format, directory, facts)
+            parts[name] = {**facts, "parent": before["parent"]}
+    return parts
 
 
 def _written_part(work: Work, drop: _Drop, part: Part, nested: bool, frame: Any, figures: Figures | None) -> Facts:

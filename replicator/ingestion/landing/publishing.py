@@ -34,6 +34,7 @@ from replicator.ingestion.landing.landing_schema import (
     settled_columns,
     stored_as,
 )
+from replicator.ingestion.landing.source_keys import without_keys
 from replicator.metastore.client import Metastore
 
 ATTEMPTS = 5
@@ -192,12 +193,13 @@ def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, la
     changed = table.parameters.get(SCHEMA_HASH) != said
     parameters = {key: value for key, value in table.parameters.items() if not _is_stale(key)} | lifecycle_of(asset)
     new = msgspec.structs.replace(made, parameters={**parameters, **landed.parameters, SCHEMA_HASH: said})
-    try:
-        metastore.alter_table(table.db, table.name, new)
-    except MetastoreError as error:
-        if error.transient or request.schema_policy != "recreate" or not _retyped(table.storage.columns, wanted):
-            raise
-        _recreate(metastore, table, new)
+    with without_keys(metastore, table, table.storage.columns != wanted):
+        try:
+            metastore.alter_table(table.db, table.name, new)
+        except MetastoreError as error:
+            if error.transient or request.schema_policy != "recreate" or not _retyped(table.storage.columns, wanted):
+                raise
+            _recreate(metastore, table, new)
     return Publication(metastore.current_event_id(), changed)
 
 
@@ -233,7 +235,8 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
     if wanted != table.storage.columns:
         storage = msgspec.structs.replace(table.storage, columns=wanted)
         table = msgspec.structs.replace(table, storage=storage, parameters={**table.parameters, SCHEMA_HASH: said})
-        metastore.alter_table(table.db, table.name, table)
+        with without_keys(metastore, table, True):
+            metastore.alter_table(table.db, table.name, table)
         made = True
     assert table.storage is not None
     storage = msgspec.structs.replace(table.storage, location=landed.location)

@@ -21,6 +21,7 @@ from replicator.ingestion.landing.landing_schema import (
 )
 from replicator.ingestion.landing.landing_work import sizes_of
 from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken, Publication, columns_of, landing_of
+from replicator.ingestion.landing.source_keys import without_keys
 from replicator.metastore.client import Metastore
 
 DAY_KEY = Column("day", "date", "the day of the files, in UTC")
@@ -75,7 +76,10 @@ def _settle_table(metastore: Metastore, asset: Asset, request: Request, landed: 
         return False
     storage = msgspec.structs.replace(table.storage, columns=wanted)
     parameters = {**table.parameters, SCHEMA_HASH: schema_hash(wanted, request.format, True)}
-    metastore.alter_table(table.db, table.name, msgspec.structs.replace(table, storage=storage, parameters=parameters))
+    with without_keys(metastore, table, True):
+        metastore.alter_table(
+            table.db, table.name, msgspec.structs.replace(table, storage=storage, parameters=parameters)
+        )
     return True
 
 

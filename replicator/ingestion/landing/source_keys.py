@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from replicator.core.model import FOREIGN_KEY, PRIMARY_KEY, Constraint
+from replicator.core.model import FOREIGN_KEY, PRIMARY_KEY, Constraint, Table
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.ingestion.ingestion_request import Request
 from replicator.ingestion.reading.source_table import SourceTable
 from replicator.metastore.client import Metastore
+
+log = logging.getLogger(__name__)
 
 
 def constraints_of(source: SourceTable, request: Request) -> list[Constraint]:
@@ -55,6 +59,31 @@ def keep_constraints(metastore: Metastore, request: Request, wanted: Sequence[Co
                 raise
             refused.append(f"{new.name}: {error.message}")
     return refused
+
+
+@contextmanager
+def without_keys(metastore: Metastore, table: Table, changes: bool) -> Iterator[None]:
+    """changes: whether the table's columns change meanwhile: a metastore refuses that for a table that has keys, or to
+    which keys of others refer. The others' keys are there again afterwards, where they still can be; its own are made
+    by the step after the publication; those of others that a crash here has left out come with their next landing."""
+    referring = dict[str, list[Constraint]]()
+    if changes:
+        names = metastore.table_names(table.db)
+        for name, found in metastore.constraints(table.db, names).items():
+            keys = [key for key in found if name == table.name or key.parent == (table.db, table.name)]
+            for key in sorted(keys, key=lambda key: key.kind != FOREIGN_KEY):
+                metastore.drop_constraint(table.db, name, key.name)
+                if name != table.name:
+                    referring.setdefault(name, []).append(key)
+    yield
+    for name, kept in referring.items():
+        for key in kept:
+            try:
+                metastore.add_constraint(table.db, name, key)
+            except MetastoreError as error:
+                if error.transient:
+                    raise
+                log.warning("%s.%s: its key %s is not there any more: %s", table.db, name, key.name, error.message)
 
 
 def _has_parent(metastore: Metastore, constraint: Constraint) -> bool:
