@@ -224,6 +224,10 @@ class Metastore(MetastoreReader, Protocol):
         """principals: pairs of USER, ROLE or GROUP and a name. Raises MetastoreError where one has it already."""
         ...
 
+    def revoke_select(self, db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> None:
+        """principals: as of `grant_select`. Raises MetastoreError where one does not have it."""
+        ...
+
     def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
         """Raises MetastoreError when the table has one of this name, or the server refuses it."""
         ...

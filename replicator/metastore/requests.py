@@ -103,6 +103,13 @@ def grant_select(db: str, table: str, principals: Sequence[tuple[str, str]], by:
     )
 
 
+def revoke_select(db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> Send:
+    """principals: as of `grant_select`."""
+    return methodcaller(
+        "revoke_privileges", ttypes.PrivilegeBag([_may_select(db, table, *each, by) for each in principals])
+    )
+
+
 def _may_select(db: str, table: str, kind: str, name: str, by: str) -> Any:
     kinds = ttypes.PrincipalType._NAMES_TO_VALUES
     info = ttypes.PrivilegeGrantInfo("SELECT", int(time.time()), by, ttypes.PrincipalType.USER, False)

@@ -193,6 +193,9 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
     def grant_select(self, db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> None:
         self._change(f"grant SELECT on {db}.{table}", requests.grant_select(db, table, principals, by))
 
+    def revoke_select(self, db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> None:
+        self._change(f"revoke SELECT on {db}.{table}", requests.revoke_select(db, table, principals, by))
+
     # --- partitions
 
     def partition_names(self, db: str, table: str) -> list[str]:

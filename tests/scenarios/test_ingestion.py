@@ -179,6 +179,7 @@ def test_a_table_is_landed_changed_landed_again_replicated_and_restored(
     first = landing.location("people")
     replicator.load(replicator.dump(source=uri, cmroot=root, db=db, out=str(tmp_path / "d1")).dump, target=target)
     event = metastore.current_event_id()
+    landing.create_asset(consumers=["readers"], retention="0s", overwrite=True)
     landing.sql("DELETE FROM people WHERE id > 500")
     landing.sql("UPDATE people SET name = 'changed' WHERE id = 7")
 
@@ -187,6 +188,7 @@ def test_a_table_is_landed_changed_landed_again_replicated_and_restored(
     after = landing.at_source("SELECT id, name, born, score FROM people")
     assert landing.rows("people") == after
     assert landing.location("people") != first
+    assert metastore.readers(db, "people") & {("GROUP", "readers"), ("USER", "eve")} == {("GROUP", "readers")}
     assert Path(first.removeprefix("file:")).is_dir(), "readers in flight keep what they read"
     shown = landing.warehouse.sql(f"SELECT count(*), min(name) FROM {db}.people")
     assert shown == [(501, "changed")]

@@ -11,7 +11,7 @@ _KINDS = {"group": "GROUP", "user": "USER", "role": "ROLE"}
 
 
 class GrantMissing(Error):
-    """The metastore took a grant, and does not have it."""
+    """The metastore took a grant, and does not have it; or a revocation, and has the grant."""
 
     transient = True
 
@@ -28,10 +28,18 @@ def principals(consumers: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def grant(metastore: Metastore, db: str, table: str, consumers: Sequence[str], by: str) -> list[str]:
-    """Who was given the right now. May run twice. Raises GrantMissing."""
+def grant(
+    metastore: Metastore, db: str, table: str, consumers: Sequence[str], by: str, former: Sequence[str] = ()
+) -> list[str]:
+    """Who was given the right now; it is taken from `former` consumers that are none any more. May run twice. Raises
+    GrantMissing."""
     wanted = principals(consumers)
-    lacking = [each for each in wanted if each not in metastore.readers(db, table)]
+    readers = metastore.readers(db, table)
+    if leaving := [each for each in principals(former) if each in readers and each not in wanted]:
+        metastore.revoke_select(db, table, leaving, by)
+        if kept := [name for kind, name in set(leaving) & metastore.readers(db, table)]:
+            raise GrantMissing(f"{db}.{table}: {', '.join(sorted(kept))} may still read it", hint="look at its server")
+    lacking = [each for each in wanted if each not in readers]
     if lacking:
         metastore.grant_select(db, table, lacking, by)
         if missing := [name for kind, name in set(wanted) - metastore.readers(db, table)]:

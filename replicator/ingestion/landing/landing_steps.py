@@ -52,11 +52,12 @@ _OF_A_CLAIM = re.compile(r"(in|st|v)-(?P<job>\d+)-\d+")
 
 
 def describe(work: Work, facts: Facts) -> Facts:
+    kept = {"base": _base(work), "consumers": work.remembered.get("consumers", [])}
     if work.source.path:
-        return {**look_at_files(work), "base": _base(work)}
+        return {**look_at_files(work), **kept}
     with opened(work.session, work.request.source, work.source) as database:
         table = database.table(work.request.schema, work.request.table)
-    return {"columns": _columns_of(work, table), "base": _base(work)}
+    return {"columns": _columns_of(work, table), **kept}
 
 
 def _columns_of(work: Work, source: SourceTable) -> list[list[str]]:
@@ -269,10 +270,11 @@ def constrain(work: Work, facts: Facts) -> Facts:
 
 
 def grant_reading(work: Work, facts: Facts) -> Facts:
-    granted = grant(work.metastore, *work.request.target, work.asset.consumers, work.asset.owner)
+    asset, former = work.asset, work.remembered.get("consumers", ())
+    granted = grant(work.metastore, *work.request.target, asset.consumers, asset.owner, former)
     for name, part in facts.get("parts", {}).items():
         grant_reading(work.part(name), part)
-    return {"granted": granted}
+    return {"granted": granted, "consumers": list(asset.consumers)}
 
 
 def clean(work: Work, facts: Facts) -> Facts:
