@@ -147,8 +147,8 @@ def _land(session: Any, source: SourceConfig, name: str, place: Path) -> None:
         table = database.table("public", name)
         with database.snapshot() as snapshot:
             ranges = database.ranges(table, Split("v"), READERS)
-            figures = database.figures(table, snapshot)
-            database.frame(table, ranges, snapshot).write.parquet(f"file:{place}")
+            frame = database.frame(table, ranges, snapshot)
+            figures, _ = database.counted(table, snapshot, "", lambda: frame.write.parquet(f"file:{place}"))
         assert not differences(figures, landed_figures(LocalEngine(), str(place), table.columns))
 
 

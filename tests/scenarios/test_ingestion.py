@@ -347,3 +347,13 @@ def test_a_copy_that_differs_is_made_again(landing: Landing) -> None:
         file.unlink()
     assert landing.run_later().done == 1
     assert len(landing.rows("t")) == 50 and not copied.exists()
+
+
+def test_a_value_that_fits_no_type_is_named_and_ends_the_copy(landing: Landing) -> None:
+    landing.sql("CREATE TABLE t AS SELECT n AS id, n::numeric AS price FROM generate_series(1, 3000) n")
+    landing.sql("INSERT INTO t VALUES (0, 'NaN')")
+    landing.create_asset()
+    (text,) = landing.land("t", split_column="id").errors
+    assert "column price (numeric) has values that do not fit decimal(38,18), such as NaN" in text
+    (job,) = replicator.ingest_ls(config=landing.config).jobs
+    assert (job.state, landing.versions("t")) == ("failed_type", [])

@@ -23,12 +23,12 @@ class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory, instead of `url`: files of SCHEMA.TABLE are in SCHEMA/TABLE below it."""
 
     url: str = ""
-    path: str = ""
     user: str = ""
     password: str | None = None
     readers: int = 8
     fetch: int = 10_000
     jar: str | None = None
+    path: str = ""
 
     @property
     def kind(self) -> str:

@@ -85,15 +85,17 @@ def _copy_table(work: Work) -> Facts:
         low = landed_until(work.metastore, landing, request, work.remembered.get("watermark"))
         where, high = window(database, table, request.watermark, low) if request.watermark else ("", None)
         ranges = database.ranges(table, request.split, source.readers, where)
-        before = database.figures(table, snapshot, where)  # first: it names a column whose values do not fit
         frame = database.frame(table, ranges, snapshot, where)
         given = {name.lower(): name for name in frame.columns}
         rows = frame.selectExpr(*(f"{quoted_name(given[name])} AS {quoted_name(name)}" for name, _ in columns))
-        try:
-            rows.write.format(request.format).save(hadoop_place(directory))
-        except Exception as error:
-            raise source_error(error, request.source, source.secret(request.source)) from None
-        figures = before if snapshot.consistent else database.figures(table, snapshot, where)
+
+        def write() -> None:
+            try:
+                rows.write.format(request.format).save(hadoop_place(directory))
+            except Exception as error:
+                raise source_error(error, request.source, source.secret(request.source)) from None
+
+        before, figures = database.counted(table, snapshot, where, write)
     return {
         "columns": columns,
         "source": msgspec.to_builtins(table),

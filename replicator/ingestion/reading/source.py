@@ -4,7 +4,9 @@ Spark is the session that the caller gives; nothing here imports it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +123,27 @@ class SourceDatabase:
     def figures(self, table: SourceTable, snapshot: Snapshot | None = None, where: str = "") -> Figures:
         """Within `snapshot` as long as its block lasts. Raises TypeRefused for values that have no place."""
         return source_figures(self.control, self.dialect, table, where)
+
+    def counted(
+        self, table: SourceTable, snapshot: Snapshot, where: str, write: Callable[[], None]
+    ) -> tuple[Figures, Figures]:
+        """The figures from before and from after `write`, which copies the rows with Spark in this thread. Where both
+        are of one moment they are asked for once, meanwhile; where they refuse a column, the copy ends."""
+        if not snapshot.consistent:
+            before = self.figures(table, snapshot, where)
+            write()
+            return before, self.figures(table, snapshot, where)
+        context, group = self.session.sparkContext, f"reading {uuid.uuid4()}"
+        context.setJobGroup(group, f"{self.name}:{table.schema}.{table.name}")
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self.figures, table, snapshot, where)
+            asked.add_done_callback(lambda asked: asked.exception() and context.cancelJobGroup(group))
+            try:
+                write()
+            finally:
+                context._jsc.clearJobGroup()
+                found = asked.result()
+        return found, found
 
     def greatest(self, table: SourceTable, column: str, where: str = "") -> str | None:
         """The greatest value of a column as a text that `after` takes; None where there is none."""
