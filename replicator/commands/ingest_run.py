@@ -59,6 +59,7 @@ def ingest_run(options: IngestRunOptions) -> Worked:
         def session() -> Any:
             made = runtime.engines.session({**known, **mine}).newSession()
             give_drivers(made, jars)
+            made.sparkContext.setLocalProperty("spark.scheduler.pool", ingestion.pool)  # of this thread, a job's
             return made
 
         controller = Controller(store, ingestion, metastore, runtime, session, options.stop or Event())

@@ -37,9 +37,6 @@ from replicator.ingestion.landing.landing_work import Work
 from replicator.metastore.client import Metastore
 from replicator.text.quantity import parse_duration
 
-LEASE = 60.0
-"""Seconds for which a claim holds; it is renewed each third of them."""
-
 PAUSE = 2.0
 """Seconds between two looks for a job, while there is none."""
 
@@ -72,7 +69,8 @@ class Worked(Report):
 class Controller:
     """Claims jobs and works on them until `stop`, or until no job is left to claim.
 
-    sessions: gives each job a Spark session of its own. stop: jobs at work end their step, and no other is claimed.
+    sessions: gives each job a Spark session of its own, called in the job's thread. stop: jobs at work end their step,
+    and no other is claimed.
     holder: who it is, in the store."""
 
     def __init__(
@@ -83,11 +81,11 @@ class Controller:
         runtime: Runtime,
         sessions: Callable[[], Any],
         stop: Stop,
-        lease: float = LEASE,
     ) -> None:
         self._store, self._config, self._metastore = store, config, metastore
         self._runtime, self._sessions = runtime, sessions
-        self._lease, self._stop = lease, stop
+        self._lease = parse_duration(config.lease).total_seconds()  # renewed each third of it
+        self._stop = stop
         self._counting = threading.Lock()
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.worked = Worked()

@@ -150,6 +150,15 @@ def rows_at(place: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.get(name) for name in names) for row in data.to_pylist()), key=repr)
 
 
+def pools_of_stages(session: Any) -> dict[int, str]:
+    """The scheduler's pool of each stage that ran, as Spark's own status says."""
+    jvm, status = session._jvm, session.sparkContext._jsc.sc().statusStore()
+    quantiles = session.sparkContext._gateway.new_array(jvm.double, 0)
+    stages = status.stageList(jvm.java.util.ArrayList(), False, False, quantiles, jvm.java.util.ArrayList())
+    found = [stages.apply(number) for number in range(stages.size())]
+    return {each.stageId(): each.schedulingPool() for each in found if str(each.status()) == "COMPLETE"}
+
+
 @pytest.fixture
 def landing(postgres: Postgres, warehouse: Warehouse, tmp_path: Path) -> Iterator[Landing]:
     made = Landing(postgres, warehouse, tmp_path)
@@ -268,12 +277,16 @@ def test_erased_people_do_not_come_back(landing: Landing) -> None:
         f"CREATE DATABASE IF NOT EXISTS {landing.asset}_gdpr",
         f"CREATE TABLE {landing.asset}_gdpr.gone AS SELECT * FROM VALUES ('7'), ('9'), ('no id') AS t (member)",
     )
+    before = pools_of_stages(landing.warehouse.session)
     landing.create_asset(
         classification="personal", erasure_ids=f"{landing.asset}_gdpr.gone:member", erasure_column="id"
     )
 
     assert landing.land("people").rows == 98
 
+    ran = pools_of_stages(landing.warehouse.session)
+    pools = {pool for stage, pool in ran.items() if stage not in before}
+    assert pools == {"ingestion"} != {*before.values()}, "a pool of its own, and nobody else's work is in it"
     assert {7, 9}.isdisjoint(row[0] for row in landing.rows("people"))
     ended = landing.warehouse.sql(
         f"REFRESH TABLE {landing.asset}.ingestion_log",

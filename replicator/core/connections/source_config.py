@@ -6,6 +6,8 @@ SourceConfig(path="/drop/sales")
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from replicator.core.connections.secret import is_reference, read_secret
@@ -14,6 +16,11 @@ from replicator.text.quantity import parse_duration
 
 KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}
 """Kinds of databases, by the word behind `jdbc:` in their URLs."""
+
+SHORTEST_LEASE = 10
+"""Seconds: a controller says each third of its lease that it lives."""
+
+POOL = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,17 +50,20 @@ class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """metastore: of the landing tables, a configured name or a URI. landing: a directory, which only ingestion changes.
     store: of jobs, a database's URL; None: that of `[service]`. slots: jobs at a time, of all controllers; share: of
-    the slots that one asset may have. expire: a job that fails for so long, or `attempts` times, is given up.
-    log: the table of all state changes, "db.table"."""
+    the slots that one asset may have. lease: for how long a job stays with a controller that went away. expire: a job
+    that fails for so long, or `attempts` times, is given up. log: the table of all state changes, "db.table". pool: of
+    Spark's fair scheduler, in which all work of ingestion runs."""
 
     metastore: str = ""
     landing: str = ""
     store: str | None = None
     slots: int = 4
     share: float = 0.5
+    lease: str = "60s"
     expire: str = "7d"
     attempts: int = 100
     log: str = "governance.ingestion_log"
+    pool: str = "ingestion"
     sources: dict[str, SourceConfig] = {}
 
 
@@ -81,10 +91,15 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
         raise ConfigError("ingestion.share: is not between 0 and 1")
     if ingestion.attempts < 1:
         raise ConfigError("ingestion.attempts: is less than 1")
-    try:
-        parse_duration(ingestion.expire)
-    except ValueError as error:
-        raise ConfigError(f"ingestion.expire: {error}", hint="write a duration such as 7d") from error
+    for key, example in (("expire", "7d"), ("lease", "60s")):
+        try:
+            found = parse_duration(getattr(ingestion, key))
+        except ValueError as error:
+            raise ConfigError(f"ingestion.{key}: {error}", hint=f"write a duration such as {example}") from error
+        if key == "lease" and found.total_seconds() < SHORTEST_LEASE:
+            raise ConfigError(f"ingestion.lease: is less than {SHORTEST_LEASE} seconds", hint="60s suits most")
+    if not POOL.fullmatch(ingestion.pool):
+        raise ConfigError("ingestion.pool: is no name of a pool", hint="write letters, digits, _, - and .")
     if ingestion.log.count(".") != 1:
         raise ConfigError("ingestion.log: is no table", hint="write db.table")
 
