@@ -85,12 +85,14 @@ if TYPE_CHECKING:
     from replicator.commands.ingest import IngestLsOptions as IngestLsOptions
     from replicator.commands.ingest import IngestRequestOptions as IngestRequestOptions
     from replicator.commands.ingest import IngestShowOptions as IngestShowOptions
+    from replicator.commands.ingest import IngestStatsOptions as IngestStatsOptions
     from replicator.commands.ingest import IngestTakeOptions as IngestTakeOptions
     from replicator.commands.ingest import ingest_cancel as ingest_cancel
     from replicator.commands.ingest import ingest_drop_zone as ingest_drop_zone
     from replicator.commands.ingest import ingest_ls as ingest_ls
     from replicator.commands.ingest import ingest_request as ingest_request
     from replicator.commands.ingest import ingest_show as ingest_show
+    from replicator.commands.ingest import ingest_stats as ingest_stats
     from replicator.commands.ingest import ingest_take as ingest_take
     from replicator.commands.ingest_run import IngestRunOptions as IngestRunOptions
     from replicator.commands.ingest_run import ingest_run as ingest_run
@@ -246,6 +248,8 @@ _COMMANDS = {
         "ingest_take",
         "IngestTakeOptions",
         "ingest_show",
+        "ingest_stats",
+        "IngestStatsOptions",
         "IngestShowOptions",
     ),
     "ingest_run": ("ingest_run", "IngestRunOptions"),

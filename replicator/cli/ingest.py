@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import click
 
-from replicator.cli.options import Session, engine_options, json_option, json_options, pass_session
-from replicator.cli.output import aligned, columns, count_text, emit, note, size_text, time_text
+from replicator.cli.options import Duration, Session, engine_options, json_option, json_options, pass_session
+from replicator.cli.output import aligned, columns, count_text, duration_text, emit, note, size_text, time_text
 from replicator.cli.signals import Stopping
 from replicator.commands.ingest import (
     ingest_cancel,
@@ -16,13 +16,16 @@ from replicator.commands.ingest import (
     ingest_ls,
     ingest_request,
     ingest_show,
+    ingest_stats,
     ingest_take,
 )
 from replicator.commands.ingest_run import ingest_run
 from replicator.core.not_replicated import PARTIAL
+from replicator.ingestion.doors.ingestion_shown import IngestionStats
 from replicator.ingestion.doors.validation import READERS
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, State
 from replicator.ingestion.ingestion_request import Format, Mode, SchemaPolicy
+from replicator.ingestion.job_figures import PERCENTILES
 
 
 @click.group()
@@ -160,6 +163,29 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
     return 0
 
 
+@ingest.command(name="stats")
+@click.option(
+    "--within",
+    type=Duration(),
+    default="7d",
+    show_default=True,
+    help="How far back, of what was published: at most 31d.",
+)
+@json_option
+@pass_session
+def stats(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Show how ingestion does: who waits for a slot, how soon requests are published, what landed by day.
+
+    \b
+    Example:
+      replicator ingest stats
+      replicator ingest stats --within 1d --json
+    """
+    shown = session.call(ingest_stats, **given)
+    emit(shown, as_json, _stats_lines(shown))
+    return 0
+
+
 @ingest.command(name="cancel")
 @click.argument("job", type=click.IntRange(1))
 @json_option
@@ -236,6 +262,36 @@ def _job_lines(found: JobDetail) -> list[str]:
     ]
     rows = [(time_text(each.at), each.state, each.step, each.actor, each.error_text) for each in found.changes]
     return [*aligned(lines), "", *columns(("at", "state", "step", "by", "error"), rows)]
+
+
+def _stats_lines(shown: IngestionStats) -> list[str]:
+    queue, landed = shown.queue, shown.landed
+    took = [(f"p{each}", getattr(landed, f"p{each}")) for each in PERCENTILES]
+    lines = [
+        ("slots", f"{queue.at_work} of {shown.slots} in use, at most {shown.cap} of an asset"),
+        ("jobs", ", ".join(f"{number} {state}" for state, number in queue.states.items() if number) or "none open"),
+        ("failing", ", ".join(f"{number} {kind}" for kind, number in queue.failing.items()) or None),
+        ("published", f"{landed.published} since {time_text(landed.since)}"),
+        ("ended", ", ".join(f"{number} {state}" for state, number in landed.ended.items()) or None),
+    ]
+    if landed.soon is not None and landed.late is not None:
+        lines += [
+            ("within 15 min", f"{landed.soon:.1%} of them"),
+            ("within 2.5 h", f"{landed.late:.1%} of them"),
+            ("from request on", ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in took)),
+        ]
+    waits = [
+        (one.asset, one.at_work, one.waiting, duration_text(one.waits_seconds or 0) if one.waiting else "", one.later)
+        for one in queue.assets
+    ]
+    days = [(one.day, one.jobs, one.rows, size_text(one.bytes)) for one in landed.days]
+    found = aligned(lines)
+    if waits:
+        head = ("asset", "slots", "waiting", "waits for", "later")
+        found += ["", *columns(head, waits, right=("slots", "waiting", "later"))]
+    if days:
+        found += ["", *columns(("day", "jobs", "rows", "bytes"), days, right=("jobs", "rows", "bytes"))]
+    return found
 
 
 def _landed(job: IngestionJob) -> str | None:

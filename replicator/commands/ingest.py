@@ -1,10 +1,11 @@
-"""`ingest request`, `ls`, `show`, `cancel`, `take` and `drop-zone`: requests for landings, and the jobs that they
-become."""
+"""`ingest request`, `ls`, `show`, `stats`, `cancel`, `take` and `drop-zone`: requests for landings, and the jobs that
+they become."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +18,14 @@ from replicator.ingestion.doors.ingestion_shown import (
     IngestionJobs,
     IngestionJobShown,
     IngestionRequested,
+    IngestionStats,
     RequestsTaken,
 )
 from replicator.ingestion.doors.intake import accept, opened_store
 from replicator.ingestion.doors.request_directory import take_directory
 from replicator.ingestion.doors.request_table import drop_zone_sql, take_table
 from replicator.ingestion.doors.validation import READERS
+from replicator.ingestion.fairness import most
 from replicator.ingestion.ingestion_job import JobFilter, State
 from replicator.ingestion.ingestion_request import Format, Mode, Request, SchemaPolicy, Split
 
@@ -147,6 +150,36 @@ def ingest_show(options: IngestShowOptions) -> IngestionJobShown:
     Raises ObjectNotFound when there is none."""
     with opened_store(options.settings) as store:
         return IngestionJobShown("shown", store.detail(options.job))
+
+
+LONGEST = timedelta(days=31)
+"""Of which changes are read at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestStatsOptions(Options):
+    """Arguments:
+
+    within: how far back, for what was published: at most 31 days.
+    """
+
+    within: timedelta = timedelta(days=7)
+
+
+@verb(IngestStatsOptions)
+def ingest_stats(options: IngestStatsOptions) -> IngestionStats:
+    """Says how ingestion does: jobs by state, slots and who waits for them, from request to published in percentiles,
+    rows and bytes by day. Changes nothing.
+
+        replicator.ingest_stats(within=timedelta(days=1)).landed.p94
+
+    Raises UsageError for a time that is too long."""
+    if not timedelta() < options.within <= LONGEST:
+        raise UsageError("--within: between a second and 31 days", hint="[ingestion] log has all changes, as a table")
+    ingestion = options.settings.ingestion
+    with opened_store(options.settings) as store:
+        queue, landed = store.queue(), store.landed(options.within.total_seconds())
+    return IngestionStats("shown", ingestion.slots, most(ingestion.slots, ingestion.share), queue, landed)
 
 
 @dataclass(frozen=True, kw_only=True)

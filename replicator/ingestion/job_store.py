@@ -20,6 +20,7 @@ from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, u
 from cmroot.text import shown
 from replicator.database import Database
 from replicator.errors import Fenced, Refused
+from replicator.ingestion import job_figures as figures
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows
 from replicator.ingestion.fairness import pick
@@ -317,6 +318,16 @@ class IngestionStore(Database):
         """The batch is in the log's table up to the change `last`. May run twice."""
         with self._turn() as connection:
             connection.execute(update(turn).where(turn.c.logged < last).values(logged=last))
+
+    def queue(self) -> figures.QueueFigures:
+        """Jobs that are not over, and who waits for how long."""
+        with self.transaction() as connection:
+            return figures.find_queue(connection, self._now(connection))
+
+    def landed(self, seconds: float) -> figures.LandingFigures:
+        """What was published in the last so many seconds, and how soon after its request."""
+        with self.transaction() as connection:
+            return figures.find_landed(connection, self._now(connection) - seconds)
 
     def now(self) -> float:
         """The store's clock."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from landing_figures import counted_landed, counted_queue, said
 
 import replicator
 from replicator.core.config import parse_config
@@ -60,6 +61,9 @@ def test_controllers_that_claim_at_once_share_no_job_and_exceed_no_share(server:
         assert sorted(each for some in found for each in some) == jobs
         numbers = [each.id for each in store.begin_logging(1000)]
         assert numbers == sorted(numbers) and len(numbers) == 16 * (2 + len(STEPS) + 1)
+        landed = store.landed(60.0 * 60)
+        assert said(landed) == counted_landed(store, landed.since) and landed.published == 16
+        assert said(store.queue()) == counted_queue(store, store.now())
 
 
 def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Postgres) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from landing_figures import counted_landed, counted_queue, said
 
 from replicator.errors import Fenced, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.fairness import Candidate, most, pick
@@ -261,6 +262,40 @@ def test_jobs_are_listed_newest_first_page_by_page(store: IngestionStore) -> Non
     assert [each.job for each in store.jobs(JobFilter(asset="crm"), before=page[-1].job)] == [jobs[0]]
     assert [each.job for each in store.jobs(JobFilter(target="SHOP_public.t1", source="db", requester="paul"))] == [2]
     assert store.jobs(JobFilter(states=("done",))) == [] == store.jobs(JobFilter(source="d"))
+
+
+def _live(store: IngestionStore, clock: Clock, chance: random.Random) -> None:
+    """Some days: requests, and jobs that end, fail before and after they are published, or stay at work."""
+    for number in range(120):
+        clock.now += chance.expovariate(1 / 1500)
+        submitted = store.submit(request(f"t{number % 50}", chance.choice(("crm", "shop", "web"))))
+        if chance.random() < 0.1:
+            store.cancel(submitted.job, "paul")
+        while chance.random() < 0.6 and (one := claim(store, slots=40)):
+            clock.now += chance.expovariate(1 / 600)
+            end = chance.random()
+            if one.step == "" and end < 0.7:
+                for step in STEPS[: STEPS.index("publish")]:
+                    store.step_done(one, step, {"rows": number, "bytes": 10**12} if step == "copy" else {})
+                store.published(one, None, {})
+            if end < 0.3 or 0.7 <= end < 0.9:
+                store.fail(one, Failure(chance.choice(("component", "lock", "user", "type")), "no"))
+            elif end < 0.6:
+                store.done(one)
+
+
+def test_figures_are_those_that_are_counted_from_the_changes(store: IngestionStore, clock: Clock) -> None:
+    chance = random.Random(15)
+    assert said(store.landed(DAY)) == counted_landed(store, clock.now - DAY)
+    with store.together():  # one transaction: a hundred times as quick
+        _live(store, clock, chance)
+    store.expire(timedelta(hours=20), 100)
+    queue, landed, all_ = store.queue(), store.landed(DAY), store.landed(30 * DAY)
+    assert said(queue) == counted_queue(store, clock.now)
+    assert said(landed) == counted_landed(store, clock.now - DAY)
+    assert said(all_) == counted_landed(store, clock.now - 30 * DAY)
+    assert all_.published > landed.published > 9 and len(all_.ended) == 4 and len(all_.days) > 2
+    assert queue.waits_seconds and len(queue.failing) > 1 and queue.at_work and queue.waiting
 
 
 @settings(max_examples=200, deadline=None)

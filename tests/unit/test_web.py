@@ -337,6 +337,10 @@ def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
     rest = server.get(f"/api/v1/ingestion/requests?limit=1&state=queued&cursor={page['next']}", paul).json()
     assert [each["job"] for each in rest["jobs"]] == [first.json()["job"]] and rest["next"] is None
     assert server.get("/api/v1/ingestion/requests", server.token("pete", "operator", "west")).json()["jobs"] == []
+    stats = server.get("/api/v1/ingestion/stats?within=1d", look).json()
+    assert (stats["cap"], stats["queue"]["states"]["queued"], stats["queue"]["assets"][0]["waiting"]) == (2, 2, 2)
+    assert server.get("/api/v1/ingestion/stats?within=32d", look).status_code == 400
+    assert server.get("/api/v1/ingestion/stats", paul).status_code == 403, "it is of all assets"
     shown = server.get(f"/api/v1/ingestion/requests/{second}", paul).json()
     assert shown["job"]["requested_by"] == "paul" and shown["changes"][0]["state"] == "queued"
     assert post(f"ingestion/requests/{second}:cancel", eve).status_code == 409

@@ -10,6 +10,7 @@ import msgspec
 from replicator.core.report import Report, Rows
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail
 from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.job_figures import LandingFigures, QueueFigures
 
 
 def _asset_fields(asset: Asset) -> dict[str, Any]:
@@ -102,3 +103,15 @@ class DropZone(Report):
 
     status: str
     sql: str
+
+
+@dataclass
+class IngestionStats(Report):
+    """How ingestion does. slots: of all controllers; cap: of them that one asset may have. queue: jobs that are not
+    over. landed: what was published in the time that was asked about."""
+
+    status: str
+    slots: int
+    cap: int
+    queue: QueueFigures
+    landed: LandingFigures

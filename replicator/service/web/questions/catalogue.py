@@ -15,7 +15,7 @@ from replicator.commands.ingest import IngestLsOptions
 from replicator.commands.lag import history, lag
 from replicator.commands.legal_hold import legal_hold_ls
 from replicator.drills.drill_record import ShownDrills
-from replicator.ingestion.doors.ingestion_shown import AssetsShown
+from replicator.ingestion.doors.ingestion_shown import AssetsShown, IngestionStats
 from replicator.ingestion.ingestion_job import JobDetail
 from replicator.ingestion.ingestion_request import Asset
 from replicator.pitr.expiries import ExpiryPlanned
@@ -334,6 +334,14 @@ _OF_INGESTION = (
         of_ingestion.request,
         JobDetail,
         parameters=(Parameter("job", Annotated[int, Path(ge=1, le=2**53)], "Its job's number.", ..., in_path=True),),
+    ),
+    Question(
+        "ingestion/stats",
+        "Who waits for a slot, how soon requests are published, what landed by day, as `replicator ingest stats` says.",
+        of_ingestion.stats,
+        IngestionStats,
+        parameters=(text("within", "How far back, for what was published, such as 1d: at most 31d; without it, 7d."),),
+        whole=True,
     ),
 )
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from replicator.commands.asset import asset_ls, asset_show
-from replicator.commands.ingest import ingest_ls, ingest_show
-from replicator.ingestion.doors.ingestion_shown import AssetsShown
+from replicator.commands.ingest import ingest_ls, ingest_show, ingest_stats
+from replicator.ingestion.doors.ingestion_shown import AssetsShown, IngestionStats
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail
 from replicator.service.web.permission import require
-from replicator.service.web.questions.question import Asking
+from replicator.service.web.questions.question import Asking, duration_of
 
+WEEK = "7d"
 FILTERS = ("asset", "from_source", "table", "state")
 
 
@@ -50,3 +51,8 @@ def request(asking: Asking) -> JobDetail:
     if found.job.requested_by != asking.who.name:
         require(asking.who, "viewer", "")
     return found
+
+
+def stats(asking: Asking) -> IngestionStats:
+    within = duration_of("within", asking.values["within"] or WEEK)
+    return ingest_stats(within=within, config=asking.serving.config)
