@@ -196,4 +196,4 @@ def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     yield mount
     if place.is_mount():
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)

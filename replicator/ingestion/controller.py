@@ -25,7 +25,7 @@ from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.following import Stop
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
-from replicator.core.telling.about import lines_about
+from replicator.core.telling.about import own_lines_about
 from replicator.core.telling.told_steps import step
 from replicator.errors import Error, Fenced
 from replicator.ingestion.failing import failure_of
@@ -168,7 +168,7 @@ class Controller:
         claimed, facts = work.claimed, dict(work.claimed.facts)
         steps = remaining(claimed.step)
         title = f"job {claimed.job}: {claimed.request.place}"
-        with lines_about(job=claimed.job), self._runtime.progress.task(title, len(steps)) as advance:
+        with own_lines_about(job=claimed.job), self._runtime.progress.task(title, len(steps)) as advance:
             for name in steps:
                 held()
                 if self._stop.is_set():

@@ -41,11 +41,9 @@ ROWS = 100_000
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[SparkEngine]:
-    """In a JVM of its own: where another Spark has been, the driver cannot read what executors say of a source."""
-    if gateway := SparkContext._gateway:
-        gateway.proc.kill()
-        gateway.proc.wait()
-        _forget_dead_gateway()
+    """In a JVM of its own: where another Spark has been, the driver cannot read what executors say of a source; and
+    Sparks after it would have its settings."""
+    end_jvm()
     java = find_java(os.environ)
     sources = [SourceConfig("jdbc:postgresql://h/d"), SourceConfig("jdbc:mysql://h/d")]
     jars = ",".join(map(str, driver_jars(sources, java, os.environ)))
@@ -53,6 +51,14 @@ def engine() -> Iterator[SparkEngine]:
     spark = SparkEngine("local[2]", settings | {"spark.jars": jars}, spark_environment(java))
     yield spark
     spark.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    if gateway := SparkContext._gateway:
+        gateway.proc.kill()
+        gateway.proc.wait()
+        _forget_dead_gateway()
 
 
 @pytest.fixture(scope="module")

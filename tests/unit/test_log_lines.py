@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from replicator.cli.logs import begin_logging, end_logging
 from replicator.cli.main import run
-from replicator.core.telling.about import lines_about
+from replicator.core.telling.about import lines_about, own_lines_about
 from replicator.core.telling.log_config import LogConfig
 from replicator.core.telling.told_steps import step
 from replicator.service.children import Child
@@ -28,7 +30,8 @@ OURS = logging.getLogger("replicator.tests")
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("replicator.core.telling.about._about", {})  # commands of other tests, in this process
     loggers = [logging.getLogger(name) for name in ("", "replicator", "cmroot", "replicator.core.spark")]
     before = [each.level for each in loggers]
     yield
@@ -151,3 +154,30 @@ def test_where_spark_runs_is_a_bare_line_unless_lines_are_asked_for(capsys: pyte
         spark.info("Spark runs on %s", "yarn")
         spark.debug("not this")
         assert re.fullmatch(said, capsys.readouterr().err)
+
+
+def test_a_thread_that_works_on_something_of_its_own_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs side by side: each line has its own job, also when another one has ended."""
+    begin_logging(LogConfig(level="info", format="json"))
+    inside, ended = threading.Event(), threading.Event()
+
+    def longer() -> None:
+        with own_lines_about(job=1):
+            inside.set()
+            ended.wait(10)
+            OURS.info("one")
+
+    with lines_about(command="ingest run"), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(longer)
+        inside.wait(10)
+        with own_lines_about(job=2):
+            OURS.info("two")
+        ended.set()
+        first.result(10)
+        OURS.info("none")
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(each["message"], each["command"], each.get("job")) for each in said] == [
+        ("two", "ingest run", 2),
+        ("one", "ingest run", 1),
+        ("none", "ingest run", None),
+    ]
