@@ -21,7 +21,10 @@ SUBMIT = pyspark_jars().parent / "bin" / "spark-submit"
     ("how", "launcher"),
     [
         ("given", [sys.executable]),
-        ("found", [str(SUBMIT), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]),
+        pytest.param(
+            *("found", [str(SUBMIT), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]),
+            marks=pytest.mark.long,
+        ),
         ("own", [sys.executable]),
     ],
 )

@@ -303,6 +303,7 @@ def test_a_published_snapshot_stays_for_its_readers(here: HdfsPath, sides: tuple
     assert pair.target.partition_names(source.name, "days") == ["p=2"]
 
 
+@pytest.mark.long
 def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     here: HdfsPath, sides: tuple[Running, Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def here(versitygw: Versity, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Path
         assert proxy.taken().total() > 100
 
 
+@pytest.mark.long
 def test_a_purge_that_dies_leaves_no_row_and_no_staging(
     here: S3Path,
     versitygw: Versity,

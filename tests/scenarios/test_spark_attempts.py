@@ -104,7 +104,9 @@ def is_exact(fixture: ReplicationFixture) -> None:
     assert stray(fixture) == []
 
 
-@pytest.mark.parametrize("what", ["Python worker", pytest.param("executor", marks=pytest.mark.long), "host"])
+@pytest.mark.parametrize(
+    "what", ["Python worker", *(pytest.param(each, marks=pytest.mark.long) for each in ("executor", "host"))]
+)
 def test_a_load_goes_on_when_a_part_of_the_cluster_dies(
     what: str, dumped: ReplicationFixture, spark_cluster: SparkCluster
 ) -> None:
