@@ -1,5 +1,6 @@
-"""The lag of all policies and the room on local disks, measured again and again, so that who asks waits for nothing.
-Each is measured apart: a metastore or a mount that hangs keeps only its own figures from being new."""
+"""The lag of all policies, the room on local disks and the queue of ingestion, measured again and again, so that who
+asks waits for nothing. Each is measured apart: a metastore, a mount or a store that hangs keeps only its own figures
+from being new."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
+from replicator.commands.ingest import ingest_stats
 from replicator.commands.lag import history, lag
 from replicator.core.config import Config
 from replicator.errors import Error
+from replicator.ingestion.doors.ingestion_shown import IngestionStats
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.measuring.apart import Apart
@@ -31,6 +34,9 @@ AT_ONCE, PATIENCE = 4, 15.0
 """So many policies are measured at a time; one that takes longer (seconds) leaves its place to others."""
 
 RUNS = 20  # the newest of a policy
+
+QUEUE_OF = timedelta(hours=1)
+"""Of ingestion, what was published is asked of so little: the metrics have the queue only."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class LagWatch:
     _measured: dict[str, tuple[float, MeasuredLag]] = field(default_factory=dict)
     _wanted: dict[str, tuple[float, float]] = field(default_factory=dict)
     _disks: dict[str, Disk | None] = field(default_factory=dict)
+    _queue: tuple[float, IngestionStats | None] = (0.0, None)
     _due: dict[str, float] = field(default_factory=dict)
     _policies: Apart = field(default_factory=lambda: Apart(AT_ONCE, PATIENCE))
     _directories: Apart = field(default_factory=lambda: Apart(AT_ONCE, PATIENCE))
@@ -88,6 +95,12 @@ class LagWatch:
         found = {name: self._disks.get(directory) for name, directory in directories_of(self.config()).items()}
         return {name: each for name, each in found.items() if each is not None and each.at >= oldest}
 
+    @property
+    def queue(self) -> IngestionStats | None:
+        """Of ingestion; None where it is not configured, or its store did not answer."""
+        at, found = self._queue
+        return found if time.monotonic() - at <= self.stale_after else None
+
     def run(self) -> None:
         """Until `stopping` is set."""
         while not self.stopping.is_set():
@@ -105,10 +118,11 @@ class LagWatch:
         directories = set(directories_of(config).values())
         policies = {name: partial(self._measure, name, config) for name in config.policies}
         disks = {f"disk {each}": partial(self._look, each) for each in directories}
-        self._due = {name: self._due.get(name, 0.0) for name in (*policies, *disks)}
+        queue = {"ingestion/": partial(self._count, config)} if config.ingestion.sources else {}
+        self._due = {name: self._due.get(name, 0.0) for name in (*policies, *disks, *queue)}
         self._disks = {each: disk for each, disk in self._disks.items() if each in directories}
         self._begin(self._policies, policies)
-        self._begin(self._directories, disks)
+        self._begin(self._directories, {**disks, **queue})
 
     def keep(self, name: str, found: MeasuredLag) -> None:
         """What was measured of a policy just now."""
@@ -126,6 +140,13 @@ class LagWatch:
         found = measured(name, config)
         if name in self._wanted:
             self.keep(name, found)
+
+    def _count(self, config: Config) -> None:
+        try:
+            self._queue = (time.monotonic(), ingest_stats(within=QUEUE_OF, config=config))
+        except Error as error:
+            self._queue = (time.monotonic(), None)
+            log.warning("the queue of ingestion: %s", error.message)
 
     def _look(self, directory: str) -> None:
         self._disks[directory] = disk_of(directory)

@@ -26,6 +26,9 @@ from test_service_questions import PURGE, remember_purge
 from cmroot.root import create_or_open
 from replicator import cm_hold, legal_hold_add
 from replicator.drills.drill_record import Asked, Drill, Drills
+from replicator.ingestion.ingestion_job import STEPS, Failure
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.job_store import IngestionStore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
@@ -84,7 +87,8 @@ class World:
             f"/runs/{self.checked}",
             f"/runs/{self.hangs}",
         ]
-        return [*some, *policies, *roots, "/policies/none", "/sign-in?wrong=1"]
+        landing = ["/ingestion", "/ingestion/assets/crm", *(f"/ingestion/jobs/{number}" for number in (1, 2, 3))]
+        return [*some, *policies, *roots, *landing, "/policies/none", "/sign-in?wrong=1"]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +121,8 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
             "max_lag": "1m",
             "schedule": "1d",
         }
-        made.configure(jobs, {"west": west})
+        made.configure(jobs, {"west": west}, {"ingestion.sources.crm": {"url": "jdbc:postgresql://crm/crm"}})
+        _land(made.store)
         token, other = token_of(made, "me", "admin"), token_of(made, "east", "viewer", "east")
         _measure(made, root)
         made.start()
@@ -132,6 +137,22 @@ def token_of(service: Service, name: str, role: Role, *policies: str) -> str:
     with ServiceStore(service.store) as store:
         store.prepare()
         return create_token(store, name, role, policies, 3600.0)
+
+
+def _land(url: str) -> None:
+    """An asset that nobody has approved, a job that was landed, one that failed, and one that waits."""
+    with IngestionStore(url) as store:
+        store.prepare()
+        store.put_asset(Asset(name="crm", owner="olga", producers=("me",), note=MARKUP, created_by=IMAGE))
+        for number in range(3):
+            store.submit(Request(asset="crm", source="crm", schema="public", table=f"t{number}", requested_by="me"))
+        landed, failed = (store.claim("c", 60.0, 9, 1.0) for _ in range(2))
+        assert landed and failed
+        for step in STEPS[: STEPS.index("publish")]:
+            store.step_done(landed, step, {"rows": 1002, "bytes": 4 << 20, "files": 3, "consistent": False})
+        store.published(landed, 7, {"erased_rows": 2})
+        store.done(landed)
+        store.fail(failed, Failure("user", f"column {MARKUP} is not there", f"Traceback\n  {IMAGE}"))
 
 
 def _measure(service: Service, root: str) -> None:
@@ -350,6 +371,38 @@ def test_what_leaves_says_why_how_much_and_what_is_not_known(world: World) -> No
     assert client.post("/removals/hold", data={**mine, "root": "/etc", "on": "a.b"}).status_code == 404
     assert client.post("/cmroot/hold", data={**mine, "name": "../x", "reason": "x"}).status_code == 400
     assert client.get("/cmroot/find?path=%00").status_code == 400
+
+
+def test_ingestion_says_who_waits_and_what_failed_and_its_forms_act(chromium: Any, world: World) -> None:
+    page, _ = visit(chromium, world, "/ingestion", java_script_enabled=False)
+    main = page.locator("main").inner_text()
+    for part in (
+        "0 of 4 slots in use, at most 2 of one asset",
+        "1 queued, 1 failed_user",
+        "100.0%",
+        "1,002",
+        "4.0 MiB",
+    ):
+        assert part in main, part
+    assert f"column {MARKUP} is not there" in main and "Traceback" not in main and "waits for approval" in main
+    sign_in(page, world.token)
+    page.goto("/ingestion")
+    page.get_by_role("link", name="2", exact=True).click()
+    assert "2 left out" not in page.locator("main").inner_text()
+    page.get_by_text("The error in detail").click()
+    assert f"Traceback\n  {IMAGE}" in page.get_by_label("Error").inner_text()
+    page.goto("/ingestion/jobs/1")
+    assert "2 left out; the source has them yet" in page.locator("main").inner_text()
+    assert page.get_by_role("button", name="Cancel").count() == 0, "it is done"
+    page.goto("/ingestion/jobs/3")
+    page.get_by_label("Why cancel").fill("not needed")
+    page.get_by_role("button", name="Cancel").click()
+    assert "Cancelled by me." in page.locator("main").inner_text()
+    page.get_by_role("link", name="crm", exact=True).click()
+    page.get_by_label("Why approve").fill(MARKUP)
+    page.get_by_role("button", name="Approve").click()
+    assert "Approved by me." in page.locator("main").inner_text()
+    page.context.close()
 
 
 def test_drills_and_purges_show_their_figures(world: World) -> None:

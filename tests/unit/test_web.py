@@ -301,6 +301,26 @@ def test_what_many_ask_at_once_is_made_once_and_never_older_than_a_write(made: M
     assert len(reads) == before + 2, "what somebody with cookies sees is made for him"
 
 
+def test_pages_of_ingestion_say_how_to_begin_and_what_does_not_answer(made: Made, tmp_path: Path) -> None:
+    empty = made({"ingestion": {"store": f"sqlite:///{tmp_path}/none.sqlite"}}).get("/ingestion")
+    for part in ("Ingestion is not configured", "replicator asset create crm", "Nothing was published", "No job yet"):
+        assert part in empty.text, part
+    sources = {"crm": {"url": "jdbc:postgresql://crm/crm"}}
+    policies = {"west": policy(cmroot=f"{tmp_path}/a", target_cmroot=f"{tmp_path}/b")}
+    away = {"store": "postgresql://127.0.0.1:1/jobs", "sources": sources}
+    server = made({"policies": policies, "ingestion": away})
+    for place in ("/ingestion", "/ingestion/assets/crm", "/ingestion/jobs/1"):
+        found = server.get(place)
+        assert found.status_code == 200 and "127.0.0.1" in found.text and "Traceback" not in found.text, place
+    assert "not configured" not in server.get("/ingestion").text
+    assert server.get("/").status_code == 200 and server.get("/ingestion?state=none").status_code == 422
+    well = made({"policies": policies, "ingestion": {"store": f"sqlite:///{tmp_path}/i.sqlite", "sources": sources}})
+    paul = well.token("paul", "operator", "west")
+    mine = well.get("/ingestion", paul)
+    assert "Jobs that you requested" in mine.text and "Assets" not in mine.text and "slots" not in mine.text
+    assert well.get("/ingestion/assets/crm", paul).status_code == 403
+
+
 def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
     sources = {"crm": {"url": "jdbc:postgresql://crm/crm"}}
     policies = {"west": policy(cmroot=f"{tmp_path}/a", target_cmroot=f"{tmp_path}/b")}
@@ -341,6 +361,15 @@ def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
     assert (stats["cap"], stats["queue"]["states"]["queued"], stats["queue"]["assets"][0]["waiting"]) == (2, 2, 2)
     assert server.get("/api/v1/ingestion/stats?within=32d", look).status_code == 400
     assert server.get("/api/v1/ingestion/stats", paul).status_code == 403, "it is of all assets"
+    server.serving.watch._count(server.serving.config)
+    metrics = server.get("/metrics", look).text
+    for line in (
+        '_jobs{state="queued"} 2.0',
+        '_failing{kind="user"} 0.0',
+        '_slots_used{asset="crm"} 0.0',
+        "_waiting 2.0",
+    ):
+        assert f"replicator_ingestion{line}\n" in metrics, line
     shown = server.get(f"/api/v1/ingestion/requests/{second}", paul).json()
     assert shown["job"]["requested_by"] == "paul" and shown["changes"][0]["state"] == "queued"
     assert post(f"ingestion/requests/{second}:cancel", eve).status_code == 409

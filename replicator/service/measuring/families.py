@@ -1,11 +1,13 @@
 """Families of metrics, as Prometheus reads them. Labels are jobs, policies, roots and disks of the configuration, and
-of each policy the ten tables and twenty databases with the longest lag, so that their number is limited. No label is
+of each policy the ten tables and twenty databases with the longest lag, and of ingestion twenty assets, so that their
+number is limited. No label is
 called `job`: Prometheus gives each target one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -19,6 +21,8 @@ from prometheus_client.registry import Collector
 
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
+from replicator.ingestion.doors.ingestion_shown import IngestionStats
+from replicator.ingestion.ingestion_job import Kind
 from replicator.policies.lag import DatabaseLag
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import MeasuredLag
@@ -32,6 +36,8 @@ TABLES = 10
 
 DATABASES, OTHER = 20, "other"
 """Of a policy, those with the longest lag; the rest are one."""
+
+ERROR_KINDS = get_args(Kind)
 
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "replicator_runs": ("Runs that ended.", ("policy", "kind", "outcome")),
@@ -188,6 +194,32 @@ def of_roots(roots: Mapping[str, tuple[float, RootSample]], now: float) -> Itera
             pin.add_metric([place, root.consumer], max(0.0, now - root.oldest))
     yield at
     yield pin
+
+
+def of_ingestion(found: IngestionStats | None) -> Iterator[Metric]:
+    """found: None: nothing is known. Of assets the twenty with most slots in use; the rest are one."""
+    if found is None:
+        return
+    queue = found.queue
+    states = GaugeMetricFamily("replicator_ingestion_jobs", "Jobs that are not over, by state.", labels=["state"])
+    for state, number in queue.states.items():
+        states.add_metric([state], number)
+    failing = GaugeMetricFamily("replicator_ingestion_failing", "Of them those with an error.", labels=["kind"])
+    for kind in ERROR_KINDS:
+        failing.add_metric([kind], queue.failing.get(kind, 0))
+    slots = GaugeMetricFamily("replicator_ingestion_slots_used", "Slots in use, by asset.", labels=["asset"])
+    ranked = sorted(queue.assets, key=lambda each: (-each.at_work, each.asset))
+    for each in ranked[:DATABASES]:
+        slots.add_metric([each.asset], each.at_work)
+    if rest := ranked[DATABASES:]:
+        slots.add_metric([f"({OTHER})"], sum(each.at_work for each in rest))
+    for name, text, value in (
+        ("slots", "Jobs at a time, of all controllers.", found.slots),
+        ("waiting", "Jobs that are due and have no slot.", queue.waiting),
+        ("oldest_waiting_seconds", "Since the one that waits longest is due; 0: none waits.", queue.waits_seconds or 0),
+    ):
+        yield GaugeMetricFamily(f"replicator_ingestion_{name}", text, value=float(value))
+    yield from (states, failing, slots)
 
 
 def _by_policy(name: str, text: str, values: Mapping[str, float | None]) -> Metric:

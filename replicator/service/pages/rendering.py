@@ -41,8 +41,12 @@ WORDS = {
 }
 """Status of a policy in words."""
 
-ILL = frozenset({"late", "blocked", "unknown", "failed", "lost", "differs", "partial", "killed", "incomplete"})
+ILL = frozenset(
+    {"late", "blocked", "unknown", "failed", "lost", "differs", "partial", "killed", "incomplete"}
+    | {"failed_user", "failed_type", "expired"}  # jobs of ingestion
+)
 WELL = frozenset({"current", "done"})
+AT_WORK = frozenset({"running", "published"})
 
 
 _CODE = re.compile("`([^`]+)`")
@@ -104,7 +108,7 @@ def said(text: str) -> Markup:
 
 def css_class(state: str) -> str:
     """How a state looks; it is always a word, too."""
-    return "ill" if state in ILL else "well" if state in WELL else "work" if state == "running" else "calm"
+    return "ill" if state in ILL else "well" if state in WELL else "work" if state in AT_WORK else "calm"
 
 
 def schedule(text: str) -> str:

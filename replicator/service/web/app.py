@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replicator.service.pages.form_routes import forms
+from replicator.service.pages.ingestion_routes import ingesting
 from replicator.service.pages.page_routes import pages
 from replicator.service.pages.places.removal_routes import removing
 from replicator.service.pages.places.root_routes import of_logs, of_roots
@@ -67,7 +68,7 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
     app.include_router(beekeeper)
     app.include_router(router_of(QUESTIONS))
     describe(app, QUESTIONS)
-    for router in (signing_in, forms, plans, of_policies, pages, of_roots, of_logs, removing, tables):
+    for router in (signing_in, forms, plans, of_policies, pages, of_roots, of_logs, removing, tables, ingesting):
         app.include_router(router)
 
     @app.get("/healthz", include_in_schema=False)

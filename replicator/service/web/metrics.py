@@ -28,6 +28,7 @@ def _all(serving: Serving) -> Iterator[Metric]:
     known = {**remembered_comparisons(serving.store), **serving.watch.compared}
     yield from families.of_policies(serving.config.policies, serving.watch.found, known, now)
     yield from families.of_disks(serving.watch.disks)
+    yield from families.of_ingestion(serving.watch.queue)
     yield from families.of_roots(remembered_roots(serving.store), now)
 
 
