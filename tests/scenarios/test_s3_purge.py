@@ -4,8 +4,6 @@ and the metastore see the server's own directories, everything else asks the ser
 
 from __future__ import annotations
 
-import random
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -13,14 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
+from busy_bucket import busy_bucket
 from metastores import MetastoreFactory
-from object_servers import environment
-from purge_kills import BUSY, ERASED, LEFT, ids_in
+from purge_kills import ERASED, LEFT, ids_in
 from purges import DESCRIPTOR, Warehouse
 from s3_path import S3Path
-from s3_proxy import counting
 from stores import s3a_as_directories
 from versity import ON_VERSITYGW, Versity
 
@@ -40,16 +36,8 @@ class Killed(BaseException):
 
 @pytest.fixture
 def here(versitygw: Versity, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Path]:
-    """A bucket, past the proxy that the environment names."""
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
-    chance, name = random.Random(1), f"purged-{uuid.uuid4().hex[:8]}"
-    with counting(versitygw.url) as proxy, environment(versitygw.environment | {"AWS_ENDPOINT_URL": proxy.url}):
-        client = boto3.Session().client("s3", endpoint_url=versitygw.url)
-        client.create_bucket(Bucket=name)
-        proxy.strict = False  # this server heeds digests and conditions itself
-        proxy.fails = lambda kind, path: chance.random() < BUSY
-        yield S3Path(client, name)
-        assert proxy.taken().total() > 100
+    with busy_bucket(versitygw, monkeypatch) as bucket:
+        yield bucket
 
 
 @pytest.mark.long

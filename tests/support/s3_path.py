@@ -47,7 +47,10 @@ class S3Path:
         """There are none."""
 
     def write_text(self, text: str) -> None:
-        self.client.put_object(Bucket=self.bucket, Key=self.key, Body=text.encode())
+        self.write_bytes(text.encode())
+
+    def write_bytes(self, data: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=self.key, Body=data)
 
     def rename(self, other: S3Path) -> None:
         self.client.put_object(Bucket=self.bucket, Key=other.key, Body=self.read_bytes())

@@ -162,7 +162,9 @@ def _refuse_corrupt(rows: Any, directory: Place) -> None:
         return
     others = [each for each in rows.columns if each not in (CORRUPT, "_metadata")]
     if not others:
-        raise SourceRefused(f"{directory}: no row can be read", hint="check the format that the description says")
+        file = rows.selectExpr("_metadata.file_name").first()
+        told = f"{directory}: no row can be read" + (f", such as those of {file[0]}" if file else "")
+        raise SourceRefused(told, hint="check the format that the description says")
     bad = f"{CORRUPT} IS NOT NULL"
     asked = (f"first(CASE WHEN {bad} THEN {each} END, true)" for each in ("_metadata.file_name", CORRUPT))
     found = rows.selectExpr(f"count_if({bad})", *asked, f"count({quoted_name(others[0])})")  # not of that column alone
