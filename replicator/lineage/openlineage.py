@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import urllib.request
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from replicator.core.connections.secret import read_secret
+from replicator.core.messages.sending import post
 from replicator.core.policy import Policy
 from replicator.core.schedules.lineage_config import LineageConfig
 from replicator.dumps.reader import DumpReader
@@ -90,8 +90,8 @@ class Lineage:
             "COMPLETE",
             run,
             _now(),
-            inputs=_datasets(here, named),
-            outputs=_datasets(there, [(self._replica(db, report.reverse), name) for db, name in named]),
+            inputs=datasets(here, named),
+            outputs=datasets(there, [(self._replica(db, report.reverse), name) for db, name in named]),
         )
         report.warnings += self.problems
         self.problems.clear()
@@ -116,26 +116,26 @@ class Lineage:
             "schemaURL": SCHEMA,
         }
         try:
-            self._send(msgspec.json.encode(event))
+            send(self.config, msgspec.json.encode(event))
         except (OSError, ValueError, Error) as problem:
             self.problems.append(f"lineage: {kind} was not received: {problem}")
 
-    def _send(self, body: bytes) -> None:
-        if self.config.file:
-            descriptor = os.open(self.config.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            with open(descriptor, "ab", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # other runs write here, too
-                file.write(body + b"\n")
-        if self.config.url:
-            headers = {"Content-Type": "application/json"}
-            if self.config.token:
-                headers["Authorization"] = f"Bearer {read_secret(self.config.token, 'lineage.token')}"
-            request = urllib.request.Request(self.config.url, body, headers, method="POST")
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                answer.read(1)
+
+def send(config: LineageConfig, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    """Tells who is configured of one event. Raises OSError, ValueError or Error where one did not get it."""
+    if config.file:
+        descriptor = os.open(config.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        with open(descriptor, "ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # other runs write here, too
+            file.write(body + b"\n")
+    if config.url:
+        given = dict(headers or {})
+        if config.token:
+            given["Authorization"] = f"Bearer {read_secret(config.token, 'lineage.token')}"
+        post(config.url, body, given, patience=PATIENCE)
 
 
-def _datasets(uri: str, tables: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+def datasets(uri: str, tables: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
     """As OpenLineage calls tables of a metastore: `hive://HOST:PORT`, and `DB.TABLE`."""
     namespace = f"hive://{urlsplit(uri.split(',')[0]).netloc}"
     return [{"namespace": namespace, "name": f"{db}.{name}"} for db, name in tables]

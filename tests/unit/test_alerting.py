@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from certificates import Authority
 from sqlalchemy import update
 
 from replicator.core.config import parse_config
+from replicator.core.messages.sending import failure_of
 from replicator.core.roles import Role, RoleMark
 from replicator.core.schedules.alert_config import AlertConfig, MailConfig
 from replicator.metastore.embedded.server_process import free_port
@@ -30,7 +32,7 @@ from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
 from replicator.service.alerts.alert_store import open_alerts, remember
 from replicator.service.alerts.alerting import Alerter
-from replicator.service.alerts.channels import Message, channels_of, failure_of
+from replicator.service.alerts.channels import Message, channels_of
 from replicator.service.alerts.conditions import ENOUGH, TREND
 from replicator.service.alerts.trends import Trend
 from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
@@ -344,7 +346,7 @@ def test_a_mail_server_is_told_only_with_a_certificate_that_is_trusted(
         message = Message("raised", "x", "late", "west", "it is late", "", "then", "now")
         for authority, failure, number in ((own, "", 1), (foreign, "certificate verify failed", 1)):
             monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
-            said = failure_of(send, message)
+            said = failure_of(partial(send, message))
             assert (failure in said and bool(failure) == bool(said)) and letters.count == number, said
     finally:
         server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -68,14 +69,7 @@ def check_alerts(alerts: AlertConfig) -> None:
     for key in ("headroom", "disk"):
         if not 0 <= getattr(alerts, key) <= 1:
             raise ConfigError(f"alerts.{key}: is no share between 0 and 1")
-    for name, hook in alerts.webhooks.items():
-        parts = urlsplit(hook.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
-            raise ConfigError(f"alerts.webhooks.{name}.url: is no http or https URL without a password")
-        _reference(f"alerts.webhooks.{name}.secret", hook.secret)
-    for name, command in alerts.commands.items():
-        if not command.command:
-            raise ConfigError(f"alerts.commands.{name}.command: is empty")
+    check_receivers("alerts", alerts.webhooks, alerts.commands)
     for name, mail in alerts.mails.items():
         host, colon, port = mail.server.rpartition(":")
         if not (host and colon and port.isascii() and port.isdecimal()) or not mail.to:
@@ -83,6 +77,18 @@ def check_alerts(alerts: AlertConfig) -> None:
         if any("\n" in each or "\r" in each for each in (mail.sender, *mail.to)):
             raise ConfigError(f"alerts.mails.{name}: an address has a line's end in it")
         _reference(f"alerts.mails.{name}.password", mail.password)
+
+
+def check_receivers(key: str, webhooks: Mapping[str, WebhookConfig], commands: Mapping[str, CommandConfig]) -> None:
+    """key: of the table that they are in. Raises ConfigError naming the one that is wrong."""
+    for name, hook in webhooks.items():
+        parts = urlsplit(hook.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
+            raise ConfigError(f"{key}.webhooks.{name}.url: is no http or https URL without a password")
+        _reference(f"{key}.webhooks.{name}.secret", hook.secret)
+    for name, command in commands.items():
+        if not command.command:
+            raise ConfigError(f"{key}.commands.{name}.command: is empty")
 
 
 def _reference(key: str, text: str | None) -> None:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from replicator.core.messages.sending import PATIENCE, failure_of
 from replicator.errors import Error
 from replicator.service.alerts.alert_store import OpenAlert, finish, forget, open_alerts, record, remember
-from replicator.service.alerts.channels import PATIENCE, Message, Send, channels_of, failure_of
+from replicator.service.alerts.channels import Message, Send, channels_of
 from replicator.service.alerts.conditions import (
     Condition,
     JobFacts,
@@ -138,7 +139,7 @@ class Alerter:
     def _failure(self, channel: str, send: Send, message: Message) -> str:
         """Why nobody got it; empty: somebody did. A receiver that takes too long keeps its own messages waiting."""
         said: list[str] = []
-        if not self._sending.begin(channel, lambda: said.append(failure_of(send, message))):
+        if not self._sending.begin(channel, lambda: said.append(failure_of(lambda: send(message)))):
             return "the message before is still being sent"
         if not self._sending.wait(channel, 2 * PATIENCE) or not said:
             return f"it took longer than {2 * PATIENCE:.0f} s"

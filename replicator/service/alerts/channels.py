@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
-import logging
 import smtplib
 import ssl
-import subprocess
-import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from email.message import EmailMessage
 from functools import partial
-from http.client import HTTPException
 
 import msgspec
 
 from replicator.core.connections.secret import read_secret
+from replicator.core.messages.sending import PATIENCE, call, post
 from replicator.core.schedules.alert_config import AlertConfig, CommandConfig, MailConfig, WebhookConfig
-from replicator.errors import Error
-
-log = logging.getLogger(__name__)
-
-PATIENCE = 10.0  # seconds for one message
-SIGNATURE = "X-Replicator-Signature"
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -45,18 +34,6 @@ Send = Callable[[Message], None]
 """Raises something when nobody got it."""
 
 
-def failure_of(send: Send, message: Message) -> str:
-    """Why nobody got it; empty: somebody did. Whatever a receiver makes of it, the others are told."""
-    try:
-        send(message)
-    except (OSError, Error, ValueError, HTTPException) as error:
-        return str(error) or type(error).__name__
-    except Exception as error:
-        log.exception("internal error")
-        return f"internal error: {type(error).__name__}: {error}"
-    return ""
-
-
 def channels_of(config: AlertConfig) -> Mapping[str, Send]:
     """By the names that deliveries are remembered under."""
     return {
@@ -66,29 +43,13 @@ def channels_of(config: AlertConfig) -> Mapping[str, Send]:
     }
 
 
-def signature(secret: str, moment: int, body: bytes) -> str:
-    """The header of a signed message: its time, and the HMAC-SHA256 of `<time>.<body>`."""
-    made = hmac.new(secret.encode(), f"{moment}.".encode() + body, hashlib.sha256).hexdigest()
-    return f"t={moment},v1={made}"
-
-
 def _post(name: str, hook: WebhookConfig, message: Message) -> None:
-    body = msgspec.json.encode(message)
-    headers = {"Content-Type": "application/json"}
-    if hook.secret:
-        secret = read_secret(hook.secret, f"alerts.webhooks.{name}.secret")
-        headers[SIGNATURE] = signature(secret, int(time.time()), body)
-    request = urllib.request.Request(hook.url, body, headers, method="POST")
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        answer.read(1)
+    secret = read_secret(hook.secret, f"alerts.webhooks.{name}.secret") if hook.secret else ""
+    post(hook.url, msgspec.json.encode(message), secret=secret)
 
 
 def _call(given: CommandConfig, message: Message) -> None:
-    body = msgspec.json.encode(message) + b"\n"
-    try:
-        subprocess.run(given.command, input=body, capture_output=True, timeout=PATIENCE, check=True)
-    except subprocess.SubprocessError as error:
-        raise ValueError(str(error)) from error
+    call(given.command, msgspec.json.encode(message))
 
 
 def _mail(name: str, mail: MailConfig, message: Message) -> None:

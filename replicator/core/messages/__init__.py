@@ -1,0 +1,1 @@
+"""Messages to others: a signed POST, or the standard input of a command."""
