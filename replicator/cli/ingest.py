@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -26,6 +27,7 @@ from replicator.ingestion.doors.validation import READERS
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, State
 from replicator.ingestion.ingestion_request import Format, Mode, SchemaPolicy
 from replicator.ingestion.job_figures import PERCENTILES
+from replicator.ingestion.notices.outbox import Undelivered
 
 
 @click.group()
@@ -98,7 +100,7 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
     """Work on jobs: a controller. Any number may run, and each may be killed: another one goes on where it was.
 
-    Exits with 3 when a job failed; what can be tried again by itself is, by a later run.
+    Exits with 3 when a job failed or a message was not delivered; what can be tried again by itself is, by a later run.
 
     \b
     Example:
@@ -153,13 +155,13 @@ def list_jobs(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def show(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Show a job: its request, its changes, its error in detail.
+    """Show a job: its request, its changes, its error in detail, and messages that were not delivered.
 
     \b
     Example: replicator ingest show 17
     """
     shown = session.call(ingest_show, **given)
-    emit(shown, as_json, _job_lines(shown.detail))
+    emit(shown, as_json, _job_lines(shown.detail, shown.undelivered))
     return 0
 
 
@@ -239,8 +241,9 @@ def drop_zone(session: Session, /, as_json: bool) -> int:
     return 0
 
 
-def _job_lines(found: JobDetail) -> list[str]:
+def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str]:
     job, request = found.job, found.request
+    told = [f"{each.receiver}: {each.key}, {each.tries} tries {each.error}".rstrip() for each in undelivered]
     mode = " ".join(filter(None, (job.mode, request.watermark, ", ".join(request.key))))
     lines = [
         ("job", f"{job.job}, {job.state}"),
@@ -258,6 +261,7 @@ def _job_lines(found: JobDetail) -> list[str]:
         ("cancelled by", job.cancelled_by or None),
         ("error", f"{job.error_text} ({job.error_kind})" if job.error_text else None),
         ("detail", found.error_detail.splitlines()),
+        ("not delivered", told),
         ("note", request.note or None),
     ]
     rows = [(time_text(each.at), each.state, each.step, each.actor, each.error_text) for each in found.changes]

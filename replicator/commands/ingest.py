@@ -28,6 +28,7 @@ from replicator.ingestion.doors.validation import READERS
 from replicator.ingestion.fairness import most
 from replicator.ingestion.ingestion_job import JobFilter, State
 from replicator.ingestion.ingestion_request import Format, Mode, Request, SchemaPolicy, Split
+from replicator.ingestion.notices.outbox import Outbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +144,14 @@ class IngestShowOptions(Options):
 
 @verb(IngestShowOptions)
 def ingest_show(options: IngestShowOptions) -> IngestionJobShown:
-    """Shows a job: its request, its changes, its error in detail. Changes nothing.
+    """Shows a job: its request, its changes, its error in detail, and messages that were not delivered. Changes
+    nothing.
 
         replicator.ingest_show(17).detail.error_detail
 
     Raises ObjectNotFound when there is none."""
     with opened_store(options.settings) as store:
-        return IngestionJobShown("shown", store.detail(options.job))
+        return IngestionJobShown("shown", store.detail(options.job), Outbox(store).undelivered(options.job))
 
 
 LONGEST = timedelta(days=31)

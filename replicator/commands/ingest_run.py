@@ -13,9 +13,11 @@ from replicator.core.spark import hive_settings
 from replicator.errors import ConfigError
 from replicator.ingestion.controller import Controller, Worked
 from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.notices.courier import Courier, senders_of
 from replicator.ingestion.reading.drivers import driver_jars, give_drivers
 from replicator.metastore.java import find_java
 from replicator.purge.run import warehouse_of
+from replicator.text.quantity import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ def ingest_run(options: IngestRunOptions) -> Worked:
         replicator.ingest_run(config="replicator.toml")
 
     Raises ConfigError without `ingestion.metastore` and `ingestion.landing`. Jobs that fail are the report's `failed`;
-    they are tried again by their kind of failure."""
+    they are tried again by their kind of failure. Messages that a receiver has not got yet are its `undelivered`."""
     ingestion, service = options.settings.ingestion, options.settings.service
     for key in ("metastore", "landing"):
         if not getattr(ingestion, key):
@@ -63,4 +65,8 @@ def ingest_run(options: IngestRunOptions) -> Worked:
             return made
 
         controller = Controller(store, ingestion, metastore, runtime, session, options.stop or Event())
-        return controller.run(once=options.once)
+        senders = senders_of(ingestion.notify, options.settings.lineage, metastore.config.uri)
+        with Courier(store, senders, parse_duration(ingestion.expire).total_seconds()) as courier:
+            worked = controller.run(once=options.once)
+        worked.tell_undelivered(courier.outbox.undelivered())
+        return worked

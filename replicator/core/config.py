@@ -33,6 +33,7 @@ from replicator.core.connections.source_config import IngestionConfig, check_ing
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
 from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
+from replicator.core.schedules.notify_config import LINEAGE
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig, check_service
 from replicator.core.telling.log_config import LogConfig
 from replicator.errors import ConfigError, UsageError
@@ -234,6 +235,8 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         check_service(config.service)
         check_alerts(config.alerts)
         check_lineage(config.lineage)
+        if LINEAGE in config.ingestion.notify.schemas and not (config.lineage.file or config.lineage.url):
+            raise ConfigError("ingestion.notify.schemas: [lineage] has neither file nor url", hint="give one of them")
         _ = config.log.interval  # raises for what is none
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
         refuse_shared_queues(read.values())

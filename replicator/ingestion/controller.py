@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +34,9 @@ from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_log import append
 from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
 from replicator.ingestion.landing.landing_work import Work
+from replicator.ingestion.notices.outbox import Undelivered
 from replicator.metastore.client import Metastore
-from replicator.text.quantity import parse_duration
+from replicator.text.quantity import count_text, parse_duration
 
 PAUSE = 2.0
 """Seconds between two looks for a job, while there is none."""
@@ -55,7 +56,8 @@ log = logging.getLogger(__name__)
 @dataclass
 class Worked(Report):
     """done: jobs that this controller brought to their end; failed: attempts that failed; lost: jobs that another
-    controller took over. errors: the newest of the failed ones, a text each."""
+    controller took over. errors: the newest of the failed ones, a text each. undelivered: messages, of all jobs, that
+    receivers have not got yet."""
 
     status: str = "done"
     done: int = 0
@@ -64,6 +66,18 @@ class Worked(Report):
     rows: int = 0
     bytes: int = 0
     errors: list[str] = field(default_factory=list)
+    undelivered: int = 0
+
+    def tell_undelivered(self, messages: Sequence[Undelivered]) -> None:
+        """Names those that each receiver waits for."""
+        self.undelivered = len(messages)
+        waiting: dict[str, list[Undelivered]] = {}
+        for each in messages:
+            waiting.setdefault(each.receiver, []).append(each)
+        for name, mine in waiting.items():
+            self.status = "partial"
+            why = next((each.error for each in mine if each.error), "it is tried again later")
+            self.errors.append(f"{name}: {count_text(len(mine), 'message')} not delivered: {why}")
 
 
 class Controller:

@@ -45,7 +45,7 @@ from replicator.text.credentials import without_credentials
 
 R = TypeVar("R")
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration that this release knows."""
 
 LOST = 1

@@ -121,3 +121,36 @@ change = Table(
 it: the requester, a controller, or who cancelled it."""
 
 Index("ingestion_change_job", change.c.job, change.c.id)
+
+receiver = Table(
+    "ingestion_receiver",
+    metadata,
+    Column("name", String(200), primary_key=True),
+    Column("told", BigInteger, nullable=False),
+    Column("due", Float(53), nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("seen", Float(53), nullable=False),
+)
+"""`name`: CHANNEL.KIND.NAME. `told`: the last change of which it has its messages. `due`: when it may be sent one
+again; in the future while a controller sends one, too. `failures`: in a row. `seen`: when a controller last had it in
+its configuration."""
+
+message = Table(
+    "ingestion_message",
+    metadata,
+    Column("id", _number, primary_key=True, autoincrement=True),
+    Column("receiver", String(200), nullable=False),
+    Column("about", String(300), nullable=False),
+    Column("key", String(300), nullable=False),
+    Column("job", BigInteger, nullable=False),
+    Column("at", Float(53), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("delivered", Float(53)),
+)
+"""What a receiver has not got yet. `about`: the key; of a schema its table, of which only the newest counts, and stays
+when it was delivered: an equal one is not sent again."""
+
+Index("ingestion_message_about", message.c.receiver, message.c.about, unique=True)
+Index("ingestion_message_job", message.c.job)

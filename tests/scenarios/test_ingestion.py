@@ -6,6 +6,7 @@ What was landed is read with pyarrow from where the metastore says, and compared
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -370,3 +371,26 @@ def test_a_value_that_fits_no_type_is_named_and_ends_the_copy(landing: Landing) 
     assert "column price (numeric) has values that do not fit decimal(38,18), such as NaN" in text
     (job,) = replicator.ingest_ls(config=landing.config).jobs
     assert (job.state, landing.versions("t")) == ("failed_type", [])
+
+
+def test_who_is_configured_is_told_of_tables_schemas_and_failures(landing: Landing, tmp_path: Path) -> None:
+    def heard(name: str) -> list[Any]:
+        return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+    names = ("publications", "failures", "schemas")
+    tees = {name: {"command": ["tee", "-a", str(tmp_path / name)]} for name in names}
+    landing.config = landing.configured(notify={"commands": tees, **{name: [f"commands.{name}"] for name in names}})
+    landing.sql("CREATE TABLE t (id int PRIMARY KEY)")
+    landing.sql("INSERT INTO t VALUES (1), (2)")
+    landing.create_asset()
+    done, wrong = landing.request("t"), landing.request("none")
+
+    worked = landing.run()
+
+    assert (worked.done, worked.failed, worked.undelivered) == (1, 1, 0), worked
+    (told,), (failed,), (schema,) = map(heard, names)
+    assert (told["job"], told["rows"], told["state"], told["target"]) == (done, 2, "done", f"{landing.asset}_public.t")
+    assert (failed["job"], failed["state"]) == (wrong, "failed_user") and "none" in failed["error_text"]
+    assert schema["columns"] == [["id", "int"]]
+    assert Path(landing.location("t").removeprefix("file:")).parent == Path(schema["location"].removeprefix("file:"))
+    assert replicator.ingest_show(done, config=landing.config).undelivered == []

@@ -29,6 +29,7 @@ LIBRARIES = {
         "replicator.housekeeping.migrations.versions",
         "replicator.ingestion",
         "replicator.ingestion.migrations.versions",
+        "replicator.ingestion.notices",
         "replicator.service",
         "replicator.service.alerts",
         "replicator.service.measuring",

@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from replicator.core.connections.secret import is_reference, read_secret
+from replicator.core.schedules.notify_config import NotifyConfig, check_notify
 from replicator.errors import ConfigError
 from replicator.text.quantity import parse_duration
 
@@ -52,7 +53,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: of jobs, a database's URL; None: that of `[service]`. slots: jobs at a time, of all controllers; share: of
     the slots that one asset may have. lease: for how long a job stays with a controller that went away. expire: a job
     that fails for so long, or `attempts` times, is given up. log: the table of all state changes, "db.table". pool: of
-    Spark's fair scheduler, in which all work of ingestion runs."""
+    Spark's fair scheduler, in which all work of ingestion runs. notify: who is told."""
 
     metastore: str = ""
     landing: str = ""
@@ -65,6 +66,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: str = "governance.ingestion_log"
     pool: str = "ingestion"
     sources: dict[str, SourceConfig] = {}
+    notify: NotifyConfig = NotifyConfig()
 
 
 def check_ingestion(ingestion: IngestionConfig) -> None:
@@ -102,6 +104,7 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
         raise ConfigError("ingestion.pool: is no name of a pool", hint="write letters, digits, _, - and .")
     if ingestion.log.count(".") != 1:
         raise ConfigError("ingestion.log: is no table", hint="write db.table")
+    check_notify(ingestion.notify)
 
 
 def _check_directory(source: SourceConfig, key: str, landing: str) -> None:

@@ -11,6 +11,7 @@ from replicator.core.report import Report, Rows
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail
 from replicator.ingestion.ingestion_request import Asset
 from replicator.ingestion.job_figures import LandingFigures, QueueFigures
+from replicator.ingestion.notices.outbox import Undelivered
 
 
 def _asset_fields(asset: Asset) -> dict[str, Any]:
@@ -65,14 +66,21 @@ class IngestionJobs(Rows):
 
 @dataclass
 class IngestionJobShown(Report):
-    """A job with its request, its error in detail, and its changes, oldest first."""
+    """A job with its request, its error in detail, and its changes, oldest first. undelivered: messages about it that
+    receivers have not got yet."""
 
     status: str
     detail: JobDetail
+    undelivered: list[Undelivered] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         found = msgspec.to_builtins(self.detail)
-        return {"status": self.status, **found.pop("job"), **found}
+        return {
+            "status": self.status,
+            **found.pop("job"),
+            **found,
+            "undelivered": msgspec.to_builtins(self.undelivered),
+        }
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Notices: who is told what ingestion did, at least once."""
