@@ -114,6 +114,7 @@ def run(session: Session, /, as_json: bool, **given: Any) -> int:
     lines = [
         ("jobs", f"{done.done} done, {done.failed} failed, {done.lost} taken over"),
         ("landed", f"{count_text(done.rows, 'row')}, {size_text(done.bytes)}"),
+        ("not delivered", count_text(done.undelivered, "message") if done.undelivered else None),
     ]
     emit(done, as_json, aligned(lines))
     return PARTIAL if done.status == "partial" else 0

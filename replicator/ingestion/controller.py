@@ -69,15 +69,16 @@ class Worked(Report):
     undelivered: int = 0
 
     def tell_undelivered(self, messages: Sequence[Undelivered]) -> None:
-        """Names those that each receiver waits for."""
+        """Names those that each receiver waits for; what nobody has tried yet is another controller's, or the next
+        run's, and no failure."""
         self.undelivered = len(messages)
         waiting: dict[str, list[Undelivered]] = {}
         for each in messages:
             waiting.setdefault(each.receiver, []).append(each)
         for name, mine in waiting.items():
-            self.status = "partial"
-            why = next((each.error for each in mine if each.error), "it is tried again later")
-            self.errors.append(f"{name}: {count_text(len(mine), 'message')} not delivered: {why}")
+            why = next((each.error for each in mine if each.tries), "")
+            self.status = "partial" if why else self.status
+            self.errors.append(f"{name}: {count_text(len(mine), 'message')} not delivered: {why or 'not tried yet'}")
 
 
 class Controller:

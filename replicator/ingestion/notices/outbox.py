@@ -69,6 +69,8 @@ class Outbox:
         for name in (each for each in names if each not in told):
             connection.execute(insert(receiver).values(name=name, told=newest, due=0.0, failures=0, seen=now))
             told[name] = newest
+        mine = update(receiver).where(receiver.c.name.in_(names))
+        connection.execute(mine.values(seen=now))  # before its messages, as whoever sends one does: nobody deadlocks
         found = queries.find_changes(connection, min(told[name] for name in names), BATCH)
         for each in found:
             for name in names:
@@ -77,7 +79,7 @@ class Outbox:
         until = found[-1].id if found else newest
         told |= {name: max(told[name], until) for name in names}
         for name in names:
-            connection.execute(update(receiver).where(receiver.c.name == name).values(told=told[name], seen=now))
+            connection.execute(update(receiver).where(receiver.c.name == name).values(told=told[name]))
         return told
 
     def _add(self, connection: Connection, name: str, each: JobChange) -> None:
@@ -145,8 +147,8 @@ class Outbox:
         with self._turn() as connection:
             gone = (receiver.c.name.not_in(names), receiver.c.seen < self._store.now() - seconds)
             found = [str(name) for name in connection.execute(select(receiver.c.name).where(*gone)).scalars()]
-            connection.execute(delete(message).where(message.c.receiver.in_(found)))
             connection.execute(delete(receiver).where(receiver.c.name.in_(found)))
+            connection.execute(delete(message).where(message.c.receiver.in_(found)))
         return found
 
     @contextmanager
