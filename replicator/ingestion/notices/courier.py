@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from replicator.core.connections.secret import read_secret
+from replicator.core.messages.kafka_topic import KafkaTopic
 from replicator.core.messages.sending import PATIENCE, call, failure_of, post
 from replicator.core.schedules.alert_config import WebhookConfig
 from replicator.core.schedules.lineage_config import LineageConfig
@@ -36,10 +37,12 @@ Send = Callable[[Message], None]
 
 
 def senders_of(notify: NotifyConfig, lineage: LineageConfig, uri: str) -> dict[str, Send]:
-    """By channel and receiver, CHANNEL.KIND.NAME. uri: of the metastore of landing tables."""
+    """By channel and receiver, CHANNEL.KIND.NAME. uri: of the metastore of landing tables. Raises ConfigError for a
+    receiver whose library is not installed."""
     kinds: dict[str, Send] = {
         **{f"webhooks.{name}": partial(_post, name, each) for name, each in notify.webhooks.items()},
         **{f"commands.{name}": partial(_call, each.command) for name, each in notify.commands.items()},
+        **{f"kafka.{name}": partial(_produce, KafkaTopic(name, each)) for name, each in notify.kafka.items()},
         LINEAGE: partial(_tell_lineage, lineage, uri),
     }
     return {f"{channel}.{name}": kinds[name] for channel in CHANNELS for name in getattr(notify, channel)}
@@ -52,6 +55,10 @@ def _post(name: str, hook: WebhookConfig, message: Message) -> None:
 
 def _call(command: tuple[str, ...], message: Message) -> None:
     call(command, message.body.encode())
+
+
+def _produce(topic: KafkaTopic, message: Message) -> None:
+    topic.send(message.key, message.body.encode())
 
 
 def _tell_lineage(config: LineageConfig, uri: str, message: Message) -> None:

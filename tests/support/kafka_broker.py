@@ -1,0 +1,103 @@
+"""A Kafka of one broker, which is its own controller, out of Kafka's jars."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from confluent_kafka import Consumer, TopicPartition
+
+from replicator.metastore.embedded.fetching import fetch, read_list
+from replicator.metastore.embedded.server_process import free_port
+from replicator.metastore.java import cache_directory, find_java, locked
+
+VERSION = "3.9.1"
+PATIENCE = 60.0  # seconds, for the broker to answer
+CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={directory}/data
+offsets.topic.replication.factor=1
+num.partitions=1
+"""
+
+
+@cache
+def jars() -> Path:
+    directory = cache_directory(os.environ) / "kafka" / VERSION
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        artifacts = read_list(Path(__file__).with_name("kafka_jars.txt"))
+        fetch(artifacts, directory, find_java(os.environ), os.environ, "tests of Kafka need them")
+    return directory
+
+
+class KafkaBroker:
+    """servers: as a client is given them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._ports = directory, (free_port(), free_port())
+        self.servers = f"127.0.0.1:{self._ports[0]}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Waits until it answers."""
+        properties = self.directory / "server.properties"
+        broker, controller = self._ports
+        properties.write_text(PROPERTIES.format(broker=broker, controller=controller, directory=self.directory))
+        java = [str(find_java(os.environ).executable), "-Xmx256m", "-cp", f"{jars()}/*"]
+        tool = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(properties)]
+        subprocess.run(tool, check=True, capture_output=True)
+        log = (self.directory / "log").open("wb")
+        self._process = subprocess.Popen([*java, "kafka.Kafka", str(properties)], stdout=log, stderr=log)
+        deadline, consumer = time.monotonic() + PATIENCE, self._consumer()
+        while True:
+            try:
+                consumer.list_topics(timeout=2)
+                break
+            except Exception:
+                lives = time.monotonic() < deadline and self._process.poll() is None
+                assert lives, (self.directory / "log").read_text()
+        consumer.close()
+
+    def messages(self, topic: str) -> list[tuple[str, bytes]]:
+        """All of the topic's one partition: keys and values."""
+        consumer = self._consumer()
+        part = TopicPartition(topic, 0, 0)
+        _, end = consumer.get_watermark_offsets(part, timeout=20)
+        consumer.assign([part])
+        found: list[tuple[str, bytes]] = []
+        while len(found) < end:
+            message = consumer.poll(20)
+            assert message is not None and not message.error(), message
+            found.append((message.key().decode(), message.value()))
+        consumer.close()
+        return found
+
+    def _consumer(self) -> Consumer:
+        return Consumer({"bootstrap.servers": self.servers, "group.id": "tests", "log_level": 0})
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def kafka_broker(directory: Path) -> Iterator[KafkaBroker]:
+    """Not started yet."""
+    broker = KafkaBroker(directory)
+    try:
+        yield broker
+    finally:
+        broker.stop()
