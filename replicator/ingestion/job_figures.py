@@ -106,9 +106,11 @@ def find_queue(connection: Connection, now: float) -> QueueFigures:
 
 
 def find_landed(connection: Connection, since: float) -> LandingFigures:
-    """What was published and ended since a time."""
-    first = _first_change(connection, since)
-    landed = _landed(first, since).subquery("landed")
+    """What was published and ended since a time, of all changes that are there when it begins: so its numbers are of
+    one moment, whatever the database's isolation is."""
+    last = int(connection.execute(select(func.max(change.c.id))).scalar() or 0)
+    meanwhile = change.c.id.between(_first_change(connection, since, last), last) & (change.c.at >= since)
+    landed = _landed(meanwhile).subquery("landed")
     rank = func.row_number().over(order_by=landed.c.seconds)
     one = select(landed.c.seconds, rank.label("rank"), func.count().over().label("n")).subquery("ranked")
     ranks = [(one.c.n * each + 99) // 100 for each in PERCENTILES]
@@ -118,20 +120,19 @@ def find_landed(connection: Connection, since: float) -> LandingFigures:
     p50, p94, p99 = (by_rank[(published * each + 99) // 100][1] if published else None for each in PERCENTILES)
     counted = select(_sum(landed.c.seconds <= SOON), _sum(landed.c.seconds <= LATE))
     soon, late = (number / published if published else None for number in connection.execute(counted).one())
-    over = (change.c.id >= first, change.c.at >= since, change.c.state.in_(OVER))
-    ended = _numbers(connection, change.c.state, *over)
+    ended = _numbers(connection, change.c.state, meanwhile, change.c.state.in_(OVER))
     return LandingFigures(since, published, soon, late, p50, p94, p99, ended, _days(connection, landed))
 
 
-def _landed(first: int, since: float) -> Select[Any]:
-    """Of each job that was published since a time, the change that made it so: one that is tried again afterwards has
-    more changes in that state."""
+def _landed(meanwhile: ColumnElement[bool]) -> Select[Any]:
+    """Of each job that was published by one of these changes, the change that made it so: one that is tried again
+    afterwards has more changes in that state."""
     earlier = change.alias("earlier")
     same = (earlier.c.job == change.c.job, earlier.c.id < change.c.id, earlier.c.state == "published")
     made = (change.c.state == "published", change.c.step == following("publish"), ~exists().where(*same))
     took = (change.c.at - job.c.queued).label("seconds")
     found = select(change.c.at, change.c.rows, change.c.bytes, took).join(job, job.c.id == change.c.job)
-    return found.where(change.c.id >= first, change.c.at >= since, *made)
+    return found.where(meanwhile, *made)
 
 
 def _days(connection: Connection, landed: Any) -> tuple[LandedDay, ...]:
@@ -145,10 +146,10 @@ def _days(connection: Connection, landed: Any) -> tuple[LandedDay, ...]:
     )
 
 
-def _first_change(connection: Connection, since: float) -> int:
+def _first_change(connection: Connection, since: float, last: int) -> int:
     """A change before which none was made since then: changes are numbered in the order in which they are made. A clock
     that was set back may leave out some, never add one."""
-    low, high = 0, int(connection.execute(select(func.max(change.c.id))).scalar() or 0) + 1
+    low, high = 0, last + 1
     while low < high:
         middle = (low + high) // 2
         query = select(change.c.id, change.c.at).where(change.c.id >= middle).order_by(change.c.id).limit(1)
