@@ -96,6 +96,8 @@ if TYPE_CHECKING:
     from replicator.commands.ingest import ingest_take as ingest_take
     from replicator.commands.ingest_run import IngestRunOptions as IngestRunOptions
     from replicator.commands.ingest_run import ingest_run as ingest_run
+    from replicator.commands.ingest_watch import IngestWatchOptions as IngestWatchOptions
+    from replicator.commands.ingest_watch import ingest_watch as ingest_watch
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
     from replicator.commands.lag import HistoryOptions as HistoryOptions
@@ -253,6 +255,7 @@ _COMMANDS = {
         "IngestShowOptions",
     ),
     "ingest_run": ("ingest_run", "IngestRunOptions"),
+    "ingest_watch": ("ingest_watch", "IngestWatchOptions"),
     "init": ("init", "InitOptions"),
     "lag": ("lag", "LagOptions", "history", "HistoryOptions"),
     "load": ("load", "LoadOptions"),

@@ -21,6 +21,7 @@ from replicator.commands.ingest import (
     ingest_take,
 )
 from replicator.commands.ingest_run import ingest_run
+from replicator.commands.ingest_watch import Watched, ingest_watch
 from replicator.core.not_replicated import PARTIAL
 from replicator.ingestion.doors.ingestion_shown import IngestionStats
 from replicator.ingestion.doors.validation import READERS
@@ -189,6 +190,24 @@ def stats(session: Session, /, as_json: bool, **given: Any) -> int:
     return 0
 
 
+@ingest.command(name="watch")
+@engine_options
+@json_options
+@pass_session
+def watch(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Look for changes that others have made to landing tables, which only ingestion changes.
+
+    Each table is compared with what its newest job published. Exit code 3 when one differs; receivers of
+    [ingestion.notify] failures are told of it, with the users that files, metastore and events tell.
+
+    \b
+    Example: replicator ingest watch
+    """
+    done = session.call(ingest_watch, **given)
+    emit(done, as_json, _watch_lines(done))
+    return PARTIAL if done.found or done.untold else 0
+
+
 @ingest.command(name="cancel")
 @click.argument("job", type=click.IntRange(1))
 @json_option
@@ -267,6 +286,15 @@ def _job_lines(found: JobDetail, undelivered: Sequence[Undelivered]) -> list[str
     ]
     rows = [(time_text(each.at), each.state, each.step, each.actor, each.error_text) for each in found.changes]
     return [*aligned(lines), "", *columns(("at", "state", "step", "by", "error"), rows)]
+
+
+def _watch_lines(done: Watched) -> list[str]:
+    lines: list[tuple[str, str | None]] = [(done.status, count_text(done.tables, "landing table"))]
+    for each in done.found:
+        by = ", ".join(each.by) or "nobody tells who"
+        lines += [(each.table, what) for what in each.what]
+        lines.append(("by", f"{by}; events: {', '.join(each.events) or 'none'}"))
+    return aligned([*lines, *(("untold", name) for name in done.untold)])
 
 
 def _stats_lines(shown: IngestionStats) -> list[str]:

@@ -74,6 +74,24 @@ def find_facts(connection: Connection, target: str, identity: str) -> dict[str, 
     return dict(msgspec.json.decode(text)) if text else {}
 
 
+def find_published(connection: Connection, after: str, limit: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Of each target the newest published job, with its facts, in the order of targets. after: a target."""
+    newest = select(func.max(job.c.id)).where(job.c.event_id.is_not(None), job.c.target > after).group_by(job.c.target)
+    ids = connection.execute(newest.order_by(job.c.target).limit(limit)).scalars().all()
+    query = select(job).where(job.c.id.in_(ids)).order_by(job.c.target)
+    return [(dict(row), msgspec.json.decode(row["facts"])) for row in connection.execute(query).mappings()]
+
+
+def newest_published(connection: Connection, target: str) -> int | None:
+    query = select(func.max(job.c.id)).where(job.c.event_id.is_not(None), job.c.target == target)
+    return connection.execute(query).scalar()
+
+
+def has_open(connection: Connection, target: str) -> bool:
+    """Whether a job of a landing table is at work or waits."""
+    return bool(connection.execute(select(exists().where(IS_OPEN, job.c.target == target))).scalar())
+
+
 def find_changes(connection: Connection, after: int, limit: int) -> list[JobChange]:
     """Oldest first."""
     query = select(change).where(change.c.id > after).order_by(change.c.id).limit(limit)

@@ -291,6 +291,27 @@ class IngestionStore(Database):
         with self.transaction() as connection:
             return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
 
+    def published_tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Of each landing table the newest published job, with its facts, by the table's name."""
+        after = ""
+        while True:
+            with self.transaction() as connection:
+                found = queries.find_published(connection, after, 200)
+            if not found:
+                return
+            yield from found
+            after = found[-1][0]["target"]
+
+    def newest_published(self, target: str) -> int | None:
+        """The job that published a landing table, DATABASE.TABLE, last."""
+        with self.transaction() as connection:
+            return queries.newest_published(connection, target)
+
+    def has_open(self, target: str) -> bool:
+        """Whether a job of a landing table, DATABASE.TABLE, is at work or waits."""
+        with self.transaction() as connection:
+            return queries.has_open(connection, target)
+
     def detail(self, id: int) -> JobDetail:
         """Raises ObjectNotFound."""
         with self.transaction() as connection:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pwd
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -394,3 +395,51 @@ def test_who_is_configured_is_told_of_tables_schemas_and_failures(landing: Landi
     assert schema["columns"] == [["id", "int"]]
     assert Path(landing.location("t").removeprefix("file:")).parent == Path(schema["location"].removeprefix("file:"))
     assert replicator.ingest_show(done, config=landing.config).undelivered == []
+
+
+def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
+    landing: Landing, target_metastore: Running, tmp_path: Path
+) -> None:
+    landing.sql("CREATE TABLE t AS SELECT n AS id, 'v' || n AS v FROM generate_series(1, 100) n")
+    landing.sql("CREATE TABLE log AS SELECT n AS id FROM generate_series(1, 10) n")
+    told = tmp_path / "told"
+    notify = {"failures": ["commands.note"], "commands": {"note": {"command": ["sh", "-c", f"cat >>{told}"]}}}
+    landing.config = landing.configured(notify=notify)
+    landing.create_asset(consumers=["readers"], retention="0s")
+    db, engines = f"{landing.asset}_public", landing.warehouse.engines
+
+    def watched() -> dict[str, Any]:
+        done = replicator.ingest_watch(config=landing.config, engine=engines)
+        assert (done.status, done.tables, done.untold) == ("foreign" if done.found else "quiet", 2, [])
+        return {each.table.partition(".")[2]: each for each in done.found}
+
+    landing.land("t")
+    landing.land("log", mode="append", watermark="id")
+    landing.sql("INSERT INTO log VALUES (11)")
+    landing.land("log", mode="append", watermark="id")
+    landing.land("t")
+    removed = replicator.housekeeping_run(
+        landing.warehouse.running.uri, str(tmp_path / "cmroot"), db=db, allow_immediate=True
+    )
+    assert removed.status == "done" and watched() == {}, "publications, grants and housekeeping are ours"
+    landing.warehouse.sql(
+        f"INSERT INTO {db}.t VALUES (7, 'foreign')", f"ALTER TABLE {db}.log ADD PARTITION (landed=99)"
+    )
+    found = watched()
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert found["log"].what == ("partition 99 was added",) and any(
+        "ADD_PARTITION" in each for each in found["log"].events
+    )
+    assert len(found["t"].what) == 1 and "were published; newer: part-" in found["t"].what[0] and found["t"].by == (me,)
+    assert [json.loads(each)["table"] for each in told.read_text().replace("}{", "}\n{").splitlines()] == [
+        f"{db}.log",
+        f"{db}.t",
+    ]
+    landing.warehouse.sql(
+        f"ALTER TABLE {db}.t ADD COLUMNS (more INT)", f"ALTER TABLE {db}.log DROP PARTITION (landed=99)"
+    )
+    assert any(each == "its columns changed: more" for each in watched()["t"].what)
+    landing.land("t", schema_policy="recreate")
+    assert watched() == {}, "what ingestion publishes is its own again"
+    landing.warehouse.sql(f"DROP TABLE {db}.t")
+    assert watched()["t"].what == ("the table is gone",)

@@ -42,6 +42,7 @@ COMMANDS = {
     *("capture", "dump", "load", "verify", "repair", "restore", "cm ls", "cm check", "cm expire"),
     *("plan", "apply", "sync", "switchover", "failover", "failback"),
     *("housekeeping run", "retention run", "purge run", "purge retain", "purge certify", "ingest run"),
+    "ingest watch",
 }
 used: set[str] = set()
 """Commands that have run a job."""
@@ -205,12 +206,13 @@ def test_a_landing_whose_executors_read_the_database(
         settings = ON_SPARK | hive_settings(source_metastore.uri, str(source_metastore.warehouse))
         with replicator.engines("spark", spark_cluster.url, settings) as engines:
             done = caller(engines)("ingest run", config=config)
+            assert caller(engines)("ingest watch", config=config).status == "quiet"
         assert (done.status, done.done, done.rows) == ("done", 1, 5000), done
         with connect(source_metastore.uri) as metastore:
             place = str(metastore.table("clustered_public", "t").location).removeprefix("file:")
         landed = sorted(tuple(row.values()) for row in ds.dataset(place, format="parquet").to_table().to_pylist())
         assert landed == source.execute("SELECT id, v FROM t ORDER BY id").fetchall()
-    assert used == {"ingest run"}
+    assert used == {"ingest run", "ingest watch"}
 
 
 @pytest.mark.parametrize("how", ["spark-submit", pytest.param("spark-defaults.conf", marks=pytest.mark.long)])

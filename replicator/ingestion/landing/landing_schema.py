@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -16,8 +17,8 @@ from replicator.text.quantity import parse_duration
 PREFIX = "replicator.ingestion."
 """Of the parameters in which a landing table names its origin."""
 
-JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES = (
-    PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark", "files")
+JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES, WRITTEN = (
+    PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark", "files", "written")
 )
 LOAD = Column("landed", "bigint", "the job that brought the rows")
 """The partition key of a table to which jobs append: a job's rows appear with its partition, at once."""
@@ -144,3 +145,14 @@ def marked(parameters: dict[str, str]) -> tuple[int, int]:
         return int(parameters.get(JOB, "0")), int(parameters.get(FENCE, "0"))
     except ValueError:
         return 0, 0
+
+
+def written_text(files: int, size: int) -> str:
+    """What a publication wrote, as it stands in parameters: others who write there update `numFiles`, and not this."""
+    return f"{files} files, {size} bytes"
+
+
+def written_sizes(parameters: dict[str, str]) -> tuple[int, int] | None:
+    """Files and bytes of `written_text`; None where it is not said."""
+    found = re.fullmatch(r"(\d+) files, (\d+) bytes", parameters.get(WRITTEN, ""), re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None

@@ -25,6 +25,7 @@ from replicator.ingestion.landing.landing_schema import (
     LOAD,
     SCHEMA_HASH,
     WATERMARK,
+    WRITTEN,
     SchemaRefused,
     format_of,
     landing_table,
@@ -33,6 +34,7 @@ from replicator.ingestion.landing.landing_schema import (
     schema_hash,
     settled_columns,
     stored_as,
+    written_text,
 )
 from replicator.ingestion.landing.source_keys import without_keys
 from replicator.metastore.client import Metastore
@@ -85,6 +87,7 @@ class Landed:
             "numRows": str(self.rows),
             "numFiles": str(self.files),
             "totalSize": str(self.bytes),
+            WRITTEN: written_text(self.files, self.bytes),
             **({WATERMARK: self.watermark} if self.watermark else {}),
         }
 

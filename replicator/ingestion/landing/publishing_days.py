@@ -14,10 +14,12 @@ from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.landing_schema import (
     FILES,
     SCHEMA_HASH,
+    WRITTEN,
     SchemaRefused,
     landing_table,
     marked,
     schema_hash,
+    written_text,
 )
 from replicator.ingestion.landing.landing_work import sizes_of
 from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken, Publication, columns_of, landing_of
@@ -101,6 +103,7 @@ def _settle_partitions(metastore: Metastore, request: Request, landed: Landed, d
         sizes = sizes_of(place)
         parameters = {key: value for key, value in landed.parameters.items() if key != "numRows"}
         parameters |= {FILES: digest, "numFiles": str(sizes["files"]), "totalSize": str(sizes["bytes"])}
+        parameters[WRITTEN] = written_text(sizes["files"], sizes["bytes"])
         storage = msgspec.structs.replace(table.storage, columns=table.storage.columns, location=place)
         part = Partition(values=(day,), storage=storage, parameters=parameters)
         if day not in there:

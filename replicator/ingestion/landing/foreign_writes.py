@@ -1,0 +1,231 @@
+"""Changes of landing tables by others than ingestion: what the metastore and the store have is compared with what was
+published. Changes nothing.
+
+A write leaves no event that every metastore has, and an event no user: so the state is compared, and where it differs,
+what tells who it was is looked for: owners of files, the metastore's `last_modified_by`, events since the publication.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cmroot.store.place import Place, is_local, join, name_of
+from cmroot.store.resolve import located
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Partition, Table
+from replicator.ingestion.landing.landing_schema import ASSET, marked, written_sizes
+from replicator.metastore.client import Metastore
+from replicator.purge.partitions import SIBLING
+
+FEW = 5
+"""Names, users and events that are told of each table."""
+
+EVENTS = 20_000
+"""Events after a publication in which those of its table are looked for, at most."""
+
+
+class PublishedTable(msgspec.Struct, frozen=True):
+    """As the newest published job left a landing table. target: of the job, DATABASE.TABLE. at: when, in seconds since
+    1970. location: of an appended one, only of its newest partitions. columns: names and types."""
+
+    db: str
+    name: str
+    asset: str
+    job: int
+    target: str
+    at: float
+    event: int
+    appended: bool
+    location: str
+    columns: tuple[tuple[str, str], ...]
+
+
+class ForeignWrite(msgspec.Struct, frozen=True):
+    """what: differs from what was published, each a sentence. by: users, as far as anything tells; empty: nobody knows.
+    events: of the metastore since the publication, "ID KIND"."""
+
+    table: str
+    asset: str
+    job: int
+    what: tuple[str, ...]
+    by: tuple[str, ...]
+    events: tuple[str, ...]
+
+
+class PlaceTask(msgspec.Struct, frozen=True):
+    """A directory that one publication wrote. files, bytes: that were written; -1: nobody says."""
+
+    about: str
+    location: str
+    files: int
+    bytes: int
+    at: float
+
+
+@dataclass(frozen=True)
+class _Look:
+    """of: a table. what: by the metastore alone. places: to be compared with what lies there."""
+
+    of: PublishedTable
+    what: list[str]
+    by: list[str]
+    places: list[PlaceTask]
+
+
+def published_of(job: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[PublishedTable]:
+    """The tables of a published job: its own, and those that its rows were taken apart into. job: id, asset, target,
+    mode, event_id and the time of its end or begin."""
+    db, _, name = str(job["target"]).partition(".")
+    for table, found in {
+        name: facts,
+        **{f"{name}__{part}": each for part, each in facts.get("parts", {}).items()},
+    }.items():
+        yield PublishedTable(
+            db=db,
+            name=table.lower(),
+            asset=job["asset"],
+            job=job["id"],
+            target=job["target"],
+            at=float(job["ended"] or job["begun"] or 0),
+            event=int(job["event_id"] or 0),
+            appended=job["mode"] == "append",
+            location=str(found.get("location") or ""),
+            columns=tuple((column, kind) for column, kind in found.get("columns", ())),
+        )
+
+
+def foreign_writes(
+    metastore: Metastore, engines: AutoEngine, tables: Iterable[PublishedTable]
+) -> Iterator[ForeignWrite]:
+    """tables: of one database after the other."""
+    some: list[PublishedTable] = []
+    for each in tables:
+        if some and (each.db != some[0].db or len(some) >= 500):
+            yield from _of_database(metastore, engines, some)
+            some = []
+        some.append(each)
+    if some:
+        yield from _of_database(metastore, engines, some)
+
+
+def _of_database(metastore: Metastore, engines: AutoEngine, tables: Sequence[PublishedTable]) -> Iterator[ForeignWrite]:
+    there = {table.name: table for table in metastore.tables(tables[0].db, [each.name for each in tables])}
+    looks = [_look(metastore, each, there.get(each.name)) for each in tables]
+    tasks = [task for look in looks for task in look.places]
+    engine = engines.for_work(len(tasks), 0)
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for table, told, owners in engine.run(compare_place, tasks):
+        if told:
+            found.setdefault(table, []).append((told, owners))
+    for look in looks:
+        differs = found.get(f"{look.of.db}.{look.of.name}", [])
+        what = [*look.what, *(told for told, _ in differs)]
+        if what:
+            by = [*look.by, *(owner for _, owners in differs for owner in owners)]
+            yield ForeignWrite(
+                table=f"{look.of.db}.{look.of.name}",
+                asset=look.of.asset,
+                job=look.of.job,
+                what=tuple(what[:FEW]),
+                by=tuple(sorted(set(by))[:FEW]),
+                events=_events(metastore, look.of),
+            )
+
+
+def _look(metastore: Metastore, of: PublishedTable, table: Table | None) -> _Look:
+    if table is None or table.storage is None:
+        return _Look(of, ["the table is gone"], [], [])
+    what: list[str] = []
+    if table.parameters.get(ASSET) != of.asset:
+        what.append(f"it is no landing table of {of.asset} any more")
+    columns = tuple((column.name, column.type) for column in table.storage.columns)
+    if of.columns and columns != of.columns:
+        before, now = dict(of.columns), dict(columns)
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        what.append(f"its columns changed: {', '.join(names[:FEW]) or 'their order'}")
+    modified = [user] if (user := table.parameters.get("last_modified_by")) else []
+    about = f"{of.db}.{of.name}"
+    if table.is_partitioned:
+        parts = [part for some in metastore.all_partitions(of.db, of.name) for part in some]
+        strange = [part for part in parts if marked(part.parameters) == (0, 0)]
+        what += [f"partition {'/'.join(part.values)} was added" for part in strange[:FEW]]
+        return _Look(
+            of, what, modified if what else [], [_task(about, part, of.at) for part in parts if part not in strange]
+        )
+    if of.location and not _is_published(table.location or "", of.location):
+        what.append(f"its rows lie at {table.location}, not at {of.location}")
+        return _Look(of, what, modified, [])
+    if marked(table.parameters)[0] != of.job:
+        what.append(f"it says job {marked(table.parameters)[0]}, and job {of.job} has published it last")
+    return _Look(of, what, modified if what else [], [_task(about, table, of.at)])
+
+
+def _is_published(location: str, published: str) -> bool:
+    """Also where a purge has moved it since."""
+    there = Place(location)
+    return there == Place(published) or (
+        name_of(there.parent.text).startswith(SIBLING) and there.parent.parent == Place(published).parent
+    )
+
+
+def _task(about: str, of: Table | Partition, at: float) -> PlaceTask:
+    files, size = written_sizes(of.parameters) or (-1, -1)
+    if name_of(Place(of.location or "/").parent.text).startswith(SIBLING):  # a purge wrote it, and says how much
+        files, size = (int(of.parameters.get(key, "-1")) for key in ("numFiles", "totalSize"))
+    return PlaceTask(about, of.location or "", files, size, at)
+
+
+def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
+    """(table, how its directory differs, or "", owners of files that are newer than the publication)."""
+    place = located(task.location)
+    if not place.exists():
+        return task.about, f"{task.location} is gone", ()
+    files, size, newer = 0, 0, list[str]()
+    waiting = [(task.location, child) for child in place.children()]
+    while waiting:
+        above, child = waiting.pop()
+        name = name_of(child.path)
+        if name.startswith(("_", ".")):
+            continue
+        if child.is_directory:
+            below = join(above, name)
+            waiting += [(below, each) for each in located(below).children()]
+            continue
+        files, size = files + 1, size + child.size
+        if child.mtime is not None and child.mtime > task.at:
+            newer.append(join(above, name))
+    if task.files < 0 or (files, size) == (task.files, task.bytes):
+        return task.about, "", ()
+    told = f"{task.location} has {files:,} files of {size:,} bytes, and {task.files:,} of {task.bytes:,} were published"
+    if newer:
+        told += f"; newer: {', '.join(map(name_of, newer[:FEW]))}"
+    return task.about, told, tuple(sorted({owner for each in newer[:FEW] if (owner := _owner(each))}))
+
+
+def _owner(file: str) -> str:
+    """Of a local file; other stores do not tell one here."""
+    if not is_local(file):
+        return ""
+    try:
+        return pwd.getpwuid(os.stat(Place(file).local).st_uid).pw_name
+    except (KeyError, OSError):
+        return ""
+
+
+def _events(metastore: Metastore, of: PublishedTable) -> tuple[str, ...]:
+    """The first ones of the table behind its publication."""
+    found, after, seen = list[str](), of.event, 0
+    while seen < EVENTS and len(found) < FEW:
+        some = metastore.next_events(after)
+        if not some:
+            break
+        mine = (each for each in some if (each.db or "").lower() == of.db and (each.table or "").lower() == of.name)
+        found += [f"{each.id} {each.type}" for each in mine]
+        after, seen = max(each.id for each in some), seen + len(some)
+    return tuple(found[:FEW])
