@@ -27,6 +27,10 @@ ANSWER = 20.0
 """Seconds for one answer to who asks all the time: PostgreSQL gives up then, and its client a quarter later, also where
 a server hangs."""
 
+IDLE = 30.0
+"""Seconds after which PostgreSQL ends a transaction whose process asks nothing more: one that is stopped, or whose
+machine sleeps, would keep all others waiting for what it has locked."""
+
 LIVELY = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 """Of connections to PostgreSQL, where its URL says nothing else: a host that is gone is known after a minute."""
 
@@ -180,6 +184,7 @@ def _made(url: URL, connections: int) -> Engine:
         engine = create_engine(url, pool_pre_ping=True, connect_args=given, **size)
         if connections:
             _hurry(engine, ANSWER)
+        _end_idle(engine, IDLE)
         return engine
     if connections:
         size = {"pool_size": connections, "max_overflow": 2 * connections, "pool_timeout": WAIT}
@@ -199,6 +204,13 @@ def _made(url: URL, connections: int) -> Engine:
         connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _end_idle(engine: Engine, seconds: float) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.execute(f"SET idle_in_transaction_session_timeout = {seconds * 1000:.0f}")
+        connection.commit()
 
 
 def _hurry(engine: Engine, seconds: float) -> None:
