@@ -88,6 +88,7 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
         ("job", f"{done.job}, {done.status}, position {done.position}"),
         ("lands", f"{done.source} in {done.target}"),
         ("replaces", f"job {done.replaces}" if done.replaces else None),
+        ("checked", None if done.checked else f"not at the source: {done.unchecked}"),
     ]
     emit(done, as_json, aligned(lines))
     return 0

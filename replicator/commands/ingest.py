@@ -87,13 +87,22 @@ def ingest_request(options: IngestRequestOptions) -> IngestionRequested:
 
         replicator.ingest_request("crm:public.orders", asset="crm").job
 
-    Raises UsageError for what cannot be, ObjectNotFound for an unknown asset, Refused for one that nobody has
-    approved, and for who is neither its owner nor a producer; nothing is queued then."""
+    Raises UsageError for what cannot be, such as a column that the source does not have, ObjectNotFound for an unknown
+    asset, Refused for one that nobody has approved, and for who is neither its owner nor a producer; nothing is queued
+    then. A source that does not answer refuses nothing: the report's `unchecked` says why it was not asked."""
     request = options.request
     with opened_store(options.settings) as store:
         queued = accept(store, options.settings.ingestion, request, options.asks)
-    target = ".".join(request.target)
-    return IngestionRequested(queued.state, queued.job, queued.position, queued.replaces, request.place, target)
+    return IngestionRequested(
+        queued.state,
+        queued.job,
+        queued.position,
+        queued.replaces,
+        request.place,
+        ".".join(request.target),
+        not queued.unchecked,
+        queued.unchecked,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

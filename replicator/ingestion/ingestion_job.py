@@ -77,12 +77,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Submitted:
-    """position: in the queue, from 1. replaces: the job that this one took the place of."""
+    """position: in the queue, from 1. replaces: the job that this one took the place of. unchecked: why the source was
+    not asked for its table; empty: it was."""
 
     job: int
     state: State
     position: int
     replaces: int | None = None
+    unchecked: str = ""
 
 
 @dataclass(frozen=True)

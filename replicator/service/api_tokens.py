@@ -26,12 +26,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks. policies: that it may do anything with; empty: all. also: further roles, with policies of their own."""
+    """Who asks. policies: that it may do anything with; empty: all. also: further roles, with policies of their own.
+    groups: that a proxy says it is in; a token is in none."""
 
     name: str
     role: Role
     policies: tuple[str, ...] = ()
     also: tuple[tuple[Role, tuple[str, ...]], ...] = ()
+    groups: tuple[str, ...] = ()
 
     def may(self, role: Role, policy: str = "") -> bool:
         """Whether it may do what needs a role, with a policy; "": with what belongs to none."""

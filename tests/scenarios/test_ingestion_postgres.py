@@ -13,6 +13,7 @@ import pytest
 from landing_figures import counted_landed, counted_queue, said
 
 import replicator
+from replicator import database
 from replicator.core.config import parse_config
 from replicator.errors import Error, StoreUnreachable, UsageError
 from replicator.ingestion.ingestion_job import STEPS, Claimed
@@ -66,6 +67,22 @@ def test_controllers_that_claim_at_once_share_no_job_and_exceed_no_share(server:
         assert said(store.queue()) == counted_queue(store, store.now())
 
 
+def test_a_controller_that_is_stopped_in_a_transaction_keeps_nobody_waiting(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "IDLE", 0.5)
+    url = server.database()
+    with IngestionStore(url) as stopped, IngestionStore(url) as other:
+        stopped.prepare()
+        stopped.put_asset(Asset(name="crm", owner="olga", created_by="olga"))
+        stopped.submit(Request(asset="crm", source="s", schema="public", table="t"))
+        with pytest.raises(StoreUnreachable, match="idle-in-transaction"), stopped.together():
+            assert stopped.claim("stopped", 60.0, 3, 1.0)
+            claimed = other.claim("other", 60.0, 3, 1.0)  # which waits for the one above
+            stopped.jobs()
+        assert claimed and claimed.holder == "other"
+
+
 def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Postgres) -> None:
     zone = server.database()
     host = server.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")[0]
@@ -84,6 +101,7 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Pos
     with as_user("postgres") as admin:
         for role in ("makers", "loader LOGIN", "paul LOGIN IN ROLE makers", "peter LOGIN", "eve LOGIN"):
             admin.execute(f"CREATE ROLE {role}")  # type: ignore[call-overload]
+        admin.execute("CREATE TABLE orders (id int); CREATE TABLE x (at int, a int, b int)")
         with pytest.raises(Error, match=r"no table replicator\.request|does not exist"):
             replicator.ingest_take(database="crm", config=config)
         for _ in range(2):
@@ -108,6 +126,7 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Pos
             ("4", "peter", None),
         ]
         said = paul.execute("SELECT state, job, answer FROM replicator.my_requests ORDER BY id").fetchall()
+        assert said[0][2] == "position 1", "its source was asked"
         assert [row[:2] for row in said] == [("queued", 1), ("refused", None), ("queued", 2)]
         assert said[1][2].startswith("crm:public.log: append needs a watermark (")
         assert peter.execute("SELECT count(*) FROM replicator.my_requests").fetchone() == (1,)
@@ -124,3 +143,49 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Pos
     gone = parse_config({"ingestion": {"store": config.ingestion.store, "sources": {"crm": away}}}, "t")
     with pytest.raises(StoreUnreachable, match="source crm: "):
         replicator.ingest_take(database="crm", config=gone)
+
+
+def test_a_table_or_a_column_that_a_source_does_not_have_is_refused_at_once(server: Postgres) -> None:
+    zone = server.database()
+    jdbc = f"{server.jdbc()['javax.jdo.option.ConnectionURL'].rpartition('/')[0]}{urlsplit(zone).path}"
+    store = server.database()
+
+    def configured(**source: str) -> Any:
+        return parse_config({"ingestion": {"store": store, "sources": {"crm": {"url": jdbc, **source}}}}, "t")
+
+    config = configured(user="postgres")
+    given = {"owner": "olga", "sources": "crm", "by": "olga", "config": config}
+    replicator.asset_create("crm", **given)
+    replicator.asset_create("hr", classification="personal", erasure_ids="g.gone:id", erasure_column="person", **given)
+    for name in ("crm", "hr"):
+        replicator.asset_approve(name, by="anna", config=config)
+    with psycopg.connect(zone, autocommit=True) as admin:
+        admin.execute('CREATE TABLE orders (id int, "Changed" int, gone int, a int, "A" int)')
+        admin.execute("ALTER TABLE orders DROP COLUMN gone; CREATE VIEW recent AS SELECT id FROM orders")
+
+    def ask(table: str = "public.orders", asset: str = "crm", config: Any = config, **more: Any) -> Any:
+        return replicator.ingest_request(f"crm:{table}", asset=asset, config=config, by="olga", **more)
+
+    merge: dict[str, Any] = {"mode": "merge", "key": "id"}
+    for told, hint, asked in (
+        ("no table public.order", "did you mean orders", {"table": "public.order"}),
+        ("no table sales.orders", "0 tables", {"table": "sales.orders"}),
+        ("no column idd, its key", "did you mean id", {**merge, "key": "idd"}),
+        ("no column gone, its watermark", "it has id, Changed", {"mode": "append", "watermark": "gone"}),
+        ("no column xmin, its split column", "it has", {"split_column": "xmin"}),
+        ("no column person, its erasure column", "it has", {"asset": "hr"}),
+        ("no column id, its key", "it has", {"table": "public.orders", **merge, "key": ["id", 'id"; DROP TABLE x']}),
+    ):
+        with pytest.raises(UsageError) as refused:
+            ask(**asked)
+        assert hint in refused.value.hint, refused.value.hint
+        assert told in refused.value.message or "DROP" in refused.value.message
+    assert replicator.ingest_ls(config=config).jobs == []
+    for asked in ({}, {**merge, "watermark": "changed"}, {"table": "public.recent"}, {**merge, "key": "A"}):
+        done = ask(**asked)
+        assert (done.checked, done.unchecked) == (True, "")
+
+    nobody = ask(config=configured(user="nobody"))
+    assert (nobody.status, nobody.checked) == ("queued", False) and "nobody" in nobody.unchecked
+    away = ask(config=configured(url="jdbc:postgresql://127.0.0.1:1/crm", password="env:NOT_THERE"))
+    assert not away.checked and "NOT_THERE" in away.unchecked

@@ -12,6 +12,7 @@ from purges import Warehouse
 
 import replicator
 from replicator.core.config import Config, parse_config
+from replicator.errors import UsageError
 
 _numbers = itertools.count(1)
 
@@ -56,8 +57,11 @@ class Dropping:
         return replicator.ingest_run(config=self.config, spark=self.warehouse.session)
 
     def refused(self, table: str, **more: Any) -> str:
-        """The error of a job that waits for another request, and of which nothing is left."""
-        done = self.land(table, **more)
+        """The error of a request, or of a job that waits for another one, and of which nothing is left."""
+        try:
+            done = self.land(table, **more)
+        except UsageError as error:
+            return error.message
         (text,) = done.errors
         assert (done.status, done.failed) == ("partial", 1)
         lies = self.lake / "landing" / self.asset / "day" / table

@@ -204,12 +204,9 @@ def test_requests_in_a_directory_are_taken_once_for_their_owners_and_answered(co
     ):
         assert said in found[name].error, name
         assert said in json.loads((place / f"{name}.answer.json").read_text())["error"]
-    assert json.loads((place / "a.json.answer.json").read_text()) == {
-        "name": "a.json",
-        "requested_by": user,
-        "job": 1,
-        "position": 1,
-    }
+    answer = json.loads((place / "a.json.answer.json").read_text())
+    assert "crm" in answer.pop("unchecked"), "nobody answers there"
+    assert answer == {"name": "a.json", "requested_by": user, "job": 1, "position": 1, "checked": False}
     left = {each.name for each in place.iterdir() if not each.name.endswith(".answer.json")}
     assert left == {"g.json", ".i.json", "j.txt", "taking", "taken"}
     assert len(list((place / "taken").iterdir())) == 8 and not list((place / "taking").iterdir())
@@ -265,3 +262,34 @@ def test_a_directory_of_ours_that_others_may_write_in_is_refused(config: Config,
         replicator.ingest_take(directory=str(tmp_path / "none"), config=config)
     with pytest.raises(UsageError, match="--directory or --database"):
         replicator.ingest_take(config=config)
+
+
+def test_a_drop_zones_directory_and_description_are_looked_at_at_once(tmp_path: Path) -> None:
+    sources = {"drop": {"path": str(tmp_path / "drop")}, "web": {"url": "jdbc:mysql://h/web"}}
+    config = parse_config({"ingestion": {"store": f"sqlite:///{tmp_path}/i.sqlite", "sources": sources}}, "test")
+    replicator.asset_create("crm", config=config, owner="olga", sources=["drop", "web"], by="olga")
+    replicator.asset_approve("crm", config=config, by="anna")
+
+    def ask(table: str = "drop:day.orders", **more: Any) -> Any:
+        return replicator.ingest_request(table, asset="crm", config=config, by="olga", **more)
+
+    def refused(said: str, **more: Any) -> None:
+        with pytest.raises(UsageError, match=said):
+            ask(**more)
+
+    assert not (queued := ask()).checked and "no directory" in queued.unchecked, "it may not be mounted now"
+    assert "mysql" in ask("web:public.orders").unchecked
+    place = tmp_path / "drop" / "day" / "orders"
+    place.parent.mkdir(parents=True)
+    refused("there is no directory")
+    place.mkdir()
+    refused("has no _description.json")
+    description = place / "_description.json"
+    description.write_text('{"format": "csv", "columns": [{"name": "Id", "type": "bigint"}]}')
+    refused("there is no column ix, its key", mode="merge", key="ix")
+    refused("files are appended by day", mode="append")
+    assert ask(mode="merge", key="ID").checked and ask().checked
+    description.write_text('{"format": "csv"}')
+    refused("csv has no columns")
+    description.write_text('{"format": "parquet"}')
+    assert "in its files" in ask(mode="merge", key="id").unchecked

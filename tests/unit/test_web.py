@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from in_process import InProcess, Made
 
+import replicator
 from cmroot.root import create_or_open
+from replicator.core.config import parse_config
 from replicator.policies.memory import Compared
 from replicator.service.actions import actions
 from replicator.service.api_tokens import revoke_token
@@ -184,6 +186,27 @@ def test_failed_actions_look_so(made: Made, tmp_path: Path) -> None:
     gone = server.ask("POST", "/api/v1/cmroots/west/holds/none:release", json={}, headers=admin)
     assert gone.status_code in (404, 409), gone.text
     assert "failed</span>" in server.get("/actions", admin).text
+
+
+def test_a_proxys_groups_may_be_producers_of_an_asset(made: Made, tmp_path: Path) -> None:
+    ingestion = {"store": f"sqlite:///{tmp_path}/i.sqlite", "sources": {"crm": {"url": "jdbc:mysql://crm/crm"}}}
+    values = {**proxied(tmp_path), "ingestion": ingestion}
+    server = made(values, open_to_all=False)
+    given = {"owner": "olga", "producers": ["group:makers"], "sources": ["crm"], "config": parse_config(values, "t")}
+    replicator.asset_create("crm", by="olga", **given)
+    replicator.asset_approve("crm", by="bob", config=given["config"])
+
+    async def ask(groups: str) -> Any:
+        async with server.client("10.0.0.1") as client:
+            headers = {"X-User": "anna", "X-Groups": groups}
+            body = {"asset": "crm", "table": "crm:public.orders"}
+            return await client.post("/api/v1/ingestion/requests", json=body, headers=headers)
+
+    assert asyncio.run(ask("ops")).status_code == 409
+    queued = asyncio.run(ask("ops, makers"))
+    assert queued.status_code == 202, queued.text
+    assert (queued.json()["checked"], "mysql" in queued.json()["unchecked"]) == (False, True)
+    assert asyncio.run(ask("makers")).status_code == 403, "it is no group of the service's"
 
 
 def proxied(tmp_path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from replicator.core.report import Report, Rows
-from replicator.ingestion.ingestion_job import IngestionJob, JobDetail
+from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, Submitted
 from replicator.ingestion.ingestion_request import Asset
 from replicator.ingestion.job_figures import LandingFigures, QueueFigures
 from replicator.ingestion.notices.outbox import Undelivered
@@ -45,7 +45,8 @@ class AssetsShown(Rows):
 @dataclass
 class IngestionRequested(Report):
     """A request that is queued. position: in the queue, from 1. replaces: the job whose place it took. target: the
-    landing table."""
+    landing table. checked: whether the source says that the table and its columns are there; unchecked: why it was not
+    asked."""
 
     status: str
     job: int
@@ -53,6 +54,8 @@ class IngestionRequested(Report):
     replaces: int | None
     source: str
     target: str
+    checked: bool = True
+    unchecked: str = ""
 
 
 @dataclass
@@ -85,14 +88,21 @@ class IngestionJobShown(Report):
 
 @dataclass
 class RequestAnswer:
-    """What became of one request. name: of its file, or its row's number; error, hint: why it was refused."""
+    """What became of one request. name: of its file, or its row's number; error, hint: why it was refused. checked,
+    unchecked: as of `IngestionRequested`."""
 
     name: str
     requested_by: str
     job: int | None = None
     position: int | None = None
+    checked: bool | None = None
+    unchecked: str = ""
     error: str = ""
     hint: str = ""
+
+    def queued(self, found: Submitted) -> None:
+        self.job, self.position = found.job, found.position
+        self.checked, self.unchecked = not found.unchecked, found.unchecked
 
 
 @dataclass

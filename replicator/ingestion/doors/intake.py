@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from replicator.core.config import Config
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.errors import UsageError
+from replicator.ingestion.doors.source_look import look_at_source
 from replicator.ingestion.doors.validation import Requester, check_request
 from replicator.ingestion.ingestion_job import Submitted
 from replicator.ingestion.ingestion_request import Request, Split
@@ -78,10 +80,13 @@ def _check_names(values: Mapping[str, Any], known: tuple[str, ...], about: str) 
 def accept(
     store: IngestionStore, ingestion: IngestionConfig, request: Request, requester: Requester, key: str | None = None
 ) -> Submitted:
-    """Checks and queues a request. key: as of `IngestionStore.submit`. Raises UsageError, ObjectNotFound or Refused,
-    and then nothing is stored."""
+    """Checks and queues a request; its source is asked once all else is well, and refuses nothing where it does not
+    answer. key: as of `IngestionStore.submit`. Raises UsageError, ObjectNotFound or Refused, and then nothing is
+    stored."""
     if key and (known := store.submitted(key)):
-        return known
+        return replace(known, unchecked="it was requested before")
     asked = msgspec.structs.replace(request, requested_by=requester.user)
-    check_request(asked, store.asset(asked.asset), ingestion, requester)
-    return store.submit(asked, key=key)
+    asset = store.asset(asked.asset)
+    check_request(asked, asset, ingestion, requester)
+    unchecked = look_at_source(asked, asset, ingestion.sources)
+    return replace(store.submit(asked, key=key), unchecked=unchecked)

@@ -103,7 +103,7 @@ def _answer(store: IngestionStore, ingestion: IngestionConfig, file: Path, name:
     except (UsageError, ObjectNotFound, Refused) as error:
         answer.error, answer.hint = error.message, error.hint
     else:
-        answer.job, answer.position = queued.job, queued.position
+        answer.queued(queued)
     return answer
 
 

@@ -10,20 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from replicator.core.connections.source_config import IngestionConfig, SourceConfig
 from replicator.errors import Error, ObjectNotFound, Refused, StoreUnreachable, UsageError
 from replicator.ingestion.doors.ingestion_shown import RequestAnswer, RequestsTaken
 from replicator.ingestion.doors.intake import accept, parse_request
+from replicator.ingestion.doors.source_look import dial
 from replicator.ingestion.doors.validation import Requester
 from replicator.ingestion.job_store import IngestionStore
 
 if TYPE_CHECKING:
     import psycopg
-
-OF_BOTH = ("sslmode", "sslrootcert", "sslcert", "sslkey")
-"""Parameters of a JDBC URL that libpq has, too."""
 
 NEXT = """SELECT id, key::text, requested_by, groups, request FROM replicator.request
 WHERE state = 'new' AND id > %s ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"""
@@ -60,8 +57,9 @@ def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -
                     answer.error, answer.hint = error.message, error.hint
                     said = ("refused", None, f"{error.message} ({error.hint})" if error.hint else error.message)
                 else:
-                    answer.job, answer.position = queued.job, queued.position
-                    said = ("queued", queued.job, f"position {queued.position}")
+                    answer.queued(queued)
+                    why = f"; not checked at the source: {queued.unchecked}" if queued.unchecked else ""
+                    said = ("queued", queued.job, f"position {queued.position}{why}")
                 connection.execute(ANSWERED, (*said, last))
                 report.requests.append(answer)
 
@@ -77,11 +75,8 @@ def _connected(source: str, config: SourceConfig) -> Iterator[psycopg.Connection
         import psycopg  # of an extra
     except ModuleNotFoundError as error:
         raise UsageError(f"source {source}: {error}", hint="pip install 'replicator[postgres]'") from error
-    password = config.secret(source) or None
     try:
-        with psycopg.connect(
-            _libpq(config.url), user=config.user or None, password=password, connect_timeout=10
-        ) as connection:
+        with dial(source, config, 10) as connection:
             yield connection
     except psycopg.errors.UndefinedTable as error:
         raise Error(
@@ -94,10 +89,3 @@ def _connected(source: str, config: SourceConfig) -> Iterator[psycopg.Connection
     except psycopg.Error as error:
         said = str(error).strip().splitlines()[0]
         raise Error(f"source {source}: {said}", hint="GRANT replicator_taker to the source's user") from error
-
-
-def _libpq(url: str) -> str:
-    """A JDBC URL in libpq's words."""
-    parts = urlsplit(url.removeprefix("jdbc:"))
-    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name in OF_BOTH])
-    return urlunsplit(parts._replace(query=query))

@@ -75,7 +75,7 @@ class Proxies:
         if not grants:
             return None
         grants.sort(key=lambda grant: (-ROLES.index(grant[0]), len(grant[1])))
-        return Identity(f"proxy:{user}", *grants[0], also=tuple(grants[1:]))
+        return Identity(f"proxy:{user}", *grants[0], also=tuple(grants[1:]), groups=tuple(sorted(filter(None, groups))))
 
 
 def _address(text: str) -> Address | None:

@@ -41,7 +41,7 @@ def create_asset(request: Request, who: Who, ask: AssetAsk) -> dict[str, Any]:
     require(who, "admin", "")
 
     def do() -> Any:
-        return asset_create(**fields_of(ask), by=who.name, config=_config(request)).to_dict()
+        return asset_create(**fields_of(ask), by=who.name, groups=who.groups, config=_config(request)).to_dict()
 
     return _given(do_once(request, who, What("create asset", ask.name, ask.reason), do))
 
@@ -52,7 +52,7 @@ def approve_asset(request: Request, who: Who, asset: Name, ask: Ask) -> dict[str
     require(who, "admin", "")
 
     def do() -> Any:
-        return asset_approve(asset, by=who.name, config=_config(request)).to_dict()
+        return asset_approve(asset, by=who.name, groups=who.groups, config=_config(request)).to_dict()
 
     return _given(do_once(request, who, What("approve asset", asset, ask.reason), do))
 
@@ -63,7 +63,7 @@ def request_landing(request: Request, who: Who, ask: LandingAsk) -> dict[str, An
     _acts(who)
 
     def do() -> Any:
-        return ingest_request(**fields_of(ask), by=who.name, config=_config(request)).to_dict()
+        return ingest_request(**fields_of(ask), by=who.name, groups=who.groups, config=_config(request)).to_dict()
 
     return _given(do_once(request, who, What("request landing", f"{ask.asset}/{ask.table}", ask.reason), do))
 
@@ -74,7 +74,7 @@ def cancel_request(request: Request, who: Who, job: Number, ask: Ask) -> dict[st
     _acts(who)
 
     def do() -> Any:
-        return ingest_cancel(job, by=who.name, config=_config(request)).to_dict()
+        return ingest_cancel(job, by=who.name, groups=who.groups, config=_config(request)).to_dict()
 
     return _given(do_once(request, who, What("cancel landing", str(job), ask.reason), do))
 
