@@ -169,7 +169,7 @@ class Controller:
                     self._runtime.engines,
                     self._sessions(),
                     self._store.last_facts(claimed.request),
-                    self._store.unpublished,
+                    self._store.kept,
                 )
                 self._perform(work, held)
         except Fenced as error:
@@ -214,7 +214,7 @@ class Controller:
             self.worked.errors = [*self.worked.errors[-9:], f"job {claimed.job}: {failure.text}"]
         try:
             self._store.fail(claimed, failure)
-            if work is not None and self._store.unpublished(claimed.job):
+            if work is not None and self._store.kept(claimed.job) == frozenset():
                 discard(work)
         except Error as failed:
             log.warning("job %s: what became of it was not written down: %s", claimed.job, failed)

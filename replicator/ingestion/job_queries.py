@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, Connection, exists, func, select, text
 
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.fairness import Candidate
-from replicator.ingestion.ingestion_job import IngestionJob, JobChange, JobDetail, JobFilter
+from replicator.ingestion.ingestion_job import LEFT, UNPUBLISHED_STEPS, IngestionJob, JobChange, JobDetail, JobFilter
 from replicator.ingestion.ingestion_request import Asset, Request, is_text
-from replicator.ingestion.job_rows import to_asset, to_job
+from replicator.ingestion.job_rows import places_of, to_asset, to_job
 from replicator.ingestion.schema import OPEN, asset, change, job
 
 IS_OPEN = text(f"ingestion_job.{OPEN}")
@@ -90,6 +90,19 @@ def newest_published(connection: Connection, target: str) -> int | None:
 def has_open(connection: Connection, target: str) -> bool:
     """Whether a job of a landing table is at work or waits."""
     return bool(connection.execute(select(exists().where(IS_OPEN, job.c.target == target))).scalar())
+def find_kept(connection: Connection, id: int) -> frozenset[str] | None:
+    """See `IngestionStore.kept`."""
+    row = connection.execute(select(job.c.state, job.c.step, job.c.event_id, job.c.facts).where(job.c.id == id)).first()
+    if row is not None and row.state in LEFT and row.step in UNPUBLISHED_STEPS and row.event_id is None:
+        return frozenset()
+    return frozenset(places_of(msgspec.json.decode(row.facts))) if row is not None and row.state == "done" else None
+
+
+def is_in_doubt(connection: Connection, row: Mapping[str, Any]) -> bool:
+    """Whether a job may have been published without a word of it, while another one waits, which would take its place:
+    then it goes on at once."""
+    waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
+    return row["step"] == "publish" and connection.execute(waits).first() is not None
 
 
 def find_changes(connection: Connection, after: int, limit: int) -> list[JobChange]:

@@ -63,6 +63,12 @@ def slot_of(row: Mapping[str, Any]) -> str | None:
     return f"{row['identity']}:running" if row["state"] == "running" else None
 
 
+def places_of(facts: Mapping[str, Any]) -> list[str]:
+    """Directories that may have been published, of a job that has settled where its rows are."""
+    tables = [facts, *facts.get("parts", {}).values()]
+    return [each for table in tables for each in (table.get("location"), *table.get("left", [])) if each]
+
+
 def ended(state: str, now: float) -> dict[str, Any]:
     return {"state": state, "ended": now, "holder": "", "lease": 0.0}
 

@@ -26,8 +26,6 @@ from replicator.ingestion import job_rows as rows
 from replicator.ingestion.fairness import pick
 from replicator.ingestion.ingestion_job import (
     COUNTED,
-    LEFT,
-    UNPUBLISHED_STEPS,
     WAITING,
     Claimed,
     Failure,
@@ -207,7 +205,7 @@ class IngestionStore(Database):
                     continue  # its holder has just renewed it
                 if row["cancelled_by"] and row["state"] == "running":
                     self._change(connection, row, row["cancelled_by"], **rows.ended("cancelled", now))
-                elif chosen.held and row["failures"] >= LOST:
+                elif chosen.held and row["failures"] >= LOST and not queries.is_in_doubt(connection, row):
                     lost = Failure("component", f"{row['failures'] + 1} controllers went away while they had this job")
                     self._fail(connection, row, lost, now)
                 else:
@@ -280,11 +278,10 @@ class IngestionStore(Database):
         with self.transaction() as connection:
             return rows.to_job(queries.find_row(connection, id))
 
-    def unpublished(self, id: int) -> bool:
-        """Whether a job has ended before anything of it can have been published; False for an unknown one."""
+    def kept(self, id: int) -> frozenset[str] | None:
+        """Directories of an ended job that may have been published; None: nobody knows, so all that it has."""
         with self.transaction() as connection:
-            where = (job.c.id == id, job.c.state.in_(LEFT), job.c.step.in_(UNPUBLISHED_STEPS), job.c.event_id.is_(None))
-            return connection.execute(select(job.c.id).where(*where)).first() is not None
+            return queries.find_kept(connection, id)
 
     def last_facts(self, request: Request) -> dict[str, Any]:
         """Of the newest job of a request's identity that was published; empty without one."""

@@ -362,6 +362,12 @@ def test_a_copy_that_differs_is_made_again(landing: Landing) -> None:
         file.unlink()
     assert landing.run_later().done == 1
     assert len(landing.rows("t")) == 50 and not copied.exists()
+    (published,) = landing.versions("t")
+    late = published.with_name(f"{published.name.rpartition('-')[0]}-99999")
+    late.mkdir()
+    (late / "part-0.parquet").write_bytes(b"of a controller that woke up when the job was done")
+    assert landing.land("t").done == 1
+    assert published in landing.versions("t") and late not in landing.versions("t")
 
 
 def test_a_value_that_fits_no_type_is_named_and_ends_the_copy(landing: Landing) -> None:

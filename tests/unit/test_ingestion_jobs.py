@@ -119,6 +119,24 @@ def test_while_a_job_runs_one_follows_it(store: IngestionStore) -> None:
     assert claimed(store).job == again.job + 1
 
 
+def test_a_job_that_may_be_published_is_not_replaced_by_the_one_that_follows_it(
+    store: IngestionStore, clock: Clock
+) -> None:
+    """Two of its controllers went away at the one call that publishes: its rows may be there."""
+    job = store.submit(request()).job
+    first = claimed(store)
+    for step in STEPS[: STEPS.index("publish")]:
+        store.step_done(first, step, {"location": "/l/v-1-1"} if step == "settle" else {})
+    store.submit(request())
+    for number in range(4):
+        clock.now += 61
+        again = claimed(store, f"c{number}")
+        assert (again.job, again.step) == (job, "publish")
+    assert store.kept(job) is None, "whether its copies were published is not known"
+    work(store, again)
+    assert store.kept(job) == {"/l/v-1-1"} and store.job(job).state == "done"
+
+
 def test_the_kind_of_a_failure_says_when_a_job_is_tried_again(store: IngestionStore, clock: Clock) -> None:
     job = store.submit(request()).job
     begun, waits = clock.now, []

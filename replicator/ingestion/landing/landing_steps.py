@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from cmroot.store.place import Place, name_of, parent
 from replicator.core.model import Column
 from replicator.ingestion.files.file_frames import DAY
 from replicator.ingestion.files.nesting import PARENT, ROW
+from replicator.ingestion.job_rows import places_of
 from replicator.ingestion.landing.file_steps import copy_files, look_at_files, written
 from replicator.ingestion.landing.granting import grant
 from replicator.ingestion.landing.landing_schema import RowsRefused, format_of, schema_hash
@@ -281,20 +282,21 @@ def grant_reading(work: Work, facts: Facts) -> Facts:
 
 def clean(work: Work, facts: Facts) -> Facts:
     """Removes what this job's other claims left, and jobs of this table that ended before: copies that were never
-    published. What may have been published for a moment is housekeeping's."""
-    tables = [facts, *facts.get("parts", {}).values()]
-    kept = {Place(each) for table in tables for each in (table["location"], *table.get("left", [])) if each}
-    _remove(work, lambda job: job == work.claimed.job or (job < work.claimed.job and work.unpublished(job)), kept)
+    published, also those that somebody wrote who woke up late. What may have been published for a moment is
+    housekeeping's."""
+    mine = frozenset(places_of(facts))
+    _remove(work, lambda job: mine if job == work.claimed.job else work.kept(job) if job < work.claimed.job else None)
     return {}
 
 
 def discard(work: Work) -> None:
     """Removes all that a job has written that ends before its publication."""
-    _remove(work, lambda job: job == work.claimed.job, set())
+    _remove(work, lambda job: frozenset() if job == work.claimed.job else None)
 
 
-def _remove(work: Work, whose: Callable[[int], bool], kept: Collection[Place]) -> None:
-    """In the table's directory, and in those of the tables that its rows were taken apart into."""
+def _remove(work: Work, kept: Callable[[int], frozenset[str] | None]) -> None:
+    """In the table's directory, and in those of the tables that its rows were taken apart into. kept: of a job; None:
+    all that it has."""
     own = Place(work.home)
     homes = [own]
     if work.source.path and own.parent.exists():
@@ -302,7 +304,8 @@ def _remove(work: Work, whose: Callable[[int], bool], kept: Collection[Place]) -
     for home in homes:
         for child in home.children() if home.exists() else ():
             found = _OF_A_CLAIM.fullmatch(name_of(child.path))
-            if found and home / name_of(child.path) not in kept and whose(int(found["job"])):
+            stay = kept(int(found["job"])) if found else None
+            if stay is not None and home / name_of(child.path) not in map(Place, stay):
                 (home / name_of(child.path)).remove_tree()
 
 

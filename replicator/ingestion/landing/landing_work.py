@@ -33,8 +33,8 @@ class CopyDiffers(Error):
 @dataclass(frozen=True)
 class Work:
     """A claimed job, and all that its steps work with. session: a Spark session on the landing warehouse, of this job's
-    own. remembered: what the newest published job of the same request has found. unpublished: whether another job, by
-    its number, has ended without a publication."""
+    own. remembered: what the newest published job of the same request has found. kept: of another job, by its number,
+    the directories that are to stay once it has ended; None: all of them."""
 
     claimed: Claimed
     asset: Asset
@@ -43,7 +43,7 @@ class Work:
     engines: AutoEngine
     session: Any
     remembered: Facts
-    unpublished: Callable[[int], bool]
+    kept: Callable[[int], frozenset[str] | None]
 
     @property
     def request(self) -> Request:
