@@ -114,6 +114,12 @@ def approve(session: Session, /, as_json: bool, **given: Any) -> int:
 
 def _tell(done: AssetShown, as_json: bool) -> int:
     one = done.asset
+
+    def of(name: str, value: str | None) -> str | None:
+        """With the class that it is of."""
+        by = done.given_by.get(name, "asset")
+        return value if value is None or by == "asset" else f"{value} (of {by})"
+
     lines = [
         (done.status, one.name),
         ("owner", one.owner),
@@ -121,12 +127,14 @@ def _tell(done: AssetShown, as_json: bool) -> int:
         ("consumers", ", ".join(one.consumers) or "none"),
         ("sources", ", ".join(one.sources) or "none"),
         ("classification", one.classification),
-        ("erasure", f"{one.erasure_ids} in {one.erasure_column}" if one.erasure_ids else None),
+        ("erased people", of("erasure_ids", one.erasure_ids)),
+        ("erasure column", of("erasure_column", one.erasure_column)),
         ("exemption", one.exemption or None),
-        ("retention", one.retention),
+        ("retention", of("retention", one.retention)),
         ("note", one.note or None),
         ("created by", one.created_by),
         ("approved by", one.approved_by or "nobody yet"),
     ]
+    lines += [("not made", each) for each in done.not_made]
     emit(done, as_json, aligned(lines))
     return 0

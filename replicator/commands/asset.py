@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from replicator.commands.base import Options, verb
 from replicator.errors import ObjectNotFound, Refused
+from replicator.ingestion.doors.asset_place import prepare_place
 from replicator.ingestion.doors.ingestion_shown import AssetShown, AssetsShown
 from replicator.ingestion.doors.intake import opened_store, this_user
 from replicator.ingestion.doors.validation import Requester, check_asset
@@ -90,7 +91,8 @@ def asset_create(options: AssetCreateOptions) -> AssetShown:
         if before is not None and not options.asks.is_one_of((before.owner, before.created_by)):
             raise Refused(f"asset {asset.name} is {before.owner}'s", hint="its owner changes it, or take another name")
         stored = store.put_asset(asset, overwrite=options.overwrite)
-    return AssetShown("created" if before is None else "unchanged" if stored == before else "changed", stored)
+    status = "created" if before is None else "unchanged" if stored == before else "changed"
+    return AssetShown.of(status, stored, options.settings.ingestion)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ def asset_show(options: AssetShowOptions) -> AssetShown:
 
     Raises ObjectNotFound when there is none, with names like it."""
     with opened_store(options.settings) as store:
-        return AssetShown("shown", store.asset(options.name))
+        return AssetShown.of("shown", store.asset(options.name), options.settings.ingestion)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +144,17 @@ class AssetApproveOptions(AsRequester):
 
 @verb(AssetApproveOptions)
 def asset_approve(options: AssetApproveOptions) -> AssetShown:
-    """Approves an asset: from now on its owner and its producers may make requests. May run twice.
+    """Approves an asset: from now on its owner and its producers may make requests. Makes its directory, where that is
+    for this user to make; the report's `not_made` names the rest. May run twice.
 
         replicator.asset_approve("crm")
 
     Raises ObjectNotFound when there is none; Refused for who has made or changed it."""
     with opened_store(options.settings) as store:
-        return AssetShown("approved", store.approve_asset(options.name, options.asks.user))
+        approved = store.approve_asset(options.name, options.asks.user)
+    shown = AssetShown.of("approved", approved, options.settings.ingestion)
+    shown.not_made = prepare_place(approved, options.settings.ingestion)
+    return shown
 
 
 def _each(given: str | Sequence[str]) -> tuple[str, ...]:

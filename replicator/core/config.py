@@ -29,7 +29,7 @@ import msgspec
 from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.connections.source_config import IngestionConfig, check_ingestion
+from replicator.core.connections.source_config import IngestionConfig, check_ingestion, check_zone
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
 from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
@@ -232,6 +232,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             checked(metastore, f"metastores.{key}")
         check_gateway(config.gateway)
         check_ingestion(config.ingestion)
+        check_zone(config.ingestion, {key: each.zone for key, each in config.metastores.items()})
         check_service(config.service)
         check_alerts(config.alerts)
         check_lineage(config.lineage)

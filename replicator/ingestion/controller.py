@@ -30,6 +30,7 @@ from replicator.core.telling.told_steps import step
 from replicator.errors import Error, Fenced
 from replicator.ingestion.failing import failure_of
 from replicator.ingestion.ingestion_job import Claimed
+from replicator.ingestion.ingestion_request import with_class
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_log import append
 from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
@@ -163,7 +164,7 @@ class Controller:
             with self._held(claimed) as held:
                 work = Work(
                     claimed,
-                    self._store.asset(claimed.request.asset),
+                    with_class(self._store.asset(claimed.request.asset), self._config),
                     self._config,
                     self._metastore,
                     self._runtime.engines,

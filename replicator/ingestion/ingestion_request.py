@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from replicator.core.connections.source_config import ClassConfig, IngestionConfig
 from replicator.core.model import Value
 from replicator.errors import UsageError
 
@@ -43,6 +44,19 @@ class Asset(Value, frozen=True, omit_defaults=True):
     note: str = ""
     created_by: str = ""
     approved_by: str = ""
+
+
+OF_A_CLASS = ("retention", "erasure_ids", "erasure_column")
+"""What an asset has of its classification, where it says nothing."""
+
+
+def with_class(asset: Asset, ingestion: IngestionConfig) -> Asset:
+    """An asset with what `[ingestion.classes]` gives it: what it says itself wins, and one with an exemption is not
+    given a way to erase people."""
+    given = ingestion.classes.get(asset.classification, ClassConfig())
+    names = [name for name in OF_A_CLASS if name == "retention" or not asset.exemption.strip()]
+    found = {name: getattr(given, name) for name in names if getattr(asset, name) is None}
+    return msgspec.structs.replace(asset, **found)
 
 
 class Split(Value, frozen=True, omit_defaults=True):

@@ -32,6 +32,7 @@ TABLES = {
     "lineage": config.LineageConfig,
     "ingestion": config.IngestionConfig,
     "ingestion.sources.NAME": source_config.SourceConfig,
+    "ingestion.classes.NAME": source_config.ClassConfig,
     "log": config.LogConfig,
 }
 FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn

@@ -12,7 +12,7 @@ import pytest
 import replicator
 from replicator.cli.main import run
 from replicator.core.config import Config, parse_config
-from replicator.errors import Error, ObjectNotFound, Refused, UsageError
+from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.doors import request_directory
 from replicator.ingestion.doors.intake import parse_request, this_user
 from replicator.ingestion.doors.validation import Requester
@@ -293,3 +293,39 @@ def test_a_drop_zones_directory_and_description_are_looked_at_at_once(tmp_path: 
     refused("csv has no columns")
     description.write_text('{"format": "parquet"}')
     assert "in its files" in ask(mode="merge", key="id").unchecked
+
+
+def test_an_asset_has_what_its_class_gives_unless_it_says_so_itself(tmp_path: Path) -> None:
+    personal = {"retention": "30d", "erasure_ids": "gdpr.gone:id", "erasure_column": "person"}
+    tables = {"store": f"sqlite:///{tmp_path}/i.sqlite", "classes": {"personal": personal}}
+    config = parse_config({"ingestion": {**tables, "landing": str(tmp_path / "landing")}}, "test")
+    given: dict[str, Any] = {"owner": "olga", "classification": "personal", "by": "olga", "config": config}
+    made = replicator.asset_create("hr", erasure_column="member", consumers="readers", **given)
+    one = made.asset
+    assert (one.retention, one.erasure_ids, one.erasure_column) == ("30d", "gdpr.gone:id", "member")
+    by = {"retention": "class personal", "erasure_ids": "class personal", "erasure_column": "asset"}
+    assert made.given_by == by == replicator.asset_show("hr", config=config).given_by
+    exempt = replicator.asset_create("old", exemption="nobody lives", **given)
+    assert exempt.asset.erasure_ids is None and exempt.given_by == {"retention": "class personal"}
+    assert replicator.asset_create("hr", erasure_column="member", consumers="readers", **given).status == "unchanged"
+
+    first = replicator.asset_approve("hr", by="anna", config=config)
+    assert "the first landing makes it" in first.not_made[0] and "rights of readers" in first.not_made[1]
+    (tmp_path / "landing").mkdir()
+    again = replicator.asset_approve("hr", by="anna", config=config)
+    assert len(again.not_made) == 1 and (tmp_path / "landing" / "hr").is_dir()
+    assert len(replicator.asset_approve("hr", by="anna", config=config).not_made) == 1
+
+    with pytest.raises(ConfigError, match="retention: "):
+        parse_config({"ingestion": {"classes": {"public": {"retention": "long"}}}}, "test")
+    with pytest.raises(ConfigError, match="classes"):
+        parse_config({"ingestion": {"classes": {"secret": {}}}}, "test")
+
+
+def test_tables_land_in_the_zone_for_it() -> None:
+    stores = {"raw": {"uri": "thrift://a:1", "zone": "landing"}, "fine": {"uri": "thrift://b:1", "zone": "governed"}}
+    parse_config({"metastores": stores, "ingestion": {"metastore": "raw"}}, "test")
+    parse_config({"metastores": {"any": {"uri": "thrift://a:1"}}, "ingestion": {"metastore": "thrift://c:1"}}, "test")
+    for other in ("fine", "thrift://c:1"):
+        with pytest.raises(ConfigError, match="is not of the zone landing"):
+            parse_config({"metastores": stores, "ingestion": {"metastore": other}}, "test")

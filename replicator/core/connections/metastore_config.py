@@ -49,7 +49,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
     max_connections, max_calls_per_second: of one process. catalog: whose databases are meant, on Hive 3 and newer;
     None: the server's default one. statistics_engines: whose column statistics are replicated beside those of `hive`,
-    on Hive 4 and newer.
+    on Hive 4 and newer. zone: the class of warehouses that this one is of; see `[ingestion]`.
     """
 
     uri: str
@@ -79,6 +79,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_calls_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None
     catalog: str | None = None
     statistics_engines: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ("impala",)
+    zone: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
     @property
     def addresses(self) -> list[Address]:

@@ -7,6 +7,8 @@ SourceConfig(path="/drop/sales")
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +22,11 @@ KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}
 
 SHORTEST_LEASE = 10
 """Seconds: a controller says each third of its lease that it lives."""
+
+IDS = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+:\w+", re.IGNORECASE)
+"""The ids of erased people: "db.table:column"."""
+
+LANDING_ZONE = "landing"
 
 POOL = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -48,12 +55,21 @@ class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return read_secret(self.password, f"ingestion.sources.{name}.password") if self.password else ""
 
 
+class ClassConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What assets of a classification have where they say nothing: see `Asset`."""
+
+    retention: str | None = None
+    erasure_ids: str | None = None
+    erasure_column: str | None = None
+
+
 class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """metastore: of the landing tables, a configured name or a URI. landing: a directory, which only ingestion changes.
     store: of jobs, a database's URL; None: that of `[service]`. slots: jobs at a time, of all controllers; share: of
     the slots that one asset may have. lease: for how long a job stays with a controller that went away. expire: a job
     that fails for so long, or `attempts` times, is given up. log: the table of all state changes, "db.table". pool: of
-    Spark's fair scheduler, in which all work of ingestion runs. notify: who is told."""
+    Spark's fair scheduler, in which all work of ingestion runs. notify: who is told. classes: by classification, what
+    its assets have where they say nothing."""
 
     metastore: str = ""
     landing: str = ""
@@ -67,6 +83,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool: str = "ingestion"
     sources: dict[str, SourceConfig] = {}
     notify: NotifyConfig = NotifyConfig()
+    classes: dict[Literal["public", "internal", "confidential", "personal"], ClassConfig] = {}
 
 
 def check_ingestion(ingestion: IngestionConfig) -> None:
@@ -87,6 +104,8 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
             raise ConfigError(f"{key}.password: is no reference to a secret", hint=hint)
         if source.readers < 1 or source.fetch < 1:
             raise ConfigError(f"{key}: readers and fetch are at least 1")
+    for name, given in ingestion.classes.items():
+        _check_class(given, f"ingestion.classes.{name}")
     if ingestion.slots < 1:
         raise ConfigError("ingestion.slots: is less than 1")
     if not 0 < ingestion.share <= 1:
@@ -105,6 +124,24 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
     if ingestion.log.count(".") != 1:
         raise ConfigError("ingestion.log: is no table", hint="write db.table")
     check_notify(ingestion.notify)
+
+
+def check_zone(ingestion: IngestionConfig, zones: Mapping[str, str | None]) -> None:
+    """Where metastores have zones, given by their names, tables land in one of the zone "landing". Raises
+    ConfigError."""
+    if ingestion.metastore and any(zones.values()) and zones.get(ingestion.metastore) != LANDING_ZONE:
+        there = ", ".join(sorted(name for name, zone in zones.items() if zone == LANDING_ZONE)) or "none"
+        told = f"ingestion.metastore: {ingestion.metastore} is not of the zone {LANDING_ZONE}"
+        raise ConfigError(told, hint=f"of [metastores] with this zone, there are: {there}")
+
+
+def _check_class(given: ClassConfig, key: str) -> None:
+    if given.erasure_ids is not None and not IDS.fullmatch(given.erasure_ids):
+        raise ConfigError(f"{key}.erasure_ids: is no column of ids", hint="write DB.TABLE:COLUMN")
+    try:
+        _ = parse_duration(given.retention or "0s")
+    except ValueError as error:
+        raise ConfigError(f"{key}.retention: {error}", hint="write a duration such as 30d") from error
 
 
 def _check_directory(source: SourceConfig, key: str, landing: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
+from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.report import Report, Rows
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, Submitted
-from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.ingestion_request import OF_A_CLASS, Asset, with_class
 from replicator.ingestion.job_figures import LandingFigures, QueueFigures
 from replicator.ingestion.notices.outbox import Undelivered
 
@@ -21,13 +22,26 @@ def _asset_fields(asset: Asset) -> dict[str, Any]:
 
 @dataclass
 class AssetShown(Report):
-    """An asset. status: "created", "unchanged", "changed", "approved" or "shown"."""
+    """An asset, with what its class gives it. status: "created", "unchanged", "changed", "approved" or "shown".
+    given_by: where retention and erasure come from: "asset", or "class NAME"; without those that it has not.
+    not_made: of what an approval makes."""
 
     status: str
     asset: Asset
+    given_by: dict[str, str] = field(default_factory=dict)
+    not_made: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, status: str, asset: Asset, ingestion: IngestionConfig) -> Self:
+        whole, said = with_class(asset, ingestion), {}
+        for name in OF_A_CLASS:
+            if getattr(whole, name) is not None:
+                said[name] = "asset" if getattr(asset, name) is not None else f"class {asset.classification}"
+        return cls(status, whole, said)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"status": self.status, **_asset_fields(self.asset)}
+        more = {"given_by": self.given_by, "not_made": self.not_made}
+        return {"status": self.status, **_asset_fields(self.asset), **more}
 
 
 @dataclass

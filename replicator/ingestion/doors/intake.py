@@ -18,7 +18,7 @@ from replicator.errors import UsageError
 from replicator.ingestion.doors.source_look import look_at_source
 from replicator.ingestion.doors.validation import Requester, check_request
 from replicator.ingestion.ingestion_job import Submitted
-from replicator.ingestion.ingestion_request import Request, Split
+from replicator.ingestion.ingestion_request import Request, Split, with_class
 from replicator.ingestion.job_store import IngestionStore
 
 FIELDS = tuple(name for name in Request.__struct_fields__ if name != "requested_by")
@@ -86,7 +86,7 @@ def accept(
     if key and (known := store.submitted(key)):
         return replace(known, unchecked="it was requested before")
     asked = msgspec.structs.replace(request, requested_by=requester.user)
-    asset = store.asset(asked.asset)
+    asset = with_class(store.asset(asked.asset), ingestion)
     check_request(asked, asset, ingestion, requester)
     unchecked = look_at_source(asked, asset, ingestion.sources)
     return replace(store.submit(asked, key=key), unchecked=unchecked)

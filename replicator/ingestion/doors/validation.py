@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
 import msgspec
 
-from replicator.core.connections.source_config import IngestionConfig
+from replicator.core.connections.source_config import IDS, IngestionConfig
 from replicator.core.model import Value
 from replicator.errors import Refused, UsageError
-from replicator.ingestion.ingestion_request import NAME, Asset, Request, Split, is_text
+from replicator.ingestion.ingestion_request import NAME, Asset, Request, Split, is_text, with_class
 from replicator.ingestion.landing.granting import principals
 from replicator.text.quantity import parse_duration
 
@@ -20,8 +19,6 @@ READERS = 64
 
 LONG = 1000
 """Characters of a note or an exemption."""
-
-_IDS = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+:\w+", re.IGNORECASE)
 
 
 class Requester(Value, frozen=True, omit_defaults=True):
@@ -37,7 +34,8 @@ class Requester(Value, frozen=True, omit_defaults=True):
 
 
 def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
-    """Raises UsageError naming what is wrong."""
+    """Raises UsageError naming what is wrong, also with what its class gives it."""
+    asset = with_class(asset, ingestion)
     about = f"asset {asset.name!r}"
     if not NAME.fullmatch(asset.name) or len(asset.name) > 64:
         raise UsageError(
@@ -52,7 +50,7 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
     _ = principals(asset.consumers)  # raises for what is none
     for source in asset.sources:
         _known_source(source, ingestion, about)
-    if asset.erasure_ids is not None and not _IDS.fullmatch(asset.erasure_ids):
+    if asset.erasure_ids is not None and not IDS.fullmatch(asset.erasure_ids):
         raise UsageError(f"{about}: {asset.erasure_ids!r} is no column of ids", hint="write DB.TABLE:COLUMN")
     if (asset.erasure_ids is None) != (asset.erasure_column is None):
         raise UsageError(f"{about}: has erasure ids without a column, or a column without ids", hint="give both")
