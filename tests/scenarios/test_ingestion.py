@@ -23,10 +23,12 @@ from purges import Warehouse
 
 import replicator
 from replicator.core.config import Config, parse_config
+from replicator.core.model import Column
 from replicator.core.runtime import Runtime
 from replicator.ingestion.controller import Controller, Worked
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing import landing_steps as steps
+from replicator.ingestion.landing.publishing import Landed, Overtaken, publish
 from replicator.ingestion.reading.drivers import driver_jars, give_drivers
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java
@@ -349,6 +351,25 @@ def test_rows_of_a_job_that_could_not_say_that_it_had_published_are_not_appended
     landing.sql("ALTER TABLE log ADD COLUMN at timestamp DEFAULT now()")
     refused = landing.land("log", mode="append", watermark="at", schema_policy="add_columns")
     assert "was appended to by id so far" in refused.errors[0]
+
+
+def test_a_controller_that_wakes_up_before_it_publishes_appends_nothing_that_a_later_job_has(landing: Landing) -> None:
+    landing.sql("CREATE TABLE log (id int)")
+    landing.sql("INSERT INTO log SELECT generate_series(1, 5)")
+    landing.create_asset()
+    job = landing.request("log", mode="append", watermark="id")
+    landing.run_killed_in("settle")
+    (copied,) = landing.versions("log")
+    with landing.store(when_claims_have_run_out) as later:
+        later.cancel(job, "paul")
+        asset, asked = later.asset(landing.asset), later.detail(job).request
+    landing.land("log", mode="append", watermark="id")
+
+    late = Landed(job, 1, (Column("id", "int"),), str(copied), str(copied.parent), rows=5, files=1, bytes=1)
+    with pytest.raises(Overtaken, match="landed="):
+        publish(landing.warehouse.metastore, asset, asked, late)
+
+    assert landing.rows("log") == [(n,) for n in range(1, 6)]
 
 
 def test_a_copy_that_differs_is_made_again(landing: Landing) -> None:

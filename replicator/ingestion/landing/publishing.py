@@ -246,11 +246,24 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
     part = Partition(values=(str(landed.job),), storage=storage, parameters=landed.parameters)
     there = _fence_of(metastore, table, landed)
     if there == 0:
+        _refuse_if_replaced(metastore, table, landed)
         metastore.add_partitions(table.db, table.name, [part])  # leaves one that another claim has added meanwhile
     elif there < landed.fence:  # of an earlier claim, which could not say so any more
         metastore.alter_partitions(table.db, table.name, [part])
     _fence_of(metastore, table, landed)
     return Publication(metastore.current_event_id(), made, again=there == landed.fence)
+
+
+def _refuse_if_replaced(metastore: Metastore, table: Table, landed: Landed) -> None:
+    """A later job begins when this one is over, and its rows have these among them: who wakes up then is too late."""
+    later = [name for name in metastore.partition_names(table.db, table.name) if _job_of(name) > landed.job]
+    if later:
+        raise Overtaken(f"{table.db}.{table.name}: {max(later, key=_job_of)} is there", hint="nothing is lost")
+
+
+def _job_of(partition: str) -> int:
+    number = partition.rpartition("=")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _fence_of(metastore: Metastore, table: Table, landed: Landed) -> int:
