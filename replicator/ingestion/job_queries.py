@@ -90,6 +90,8 @@ def newest_published(connection: Connection, target: str) -> int | None:
 def has_open(connection: Connection, target: str) -> bool:
     """Whether a job of a landing table is at work or waits."""
     return bool(connection.execute(select(exists().where(IS_OPEN, job.c.target == target))).scalar())
+
+
 def find_kept(connection: Connection, id: int) -> frozenset[str] | None:
     """See `IngestionStore.kept`."""
     row = connection.execute(select(job.c.state, job.c.step, job.c.event_id, job.c.facts).where(job.c.id == id)).first()
