@@ -410,8 +410,10 @@ def test_who_is_configured_is_told_of_tables_schemas_and_failures(landing: Landi
     landing.config = landing.configured(notify={"commands": tees, **{name: [f"commands.{name}"] for name in names}})
     landing.sql("CREATE TABLE t (id int PRIMARY KEY)")
     landing.sql("INSERT INTO t VALUES (1), (2)")
+    landing.sql("CREATE TABLE none (id int)")
     landing.create_asset()
     done, wrong = landing.request("t"), landing.request("none")
+    landing.sql("DROP TABLE none")
 
     worked = landing.run()
 
