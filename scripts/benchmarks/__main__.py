@@ -25,6 +25,7 @@ from benchmarks import (
     loading,
     many_tables,
     memory,
+    planning,
     purging,
     replaying,
     scanning,
@@ -55,6 +56,7 @@ BENCHMARKS = {
     "backlog": backlog.run,
     "serve": serving.run,
     "ingest": ingesting.run,
+    "ingest-jobs": planning.run,
 }
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
