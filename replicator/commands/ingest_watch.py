@@ -58,7 +58,8 @@ def ingest_watch(options: IngestWatchOptions) -> Watched:
             tables += published_of(job, facts)
         watched.tables = len(tables)
         newest = {f"{each.db}.{each.name}": each for each in tables}
-        for found in foreign_writes(metastore, runtime.engines, sorted(tables, key=lambda each: (each.db, each.name))):
+        tables.sort(key=lambda each: (each.db, each.name))
+        for found in foreign_writes(metastore, runtime.engines, tables, store.published_of):
             if not _is_at_work(store, newest[found.table]):
                 watched.found.append(found)
         senders = senders_of(ingestion.notify, options.settings.lineage, metastore.config.uri)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -80,6 +80,13 @@ def find_published(connection: Connection, after: str, limit: int) -> list[tuple
     ids = connection.execute(newest.order_by(job.c.target).limit(limit)).scalars().all()
     query = select(job).where(job.c.id.in_(ids)).order_by(job.c.target)
     return [(dict(row), msgspec.json.decode(row["facts"])) for row in connection.execute(query).mappings()]
+
+
+def find_published_of(connection: Connection, target: str, since: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Published jobs of a landing table, from one on, with their facts."""
+    mine = (job.c.event_id.is_not(None), job.c.target == target, job.c.id >= since)
+    for id, facts in connection.execute(select(job.c.id, job.c.facts).where(*mine).order_by(job.c.id)):
+        yield id, msgspec.json.decode(facts)
 
 
 def newest_published(connection: Connection, target: str) -> int | None:

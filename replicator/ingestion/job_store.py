@@ -299,6 +299,11 @@ class IngestionStore(Database):
             yield from found
             after = found[-1][0]["target"]
 
+    def published_of(self, target: str, since: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Published jobs of a landing table, DATABASE.TABLE, from one on, with their facts; oldest first."""
+        with self.transaction() as connection:
+            yield from queries.find_published_of(connection, target, since)
+
     def newest_published(self, target: str) -> int | None:
         """The job that published a landing table, DATABASE.TABLE, last."""
         with self.transaction() as connection:

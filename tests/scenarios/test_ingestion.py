@@ -468,6 +468,17 @@ def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
         f"ALTER TABLE {db}.t ADD COLUMNS (more INT)", f"ALTER TABLE {db}.log DROP PARTITION (landed=99)"
     )
     assert any(each == "its columns changed: more" for each in watched()["t"].what)
+    landing.warehouse.sql(
+        f"ALTER TABLE {db}.log DROP PARTITION (landed=2)",
+        f"ALTER TABLE {db}.log SET TBLPROPERTIES ('beekeeper.remove.unreferenced.data' = 'false')",
+    )
+    assert set(watched()["log"].what) == {
+        "partition 2 is gone",
+        "properties by which purge and housekeeping know it changed",
+    }
+    landing.warehouse.sql(f"DROP TABLE {db}.log")
+    landing.sql("INSERT INTO log VALUES (12)")
+    landing.land("log", mode="append", watermark="id")
     landing.land("t", schema_policy="recreate")
     assert watched() == {}, "what ingestion publishes is its own again"
     landing.warehouse.sql(f"DROP TABLE {db}.t")

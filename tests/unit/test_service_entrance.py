@@ -35,7 +35,9 @@ def test_headers_of_others_mean_nothing(peer: str) -> None:
 def test_a_proxy_says_who_asks(peer: str) -> None:
     found = PROXIES.sender(peer, headers(x_user="anna", x_groups="ops, all,none", x_forwarded_for="1.2.3.4"))
     assert (found.address, found.user) == ("1.2.3.4", "anna")
-    assert found.identity == Identity("proxy:anna", "operator", ("west",), also=(("viewer", ()),))
+    assert found.identity == Identity(
+        "proxy:anna", "operator", ("west",), also=(("viewer", ()),), groups=("all", "none", "ops")
+    )
     may = found.identity.may
     assert may("operator", "west") and may("viewer", "east") and may("viewer")
     assert not may("operator", "east") and not may("operator") and not may("admin", "west")

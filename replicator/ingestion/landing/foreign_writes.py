@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from cmroot.store.place import Place, is_local, join, name_of
 from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table
-from replicator.ingestion.landing.landing_schema import ASSET, marked, written_sizes
+from replicator.housekeeping.settings import REMOVE_EXPIRED
+from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
 from replicator.metastore.client import Metastore
 from replicator.purge.partitions import SIBLING
 
@@ -28,6 +29,10 @@ FEW = 5
 
 EVENTS = 20_000
 """Events after a publication in which those of its table are looked for, at most."""
+
+
+JobsOf = Callable[[str, int], Iterable[tuple[int, Mapping[str, Any]]]]
+"""(DATABASE.TABLE, a job) -> the published jobs of the table, from that one on, with their facts."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True):
@@ -100,23 +105,35 @@ def published_of(job: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[P
         )
 
 
+def partitions_of(table: PublishedTable, jobs: Iterable[tuple[int, Mapping[str, Any]]]) -> set[str]:
+    """Values of the partitions that these published jobs have made of a landing table."""
+    part, found = table.name.removeprefix(table.target.partition(".")[2]).removeprefix("__"), set[str]()
+    for job, facts in jobs:
+        own = facts.get("parts", {}).get(part, {}) if part else facts
+        if own.get("location"):
+            found |= set(own["days"]) if "days" in own else {str(job)}
+    return found
+
+
 def foreign_writes(
-    metastore: Metastore, engines: AutoEngine, tables: Iterable[PublishedTable]
+    metastore: Metastore, engines: AutoEngine, tables: Iterable[PublishedTable], jobs: JobsOf
 ) -> Iterator[ForeignWrite]:
-    """tables: of one database after the other."""
+    """tables: of one database after the other. jobs: see `JobsOf`."""
     some: list[PublishedTable] = []
     for each in tables:
         if some and (each.db != some[0].db or len(some) >= 500):
-            yield from _of_database(metastore, engines, some)
+            yield from _of_database(metastore, engines, some, jobs)
             some = []
         some.append(each)
     if some:
-        yield from _of_database(metastore, engines, some)
+        yield from _of_database(metastore, engines, some, jobs)
 
 
-def _of_database(metastore: Metastore, engines: AutoEngine, tables: Sequence[PublishedTable]) -> Iterator[ForeignWrite]:
+def _of_database(
+    metastore: Metastore, engines: AutoEngine, tables: Sequence[PublishedTable], jobs: JobsOf
+) -> Iterator[ForeignWrite]:
     there = {table.name: table for table in metastore.tables(tables[0].db, [each.name for each in tables])}
-    looks = [_look(metastore, each, there.get(each.name)) for each in tables]
+    looks = [_look(metastore, each, there.get(each.name), jobs) for each in tables]
     tasks = [task for look in looks for task in look.places]
     engine = engines.for_work(len(tasks), 0)
     found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
@@ -138,7 +155,7 @@ def _of_database(metastore: Metastore, engines: AutoEngine, tables: Sequence[Pub
             )
 
 
-def _look(metastore: Metastore, of: PublishedTable, table: Table | None) -> _Look:
+def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: JobsOf) -> _Look:
     if table is None or table.storage is None:
         return _Look(of, ["the table is gone"], [], [])
     what: list[str] = []
@@ -149,12 +166,18 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None) -> _Loo
         before, now = dict(of.columns), dict(columns)
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         what.append(f"its columns changed: {', '.join(names[:FEW]) or 'their order'}")
+    if table.parameters.get(SEAL, seal_of(table.parameters)) != seal_of(table.parameters):
+        what.append("properties by which purge and housekeeping know it changed")
     modified = [user] if (user := table.parameters.get("last_modified_by")) else []
     about = f"{of.db}.{of.name}"
     if table.is_partitioned:
         parts = [part for some in metastore.all_partitions(of.db, of.name) for part in some]
         strange = [part for part in parts if marked(part.parameters) == (0, 0)]
         what += [f"partition {'/'.join(part.values)} was added" for part in strange[:FEW]]
+        if table.parameters.get(REMOVE_EXPIRED, "").lower() != "true":  # else they go by and by
+            wanted = partitions_of(of, jobs(of.target, int(table.parameters.get(SINCE, of.job))))
+            gone = sorted(wanted - {part.values[0] for part in parts})
+            what += [f"partition {each} is gone" for each in gone[:FEW]]
         return _Look(
             of, what, modified if what else [], [_task(about, part, of.at) for part in parts if part not in strange]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,11 +17,20 @@ from replicator.text.quantity import parse_duration
 PREFIX = "replicator.ingestion."
 """Of the parameters in which a landing table names its origin."""
 
-JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES, WRITTEN = (
-    PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark", "files", "written")
+JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES, WRITTEN, SINCE, SEAL = (
+    PREFIX + each
+    for each in (
+        *("job", "fence", "asset", "source", "schema-hash"),
+        *("watermark", "files", "written", "since", "seal"),
+    )
 )
 LOAD = Column("landed", "bigint", "the job that brought the rows")
 """The partition key of a table to which jobs append: a job's rows appear with its partition, at once."""
+
+DESCRIPTOR = "dataset.descriptor"
+"""In which a purge looks for the column of people."""
+
+_SEALED = (ASSET, SOURCE, DESCRIPTOR, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD)
 
 _FORMATS: dict[Format, tuple[str, str, str]] = {
     "parquet": (
@@ -101,7 +110,7 @@ def landing_table(
     }
     if asset.erasure_column and asset.erasure_column.lower() in {column.name for column in columns}:
         erased = msgspec.json.encode({"privacy": {"column": asset.erasure_column.lower()}}).decode()
-        parameters["dataset.descriptor"] = erased
+        parameters[DESCRIPTOR] = erased
     return Table(
         db=db,
         name=name,
@@ -109,8 +118,18 @@ def landing_table(
         owner=asset.owner,
         storage=stored_as(request.format, columns, location),
         partition_keys=(key,) if request.mode == "append" else (),
-        parameters=parameters,
+        parameters=sealed(parameters),
     )
+
+
+def seal_of(parameters: Mapping[str, str]) -> str:
+    """Of the properties by which purge and housekeeping know a landing table."""
+    said = {key: parameters[key] for key in _SEALED if key in parameters}
+    return hashlib.blake2s(msgspec.json.encode(said, order="sorted"), digest_size=8).hexdigest()
+
+
+def sealed(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {**parameters, SEAL: seal_of(parameters)}
 
 
 def lifecycle_of(asset: Asset) -> dict[str, str]:

@@ -24,6 +24,7 @@ from replicator.ingestion.landing.landing_schema import (
     JOB,
     LOAD,
     SCHEMA_HASH,
+    SINCE,
     WATERMARK,
     WRITTEN,
     SchemaRefused,
@@ -32,6 +33,7 @@ from replicator.ingestion.landing.landing_schema import (
     lifecycle_of,
     marked,
     schema_hash,
+    sealed,
     settled_columns,
     stored_as,
     written_text,
@@ -181,7 +183,7 @@ def _refuse_if_overtaken(there: tuple[int, int], landed: Landed, request: Reques
 def _made(asset: Asset, request: Request, landed: Landed, location: str) -> Table:
     table = landing_table(asset, request, landed.columns, location)
     said = schema_hash(landed.columns, request.format, request.mode == "append")
-    mine: Mapping[str, str] = {} if request.mode == "append" else landed.parameters
+    mine: Mapping[str, str] = {SINCE: str(landed.job)} if request.mode == "append" else landed.parameters
     return msgspec.structs.replace(table, parameters={**table.parameters, **mine, SCHEMA_HASH: said})
 
 
@@ -195,7 +197,7 @@ def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, la
     said = schema_hash(wanted, request.format, False)
     changed = table.parameters.get(SCHEMA_HASH) != said
     parameters = {key: value for key, value in table.parameters.items() if not _is_stale(key)} | lifecycle_of(asset)
-    new = msgspec.structs.replace(made, parameters={**parameters, **landed.parameters, SCHEMA_HASH: said})
+    new = msgspec.structs.replace(made, parameters=sealed({**parameters, **landed.parameters, SCHEMA_HASH: said}))
     with without_keys(metastore, table, table.storage.columns != wanted):
         try:
             metastore.alter_table(table.db, table.name, new)

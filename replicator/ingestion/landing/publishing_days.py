@@ -14,6 +14,7 @@ from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.landing_schema import (
     FILES,
     SCHEMA_HASH,
+    SINCE,
     WRITTEN,
     SchemaRefused,
     landing_table,
@@ -69,7 +70,9 @@ def _settle_table(metastore: Metastore, asset: Asset, request: Request, landed: 
     if table is None:
         made = landing_table(asset, request, landed.columns, landed.home, DAY_KEY)
         said = schema_hash(landed.columns, request.format, True)
-        metastore.create_table(msgspec.structs.replace(made, parameters={**made.parameters, SCHEMA_HASH: said}))
+        metastore.create_table(
+            msgspec.structs.replace(made, parameters={**made.parameters, SCHEMA_HASH: said, SINCE: str(landed.job)})
+        )
         return True
     _refuse_other_keys(table)
     assert table.storage is not None
