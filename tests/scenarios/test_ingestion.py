@@ -483,3 +483,16 @@ def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
     assert watched() == {}, "what ingestion publishes is its own again"
     landing.warehouse.sql(f"DROP TABLE {db}.t")
     assert watched()["t"].what == ("the table is gone",)
+
+
+def test_what_a_table_names_stays_though_a_new_store_numbers_its_jobs_as_an_old_one_did(landing: Landing) -> None:
+    landing.sql("CREATE TABLE log AS SELECT n AS id FROM generate_series(1, 10) n")
+    landing.create_asset()
+    landing.land("log", mode="append", watermark="id")
+    (landing.here / "jobs.sqlite").unlink()
+    landing.create_asset()
+    landing.land("log")
+    (job,) = replicator.ingest_ls(config=landing.config).jobs
+    assert (job.job, job.state) == (1, "failed_user"), "a number that was given before"
+    landing.land("log", mode="append", watermark="id")
+    assert landing.rows("log") == landing.at_source("SELECT id FROM log")

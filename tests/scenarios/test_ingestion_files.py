@@ -118,6 +118,12 @@ def test_erased_people_take_what_belongs_to_them_along(warehouse: Warehouse, tmp
     assert dropping.land("orders").rows == 2
     assert dropping.sql("SELECT sku FROM {db}.orders__items ORDER BY 1") == [(None,), ("c",)]
     assert dropping.rows("orders__items__tags") == []
+    dropping.describe("daily", format="json", days={"layout": "%Y-%m-%d"})
+    dropping.write("daily", "2026-01-01/a.json", '{"no": 1, "items": [1]}')
+    assert dropping.land("daily", mode="append").done == 1, "a day of which nobody stays"
+    dropping.write("daily", "2026-01-02/a.json", '{"no": 2, "items": [2]}')
+    assert dropping.land("daily", mode="append").rows == 1
+    assert dropping.sql("SELECT day, value FROM {db}.daily__items") == [(date(2026, 1, 2), 2)]
 
 
 def test_days_land_when_they_are_closed_and_again_when_files_come_late(dropping: Dropping) -> None:
@@ -190,6 +196,12 @@ def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
         assert told in dropping.refused("bare")
     dropping.describe("bare", format="csv", header=False, columns=[{"name": "a"}])
     assert "files are appended by day" in dropping.refused("bare", mode="append")
+    description = dropping.drop / "day/bare/_description.json"
+    description.unlink()
+    description.symlink_to(dropping.here / "elsewhere.json")
+    assert "is a symbolic link" in dropping.refused("bare")
+    description.unlink()
+    dropping.describe("bare", format="csv", header=False, columns=[{"name": "a"}])
     secret = dropping.here / "secret"
     secret.write_text("s3cr3t\n")
     os.symlink(secret, dropping.drop / "day/bare/b.csv")

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal
 
 import msgspec
 
-from cmroot.store.place import Place
+from cmroot.store.place import Place, is_local
 from replicator.core.model import Value
 from replicator.errors import SourceMissing, SourceRefused
 from replicator.text.quantity import parse_duration
@@ -80,10 +81,17 @@ class Description(Value, frozen=True, forbid_unknown_fields=True):
     days: Days | None = None
 
 
+def refuse_link(place: Place) -> None:
+    """Raises SourceRefused for a symbolic link: who wrote it may not read what it leads to."""
+    if is_local(str(place)) and os.path.islink(place.local):
+        raise SourceRefused(f"{place} is a symbolic link", hint="copy the file; links are not followed")
+
+
 def read_description(directory: Place) -> Description:
     """Of a table's directory. Raises SourceMissing without one, SourceRefused naming what is wrong in it."""
     place = directory / FILE
     about = str(place)
+    refuse_link(place)
     child = place.child()
     if child is None or child.is_directory:
         raise SourceMissing(

@@ -7,17 +7,16 @@ may not read, so there must be none.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
 from cmroot.store.local import Child
-from cmroot.store.place import Place, is_local, name_of
+from cmroot.store.place import Place, name_of
 from cmroot.store.resolve import located
 from replicator.errors import Error, SourceMissing, SourceRefused
-from replicator.ingestion.files.description import Days, Description
+from replicator.ingestion.files.description import Days, Description, refuse_link
 from replicator.text.quantity import parse_duration
 
 MOST = 100_000
@@ -52,10 +51,10 @@ def table_directory(path: str, schema: str, table: str) -> Place:
     """Of a table in a drop zone. Raises SourceMissing where there is none, SourceRefused for a link."""
     place = located(path)
     for name in (schema, table):
-        if not re.fullmatch(r"\w+", name):
+        if not re.fullmatch(r"\w+", name, re.ASCII):
             raise SourceMissing(f"{name!r} is no name of a directory here", hint="letters, digits and underscores")
         place = place / name
-        _refuse_link(place)
+        refuse_link(place)
     child = place.child()
     if child is None or not child.is_directory:
         raise SourceMissing(f"there is no directory {place}", hint="files of SCHEMA.TABLE lie in SCHEMA/TABLE")
@@ -107,7 +106,8 @@ def day_of(days: Days, name: str) -> date | None:
 
 def directory_of(days: Days, day: str) -> str:
     """The directory of a day, below the table's."""
-    return date.fromisoformat(day).strftime(days.layout)
+    year, month, number = day.split("-")
+    return days.layout.replace("%Y", year).replace("%m", month).replace("%d", number)
 
 
 def _is_closed(day: date, days: Days, until: datetime) -> bool:
@@ -119,7 +119,7 @@ def _written_until(directory: Place, days: Days, now: datetime) -> datetime:
     if days.watermark is None:
         return now
     place = directory / days.watermark
-    _refuse_link(place)
+    refuse_link(place)
     child = place.child()
     if child is None or child.is_directory or child.size > 100:
         raise SourceMissing(f"there is no watermark {place}", hint="the sink writes it, such as 2026-01-31T12:00:00Z")
@@ -139,16 +139,11 @@ def _files(directory: Place, below: str, depth: int) -> Iterator[tuple[str, Chil
         if name.startswith(_HIDDEN):
             continue
         place = directory / name
-        _refuse_link(place)
+        refuse_link(place)
         if child.is_directory:
             yield from _files(place, f"{below}{name}/", depth + 1)
         else:
             yield f"{below}{name}", child
-
-
-def _refuse_link(place: Place) -> None:
-    if is_local(str(place)) and os.path.islink(place.local):
-        raise SourceRefused(f"{place} is a symbolic link", hint="copy the file; links are not followed")
 
 
 class _Digest:

@@ -263,13 +263,14 @@ def _avro(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> 
 
 
 def _xml(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
-    count, inside = 0, 0
+    count, inside, root = 0, 0, None
     for event, element in ElementTree.iterparse(_opened(raw, name), ("start", "end")):
+        root = element if root is None else root
         if element.tag.rpartition("}")[2] == description.row.rpartition(":")[2]:
             inside += 1 if event == "start" else -1
             count += event == "end" and not inside
         if event == "end" and not inside:
-            element.clear()
+            root.clear()  # else it keeps an element for each row
     tally.only_rows(count)
 
 

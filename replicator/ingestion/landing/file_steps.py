@@ -46,8 +46,9 @@ _OWN = (ROW, PARENT, POSITION)
 
 @dataclass(frozen=True)
 class _Drop:
-    """A table's directory at one moment. listing: what is to be landed; all: of everything that is closed."""
+    """A table's directory at one moment. listing: what is to be landed; all: of everything that is closed at `now`."""
 
+    now: datetime
     directory: Place
     description: Description
     all: Listing
@@ -73,7 +74,8 @@ def look_at_files(work: Work) -> Facts:
 def _opened(work: Work) -> _Drop:
     directory = table_directory(work.source.path, work.request.schema, work.request.table)
     description = read_description(directory)
-    listing = listing_of(directory, description, datetime.now(UTC))
+    now = datetime.now(UTC)
+    listing = listing_of(directory, description, now)
     appends = work.request.mode == "append"
     if appends and description.days is None:
         raise RowsRefused(
@@ -84,10 +86,10 @@ def _opened(work: Work) -> _Drop:
             raise RowsRefused(
                 f"{directory} has no files to land", hint="an empty directory is more often a failed export"
             )
-        return _Drop(directory, description, listing, listing)
+        return _Drop(now, directory, description, listing, listing)
     there = landed_days(work.metastore, landing_of(work.metastore, work.asset, work.request))
     wanted = {day for day, digest in listing.days.items() if there.get(day) != digest}
-    return _Drop(directory, description, listing, of_days(listing, description.days, wanted))
+    return _Drop(now, directory, description, listing, of_days(listing, description.days, wanted))
 
 
 def copy_files(work: Work) -> Facts:
@@ -101,7 +103,7 @@ def copy_files(work: Work) -> Facts:
         found = _copied(work, drop)
     except Exception as error:
         raise source_error(error, work.request.source, "") from None
-    if listing_of(drop.directory, drop.description, datetime.now(UTC)).digest != drop.all.digest:
+    if listing_of(drop.directory, drop.description, drop.now).digest != drop.all.digest:
         raise SourceChanged(f"{drop.directory}: files came or changed while they were read", hint="it is tried again")
     return {**found, "copy_seconds": round(time.time() - began, 3)}
 

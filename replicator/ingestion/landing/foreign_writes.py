@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,7 +176,7 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
         strange = [part for part in parts if marked(part.parameters) == (0, 0)]
         what += [f"partition {'/'.join(part.values)} was added" for part in strange[:FEW]]
         if table.parameters.get(REMOVE_EXPIRED, "").lower() != "true":  # else they go by and by
-            wanted = partitions_of(of, jobs(of.target, int(table.parameters.get(SINCE, of.job))))
+            wanted = partitions_of(of, jobs(of.target, _number(table.parameters.get(SINCE), of.job)))
             gone = sorted(wanted - {part.values[0] for part in parts})
             what += [f"partition {each} is gone" for each in gone[:FEW]]
         return _Look(
@@ -200,14 +201,19 @@ def _is_published(location: str, published: str) -> bool:
 def _task(about: str, of: Table | Partition, at: float) -> PlaceTask:
     files, size = written_sizes(of.parameters) or (-1, -1)
     if name_of(Place(of.location or "/").parent.text).startswith(SIBLING):  # a purge wrote it, and says how much
-        files, size = (int(of.parameters.get(key, "-1")) for key in ("numFiles", "totalSize"))
+        files, size = (_number(of.parameters.get(key), -1) for key in ("numFiles", "totalSize"))
     return PlaceTask(about, of.location or "", files, size, at)
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    """Of a property, which anybody may have written."""
+    return int(text) if text and re.fullmatch(r"\d{1,18}", text, re.ASCII) else otherwise
 
 
 def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
     """(table, how its directory differs, or "", owners of files that are newer than the publication)."""
-    place = located(task.location)
-    if not place.exists():
+    place = located(task.location) if task.location else None
+    if place is None or not place.exists():
         return task.about, f"{task.location} is gone", ()
     files, size, newer = 0, 0, list[str]()
     waiting = [(task.location, child) for child in place.children()]

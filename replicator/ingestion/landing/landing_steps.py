@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place, name_of, parent
+from cmroot.store.place import Place, parent
 from replicator.core.model import Column
+from replicator.errors import ObjectNotFound
 from replicator.ingestion.files.file_frames import DAY
 from replicator.ingestion.files.nesting import PARENT, ROW
 from replicator.ingestion.job_rows import places_of
@@ -38,6 +39,7 @@ from replicator.ingestion.reading.figures import Figures, differences, landed_fi
 from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
+from replicator.metastore.client import Metastore
 from replicator.purge.search.ids import hadoop_place
 from replicator.text.sql_text import quoted_name
 
@@ -178,11 +180,8 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
     for name, part in came.items():  # parents first
         of = parts.get(part["parent"], done)["location"]
         some = read(work.session, part["directory"], work.request.format, _columns(part))
-        kept = some.join(
-            work.session.read.format(work.request.format).load(hadoop_place(of)).selectExpr(f"{ROW} AS {PARENT}"),
-            PARENT,
-            "left_semi",
-        ).select(*some.columns)
+        rows = read(work.session, of, work.request.format, [Column(ROW, "string")])
+        kept = some.join(rows.selectExpr(f"{ROW} AS {PARENT}"), PARENT, "left_semi").select(*some.columns)
         parts[name] = {**part, **_arrived(work.part(name), part, kept, end)}
     return {**done, **_with(parts)}
 
@@ -296,17 +295,35 @@ def discard(work: Work) -> None:
 
 def _remove(work: Work, kept: Callable[[int], frozenset[str] | None]) -> None:
     """In the table's directory, and in those of the tables that its rows were taken apart into. kept: of a job; None:
-    all that it has."""
+    all that it has. What a table or a partition names stays, whoever's it is: another store, such as one that was
+    lost, may have had jobs of the same numbers."""
     own = Place(work.home)
     homes = [own]
     if work.source.path and own.parent.exists():
         homes += [own.parent / name for name in own.parent.list() if name.startswith(f"{own.name}__")]
     for home in homes:
-        for child in home.children() if home.exists() else ():
-            found = _OF_A_CLAIM.fullmatch(name_of(child.path))
-            stay = kept(int(found["job"])) if found else None
-            if stay is not None and home / name_of(child.path) not in map(Place, stay):
-                (home / name_of(child.path)).remove_tree()
+        left = [home / name for name in home.list() if _is_left(home / name, kept)]
+        used = _used(work.metastore, work.request.target[0], home.name) if left else []
+        for place in left:
+            if not any(each == place or each.is_below(place) for each in used):
+                place.remove_tree()
+
+
+def _is_left(place: Place, kept: Callable[[int], frozenset[str] | None]) -> bool:
+    found = _OF_A_CLAIM.fullmatch(place.name)
+    stay = kept(int(found["job"])) if found else None
+    return stay is not None and place not in map(Place, stay)
+
+
+def _used(metastore: Metastore, db: str, name: str) -> list[Place]:
+    """Where the metastore says that rows of a table lie."""
+    try:
+        table = metastore.table(db, name)
+    except ObjectNotFound:
+        return []
+    some = metastore.all_partitions(db, name) if table.is_partitioned else ()
+    locations = [table.location, *(part.location for parts in some for part in parts)]
+    return [Place(each) for each in locations if each]
 
 
 STEPS: Mapping[str, Callable[[Work, Facts], Facts]] = {

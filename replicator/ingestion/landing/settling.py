@@ -13,6 +13,7 @@ from typing import Any
 from replicator.core.model import Column
 from replicator.ingestion.ingestion_request import Asset, Format
 from replicator.ingestion.landing.landing_schema import RowsRefused
+from replicator.ingestion.landing.landing_work import sizes_of
 from replicator.purge.search.ids import hadoop_place, split_ids, value_of
 from replicator.text.sql_text import SETTINGS, quoted_name, scalar_type
 
@@ -32,7 +33,10 @@ def prepare(session: Any) -> None:
 
 
 def read(session: Any, place: str, format: Format, columns: Sequence[Column]) -> Any:
-    """A DataFrame of a directory's rows, with these columns: null where its files have none of that name."""
+    """A DataFrame of a directory's rows, with these columns: null where its files have none of that name. One without
+    files has none: where each day has a directory, nothing is written for no rows."""
+    if not sizes_of(place)["files"]:
+        return session.createDataFrame([], ", ".join(f"{quoted_name(each.name)} {each.type}" for each in columns))
     frame = session.read.format(format).load(hadoop_place(place))
     there = {name.lower() for name in frame.columns}
     return frame.selectExpr(

@@ -64,26 +64,32 @@ def keep_constraints(metastore: Metastore, request: Request, wanted: Sequence[Co
 @contextmanager
 def without_keys(metastore: Metastore, table: Table, changes: bool) -> Iterator[None]:
     """changes: whether the table's columns change meanwhile: a metastore refuses that for a table that has keys, or to
-    which keys of others refer. The others' keys are there again afterwards, where they still can be; its own are made
-    by the step after the publication; those of others that a crash here has left out come with their next landing."""
-    referring = dict[str, list[Constraint]]()
+    which keys of others refer. The others' keys are there again afterwards, where they still can be, and its own where
+    the change failed; else these are made by the step after the publication. Keys that a crash here has left out come
+    with the next landing of their table."""
+    dropped = list[tuple[str, Constraint]]()
     if changes:
-        names = metastore.table_names(table.db)
-        for name, found in metastore.constraints(table.db, names).items():
+        for name, found in metastore.constraints(table.db, metastore.table_names(table.db)).items():
             keys = [key for key in found if name == table.name or key.parent == (table.db, table.name)]
             for key in sorted(keys, key=lambda key: key.kind != FOREIGN_KEY):
                 metastore.drop_constraint(table.db, name, key.name)
-                if name != table.name:
-                    referring.setdefault(name, []).append(key)
-    yield
-    for name, kept in referring.items():
-        for key in kept:
-            try:
-                metastore.add_constraint(table.db, name, key)
-            except MetastoreError as error:
-                if error.transient:
-                    raise
-                log.warning("%s.%s: its key %s is not there any more: %s", table.db, name, key.name, error.message)
+                dropped.append((name, key))
+    changed = False
+    try:
+        yield
+        changed = True
+    finally:
+        for name, key in reversed(dropped):
+            if name != table.name or not changed:
+                _put_back(metastore, table.db, name, key)
+
+
+def _put_back(metastore: Metastore, db: str, table: str, key: Constraint) -> None:
+    """Not where the metastore refuses it: the landing goes on, and the table's next one makes its keys."""
+    try:
+        metastore.add_constraint(db, table, key)
+    except MetastoreError as error:
+        log.warning("%s.%s: its key %s is not there any more: %s", db, table, key.name, error.message)
 
 
 def _has_parent(metastore: Metastore, constraint: Constraint) -> bool:
