@@ -198,8 +198,8 @@ def stats(session: Session, /, as_json: bool, **given: Any) -> int:
 def watch(session: Session, /, as_json: bool, **given: Any) -> int:
     """Look for changes that others have made to landing tables, which only ingestion changes.
 
-    Each table is compared with what its newest job published. Exit code 3 when one differs; receivers of
-    [ingestion.notify] failures are told of it, with the users that files, metastore and events tell.
+    It compares each table with the publication of its newest job. When one differs, the exit code is 3, and receivers
+    of [ingestion.notify] failures get a message with the users that files and the metastore name.
 
     \b
     Example: replicator ingest watch

@@ -67,7 +67,7 @@ def running_postgres() -> Iterator[DemoPostgres]:
             server = subprocess.Popen(line, stdout=log, stderr=log, **who)
         try:
             url = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
-            _wait(url, server, place / "log")
+            wait_for(url, server, place / "log")
             yield DemoPostgres(port, url, kept)
         finally:
             server.send_signal(signal.SIGINT)
@@ -115,7 +115,8 @@ def server_user() -> str | None:
     raise ConfigError("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
 
 
-def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when it answers. Raises Error with the end of its log when it ended, or does not answer in time."""
     import psycopg
 
     deadline = time.monotonic() + START

@@ -483,6 +483,8 @@ def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
     assert watched() == {}, "what ingestion publishes is its own again"
     landing.warehouse.sql(f"DROP TABLE {db}.t")
     assert watched()["t"].what == ("the table is gone",)
+    landing.warehouse.sql(f"DROP DATABASE {db} CASCADE")
+    assert set(watched()) == {"log", "t"}
 
 
 def test_what_a_table_names_stays_though_a_new_store_numbers_its_jobs_as_an_old_one_did(landing: Landing) -> None:

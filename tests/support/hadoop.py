@@ -10,17 +10,16 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import pytest
 from distance import distant
+from fetched_jars import fetched_jars
 
 from replicator.errors import JavaError
-from replicator.metastore.embedded.fetching import fetch, read_list
 from replicator.metastore.embedded.server_process import free_port
-from replicator.metastore.java import cache_directory, find_java, locked
+from replicator.metastore.java import find_java
 
 VERSION = "3.4.2"
 PATIENCE = 90.0  # seconds, for a server to answer
@@ -41,15 +40,9 @@ log4j.appender.AUDIT.layout.ConversionPattern=%m%n
 """
 
 
-@cache
 def jars() -> Path:
     """The directory of Hadoop's jars, fetched when they are not there."""
-    directory = cache_directory(os.environ) / "hadoop" / VERSION
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
-        artifacts = read_list(Path(__file__).with_name("hadoop_jars.txt"))
-        fetch(artifacts, directory, find_java(os.environ), os.environ, "tests of HDFS need them")
-    return directory
+    return fetched_jars(f"hadoop/{VERSION}", "hadoop_jars.txt")
 
 
 @dataclass

@@ -7,14 +7,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
+from fetched_jars import fetched_jars
 
-from replicator.metastore.embedded.fetching import fetch, read_list
 from replicator.metastore.embedded.server_process import free_port
-from replicator.metastore.java import cache_directory, find_java, locked
+from replicator.metastore.java import find_java
 
 VERSION = "3.9.1"
 PATIENCE = 60.0  # seconds, for the broker to answer
@@ -32,14 +31,8 @@ num.partitions=1
 """
 
 
-@cache
 def jars() -> Path:
-    directory = cache_directory(os.environ) / "kafka" / VERSION
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
-        artifacts = read_list(Path(__file__).with_name("kafka_jars.txt"))
-        fetch(artifacts, directory, find_java(os.environ), os.environ, "tests of Kafka need them")
-    return directory
+    return fetched_jars(f"kafka/{VERSION}", "kafka_jars.txt")
 
 
 class KafkaBroker:

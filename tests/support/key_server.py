@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fetched_jars import fetched_jars
 from hadoop import KEY_PROVIDER, PATIENCE, VERSION, Cluster, jars, write_settings
 
-from replicator.metastore.embedded.fetching import fetch, read_list
-from replicator.metastore.java import cache_directory, find_java, locked
+from replicator.metastore.java import find_java
 
 SERVER = "org.apache.hadoop.crypto.key.kms.server.KMSWebServer"
 LOG = """\
@@ -111,12 +111,7 @@ class KeyServer:
 
 def kms_jars() -> Path:
     """What the server needs beside Hadoop's jars, fetched when it is not there."""
-    directory = cache_directory(os.environ) / "hadoop" / f"{VERSION}-kms"
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
-        artifacts = read_list(Path(__file__).with_name("hadoop_kms_jars.txt"))
-        fetch(artifacts, directory, find_java(os.environ), os.environ, "tests of encryption zones need them")
-    return directory
+    return fetched_jars(f"hadoop/{VERSION}-kms", "hadoop_kms_jars.txt")
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 
-from replicator.demos.demo_postgres import server_programs, server_user
+from replicator.demos.demo_postgres import server_programs, server_user, wait_for
 from replicator.metastore.embedded.server_process import free_port
 
 _SETTINGS = ("-F", "-c", "max_connections=1000")  # a metastore has pools of dozens
@@ -52,7 +51,7 @@ class Postgres:
             raise RuntimeError("this server is not ours to start")
         if self._process.poll() is not None:
             self._process = self._begin()
-        _wait(self._url.format(db="postgres"), self._process, log or Path(os.devnull))
+        wait_for(self._url.format(db="postgres"), self._process, log or Path(os.devnull))
 
     def freeze(self) -> None:
         """It takes connections, and answers nothing until `thaw`."""
@@ -132,15 +131,3 @@ def running_postgres() -> Iterator[Postgres]:
             yield server
         finally:
             server.stop()
-
-
-def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            psycopg.connect(url, connect_timeout=5).close()
-            return
-        except psycopg.OperationalError:
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(log.read_text(errors="replace")) from None
-        time.sleep(0.05)

@@ -20,6 +20,7 @@ from cmroot.store.place import Place, is_local, join, name_of
 from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table
+from replicator.errors import ObjectNotFound
 from replicator.housekeeping.settings import REMOVE_EXPIRED
 from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
 from replicator.metastore.client import Metastore
@@ -133,7 +134,10 @@ def foreign_writes(
 def _of_database(
     metastore: Metastore, engines: AutoEngine, tables: Sequence[PublishedTable], jobs: JobsOf
 ) -> Iterator[ForeignWrite]:
-    there = {table.name: table for table in metastore.tables(tables[0].db, [each.name for each in tables])}
+    try:
+        there = {table.name: table for table in metastore.tables(tables[0].db, [each.name for each in tables])}
+    except ObjectNotFound:  # the whole database
+        there = {}
     looks = [_look(metastore, each, there.get(each.name), jobs) for each in tables]
     tasks = [task for look in looks for task in look.places]
     engine = engines.for_work(len(tasks), 0)
