@@ -71,9 +71,9 @@ class LandingStory:
         self._closing.close()
 
     def _start(self) -> None:
+        postgres = self._closing.enter_context(running_postgres())  # says what is not installed
         import psycopg
 
-        postgres = self._closing.enter_context(running_postgres())
         self._closing.callback(stop_sides, self._directory)
         self._sides: list[Running] = start_sides(self._directory)
         self._source = self._closing.enter_context(psycopg.connect(postgres.url, autocommit=True))
