@@ -1,7 +1,7 @@
 """The ingestion store: assets, jobs, and each change of a job. Any number of controllers use one at a time.
 
 Each change of a job begins with the store's one turn (`schema.turn`), so changes are made one after the other, and none
-is seen before an earlier one. What is asked about rows is in `job_queries`.
+is seen before an earlier one. What changes nothing is in `job_answers`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, insert, or_, select, update
 
 from cmroot.text import shown
-from replicator.database import Database
 from replicator.errors import Fenced, Refused
-from replicator.ingestion import job_figures as figures
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows
 from replicator.ingestion.fairness import pick
@@ -31,13 +29,13 @@ from replicator.ingestion.ingestion_job import (
     Failure,
     IngestionJob,
     JobChange,
-    JobDetail,
     JobFilter,
     Submitted,
     delay,
     following,
 )
 from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.job_answers import JobAnswers
 from replicator.ingestion.schema import REVISIONS, asset, change, job, turn
 from replicator.text.credentials import without_credentials
 
@@ -60,16 +58,14 @@ ALL = JobFilter()
 NO_ERROR = {"error_kind": "", "error_text": "", "error_detail": ""}
 
 
-class IngestionStore(Database):
+class IngestionStore(JobAnswers):
     """Assets and jobs by what is asked; raises as Database."""
 
     def __init__(
         self, url: str, clock: Callable[[], float] = time.time, chance: Callable[[], float] = random.random
     ) -> None:
-        """Nothing is sent before the first question. clock: SQLite's, which is this machine's, as its file is.
-        chance: 0 to 1. Raises ConfigError for a URL that names no known database."""
-        super().__init__(url, "ingestion store", "ingestion.store")
-        self._clock = clock
+        """url, clock: as of `JobAnswers`. chance: 0 to 1."""
+        super().__init__(url, clock)
         self._chance = chance
 
     def prepare(self) -> None:
@@ -96,18 +92,6 @@ class IngestionStore(Database):
             else:
                 connection.execute(update(asset).where(asset.c.name == given.name).values(**values))
         return msgspec.structs.replace(given, approved_by="")
-
-    def asset(self, name: str) -> Asset:
-        """Raises ObjectNotFound, whose hint has names like it."""
-        with self.transaction() as connection:
-            return queries.find_asset(connection, name)
-
-    def assets(self) -> list[Asset]:
-        """By name."""
-        with self.transaction() as connection:
-            return [
-                rows.to_asset(dict(row)) for row in connection.execute(select(asset).order_by(asset.c.name)).mappings()
-            ]
 
     def approve_asset(self, name: str, by: str) -> Asset:
         """Lets requests for it be made. May run twice; the first approver stays. Raises ObjectNotFound, and Refused for
@@ -266,63 +250,7 @@ class IngestionStore(Database):
         Fenced."""
         self._hold(claimed, lambda connection, row: self._fail(connection, row, failure, self._now(connection)))
 
-    # ---- questions ------------------------------------------------------------------------------------------------
-
-    def jobs(self, wanted: JobFilter = ALL, *, before: int = 0, limit: int = 50) -> list[IngestionJob]:
-        """Newest first. before: a job: those that are older; 0: all."""
-        with self.transaction() as connection:
-            return queries.find_jobs(connection, wanted, before, limit)
-
-    def job(self, id: int) -> IngestionJob:
-        """Raises ObjectNotFound."""
-        with self.transaction() as connection:
-            return rows.to_job(queries.find_row(connection, id))
-
-    def kept(self, id: int) -> frozenset[str] | None:
-        """Directories of an ended job that may have been published; None: nobody knows, so all that it has."""
-        with self.transaction() as connection:
-            return queries.find_kept(connection, id)
-
-    def last_facts(self, request: Request) -> dict[str, Any]:
-        """Of the newest job of a request's identity that was published; empty without one."""
-        with self.transaction() as connection:
-            return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
-
-    def published_tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Of each landing table the newest published job, with its facts, by the table's name."""
-        after = ""
-        while True:
-            with self.transaction() as connection:
-                found = queries.find_published(connection, after, 200)
-            if not found:
-                return
-            yield from found
-            after = found[-1][0]["target"]
-
-    def published_of(self, target: str, since: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Published jobs of a landing table, DATABASE.TABLE, from one on, with their facts; oldest first."""
-        with self.transaction() as connection:
-            yield from queries.find_published_of(connection, target, since)
-
-    def newest_published(self, target: str) -> int | None:
-        """The job that published a landing table, DATABASE.TABLE, last."""
-        with self.transaction() as connection:
-            return queries.newest_published(connection, target)
-
-    def has_open(self, target: str) -> bool:
-        """Whether a job of a landing table, DATABASE.TABLE, is at work or waits."""
-        with self.transaction() as connection:
-            return queries.has_open(connection, target)
-
-    def detail(self, id: int) -> JobDetail:
-        """Raises ObjectNotFound."""
-        with self.transaction() as connection:
-            return queries.find_detail(connection, id)
-
-    def changes_after(self, after: int, limit: int) -> list[JobChange]:
-        """Oldest first, those with a greater id: all that will ever have one below the last one's are there."""
-        with self.transaction() as connection:
-            return queries.find_changes(connection, after, limit)
+    # ---- the log's table ------------------------------------------------------------------------------------------
 
     def begin_logging(self, limit: int) -> list[JobChange]:
         """Changes that are not in the log's table yet, oldest first: the same ones until `end_logging` says that they
@@ -342,34 +270,12 @@ class IngestionStore(Database):
         with self._turn() as connection:
             connection.execute(update(turn).where(turn.c.logged < last).values(logged=last))
 
-    def queue(self) -> figures.QueueFigures:
-        """Jobs that are not over, and who waits for how long."""
-        with self.transaction() as connection:
-            return figures.find_queue(connection, self._now(connection))
-
-    def landed(self, seconds: float) -> figures.LandingFigures:
-        """What was published in the last so many seconds, and how soon after its request."""
-        with self.transaction() as connection:
-            return figures.find_landed(connection, self._now(connection) - seconds)
-
-    def now(self) -> float:
-        """The store's clock."""
-        with self.transaction() as connection:
-            return self._now(connection)
-
-    # ---- inside ---------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _turn(self) -> Iterator[Connection]:
         """A transaction that waits for all others of its kind."""
         with self.together(), self.transaction() as connection:
             connection.execute(update(turn).values(fence=turn.c.fence))
             yield connection
-
-    def _now(self, connection: Connection) -> float:
-        if self.file is not None:
-            return self._clock()
-        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
 
     def _hold(
         self, claimed: Claimed, act: Callable[[Connection, Mapping[str, Any]], object], *, even_cancelled: bool = False

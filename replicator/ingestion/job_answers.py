@@ -1,0 +1,119 @@
+"""What the ingestion store answers: assets, jobs, their changes and figures. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from replicator.database import Database
+from replicator.ingestion import job_figures as figures
+from replicator.ingestion import job_queries as queries
+from replicator.ingestion import job_rows as rows
+from replicator.ingestion.ingestion_job import IngestionJob, JobChange, JobDetail, JobFilter
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.schema import asset
+
+ALL = JobFilter()
+
+
+class JobAnswers(Database):
+    """Raises as Database."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        """Nothing is sent before the first question. clock: SQLite's, which is this machine's, as its file is. Raises
+        ConfigError for a URL that names no known database."""
+        super().__init__(url, "ingestion store", "ingestion.store")
+        self._clock = clock
+
+    def asset(self, name: str) -> Asset:
+        """Raises ObjectNotFound, whose hint has names like it."""
+        with self.transaction() as connection:
+            return queries.find_asset(connection, name)
+
+    def assets(self) -> list[Asset]:
+        """By name."""
+        with self.transaction() as connection:
+            return [
+                rows.to_asset(dict(row)) for row in connection.execute(select(asset).order_by(asset.c.name)).mappings()
+            ]
+
+    def jobs(self, wanted: JobFilter = ALL, *, before: int = 0, limit: int = 50) -> list[IngestionJob]:
+        """Newest first. before: a job: those that are older; 0: all."""
+        with self.transaction() as connection:
+            return queries.find_jobs(connection, wanted, before, limit)
+
+    def job(self, id: int) -> IngestionJob:
+        """Raises ObjectNotFound."""
+        with self.transaction() as connection:
+            return rows.to_job(queries.find_row(connection, id))
+
+    def kept(self, id: int) -> frozenset[str] | None:
+        """Directories of an ended job that may have been published; None: nobody knows, so all that it has."""
+        with self.transaction() as connection:
+            return queries.find_kept(connection, id)
+
+    def last_facts(self, request: Request) -> dict[str, Any]:
+        """Of the newest job of a request's identity that was published; empty without one."""
+        with self.transaction() as connection:
+            return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
+
+    def published_tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Of each landing table the newest published job, with its facts, by the table's name."""
+        after = ""
+        while True:
+            with self.transaction() as connection:
+                found = queries.find_published(connection, after, 200)
+            if not found:
+                return
+            yield from found
+            after = found[-1][0]["target"]
+
+    def published_of(self, target: str, since: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Published jobs of a landing table, DATABASE.TABLE, from one on, with their facts; oldest first."""
+        with self.transaction() as connection:
+            yield from queries.find_published_of(connection, target, since)
+
+    def newest_published(self, target: str) -> int | None:
+        """The job that published a landing table, DATABASE.TABLE, last."""
+        with self.transaction() as connection:
+            return queries.newest_published(connection, target)
+
+    def has_open(self, target: str) -> bool:
+        """Whether a job of a landing table, DATABASE.TABLE, is at work or waits."""
+        with self.transaction() as connection:
+            return queries.has_open(connection, target)
+
+    def detail(self, id: int) -> JobDetail:
+        """Raises ObjectNotFound."""
+        with self.transaction() as connection:
+            return queries.find_detail(connection, id)
+
+    def changes_after(self, after: int, limit: int) -> list[JobChange]:
+        """Oldest first, those with a greater id: all that will ever have one below the last one's are there."""
+        with self.transaction() as connection:
+            return queries.find_changes(connection, after, limit)
+
+    def queue(self) -> figures.QueueFigures:
+        """Jobs that are not over, and who waits for how long."""
+        with self.transaction() as connection:
+            return figures.find_queue(connection, self._now(connection))
+
+    def landed(self, seconds: float) -> figures.LandingFigures:
+        """What was published in the last so many seconds, and how soon after its request."""
+        with self.transaction() as connection:
+            return figures.find_landed(connection, self._now(connection) - seconds)
+
+    def now(self) -> float:
+        """The store's clock."""
+        with self.transaction() as connection:
+            return self._now(connection)
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _now(self, connection: Connection) -> float:
+        if self.file is not None:
+            return self._clock()
+        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
