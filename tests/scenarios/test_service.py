@@ -319,7 +319,11 @@ def test_bad_requests_are_answered(
 
 
 def test_rules_and_the_dashboard_ask_for_metrics_that_there_are(shared: tuple[Service, dict[str, str]]) -> None:
-    there = set(re.findall(r"^# TYPE (\S+)", httpx.get(f"{shared[0].urls[0]}/metrics").text, re.M))
+    def names() -> set[str]:
+        return set(re.findall(r"^# TYPE (\S+)", httpx.get(f"{shared[0].urls[0]}/metrics").text, re.M))
+
+    eventually(lambda: "replicator_ingestion_jobs" in names(), lambda: "the queue of ingestion is not measured")
+    there = names()
     contrib = Path(__file__).parents[2] / "contrib"
     rules = yaml.safe_load((contrib / "prometheus/alerts.yml").read_text())["groups"][0]["rules"]
     panels = json.loads((contrib / "grafana/replicator.json").read_text())["panels"]
@@ -340,7 +344,11 @@ def test_another_name_for_this_host_is_refused(shared: tuple[Service, dict[str, 
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, dict[str, str]]]:
     here = tmp_path_factory.mktemp("shared")
     made = Service(here)
-    made.configure({"often": {"command": ["cm", "ls", "--cmroot", str(here / "none")], "every": "1d"}})
+    ingestion = {
+        "ingestion": {"store": f"sqlite:///{here}/ingestion.sqlite"},
+        "ingestion.sources.crm": {"url": "jdbc:postgresql://crm/crm"},
+    }
+    made.configure({"often": {"command": ["cm", "ls", "--cmroot", str(here / "none")], "every": "1d"}}, more=ingestion)
     who = made.token("me", "--role", "admin")
     made.start()
     yield made, who
