@@ -198,7 +198,7 @@ class IngestionStore(JobAnswers):
 
     def renew(self, claimed: Claimed, lease: float) -> None:
         """Keeps a job for so many seconds from now. Raises Fenced when it is somebody else's, or cancelled."""
-        with self.transaction() as connection:
+        with self.writing() as connection:
             mine = (job.c.id == claimed.job, job.c.fence == claimed.fence, job.c.holder == claimed.holder)
             until = self._now(connection) + lease
             kept = update(job).where(*mine, job.c.cancelled_by == "").values(lease=until)
@@ -273,7 +273,7 @@ class IngestionStore(JobAnswers):
     @contextmanager
     def _turn(self) -> Iterator[Connection]:
         """A transaction that waits for all others of its kind."""
-        with self.together(), self.transaction() as connection:
+        with self.writing() as connection:
             connection.execute(update(turn).values(fence=turn.c.fence))
             yield connection
 

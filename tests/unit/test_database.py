@@ -65,3 +65,34 @@ def test_stores_in_one_file_may_be_made_while_others_write(tmp_path: Path) -> No
             over.set()
         writing.result()
         assert stores[0].assets() == []
+
+
+def test_who_is_going_to_write_waits_for_who_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ServiceStore(f"sqlite:///{tmp_path}/s.sqlite") as store, ThreadPoolExecutor(1) as pool:
+        store.prepare()
+        with store.writing():
+            store.plan("first", "1d", 0.0)
+            with store.writing():  # within: the same transaction
+                store.plan("second", "1d", 0.0)
+            monkeypatch.setattr(database, "PATIENCE", 0.05)
+            with pytest.raises(StoreUnreachable, match="locked"):
+                pool.submit(_write, store, "late").result()
+            monkeypatch.setattr(database, "PATIENCE", 20.0)
+            waiting = pool.submit(_write, store, "third")
+        waiting.result()
+        assert sorted(store.jobs()) == ["first", "second", "third"]
+
+
+def test_what_is_written_within_is_undone_with_all(tmp_path: Path) -> None:
+    with ServiceStore(f"sqlite:///{tmp_path}/s.sqlite") as store:
+        store.prepare()
+        with pytest.raises(ZeroDivisionError), store.together():
+            store.plan("first", "1d", 0.0)
+            _write(store, "second")
+            raise ZeroDivisionError
+        assert not store.jobs()
+
+
+def _write(store: ServiceStore, name: str) -> None:
+    with store.writing():
+        store.plan(name, "1d", 0.0)

@@ -22,7 +22,7 @@ LIBRARIES = {
     "gssapi": {"cmroot.store.hdfs", "replicator.metastore.transports", "replicator.gateways.entrance"},
     "hmsclient": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
     "click": {"replicator.cli", "replicator.cli.cm"},
-    "sqlite3": {"replicator.captures", "replicator.removal"},
+    "sqlite3": {"replicator.captures", "replicator.database", "replicator.removal"},
     "sqlalchemy": {
         "replicator.database",
         "replicator.housekeeping",

@@ -96,7 +96,7 @@ class Outbox:
         """A receiver's next message, and its number: who takes it says within `SENDING` seconds what became of it.
         None: there is none, or the receiver waits, or another controller sends to it."""
         waits = and_(message.c.receiver == name, message.c.delivered.is_(None))
-        with self._store.together(), self._store.transaction() as connection:
+        with self._store.writing() as connection:
             now = self._store.now()
             free = (receiver.c.name == name, receiver.c.due <= now, exists().where(waits))
             if not connection.execute(update(receiver).where(*free).values(due=now + SENDING, seen=now)).rowcount:
@@ -107,7 +107,7 @@ class Outbox:
 
     def delivered(self, name: str, id: int) -> None:
         """A receiver has its message. May run twice."""
-        with self._store.together(), self._store.transaction() as connection:
+        with self._store.writing() as connection:
             now = self._store.now()
             connection.execute(update(receiver).where(receiver.c.name == name).values(due=0.0, failures=0))
             if name.startswith("schemas."):
@@ -118,7 +118,7 @@ class Outbox:
     def failed(self, name: str, id: int, error: str) -> float:
         """A receiver has not got its message; seconds until it is tried again. Those that were tried less come first:
         one that nobody takes holds up no other."""
-        with self._store.together(), self._store.transaction() as connection:
+        with self._store.writing() as connection:
             mine, kept = receiver.c.name == name, without_credentials(shown(error)).replace("\0", "")[:ERROR]
             connection.execute(update(receiver).where(mine).values(failures=receiver.c.failures + 1))
             failures = int(connection.execute(select(receiver.c.failures).where(mine)).scalar_one())
@@ -154,7 +154,7 @@ class Outbox:
     @contextmanager
     def _turn(self) -> Iterator[Connection]:
         """As changes of jobs are made: one at a time."""
-        with self._store.together(), self._store.transaction() as connection:
+        with self._store.writing() as connection:
             connection.execute(update(turn).values(fence=turn.c.fence))
             yield connection
 
