@@ -131,6 +131,7 @@ def _tell(done: AssetShown, as_json: bool) -> int:
         ("erasure column", of("erasure_column", one.erasure_column)),
         ("exemption", one.exemption or None),
         ("retention", of("retention", one.retention)),
+        ("replicated by", None if done.policies is None else ", ".join(done.policies) or "no policy"),
         ("note", one.note or None),
         ("created by", one.created_by),
         ("approved by", one.approved_by or "nobody yet"),

@@ -198,15 +198,16 @@ def stats(session: Session, /, as_json: bool, **given: Any) -> int:
 def watch(session: Session, /, as_json: bool, **given: Any) -> int:
     """Look for changes that others have made to landing tables, which only ingestion changes.
 
-    It compares each table with the publication of its newest job. When one differs, the exit code is 3, and receivers
-    of [ingestion.notify] failures get a message with the users that files and the metastore name.
+    It compares each table with the publication of its newest job, and names those that policies replicate though their
+    classification does not let them. When there are any, the exit code is 3, and receivers of [ingestion.notify]
+    failures get a message, with the users that files and the metastore name.
 
     \b
     Example: replicator ingest watch
     """
     done = session.call(ingest_watch, **given)
     emit(done, as_json, _watch_lines(done))
-    return PARTIAL if done.found or done.untold else 0
+    return PARTIAL if done.status != "quiet" or done.untold else 0
 
 
 @ingest.command(name="cancel")
@@ -295,6 +296,7 @@ def _watch_lines(done: Watched) -> list[str]:
         by = ", ".join(each.by) or "nobody tells who"
         lines += [(each.table, what) for what in each.what]
         lines.append(("by", f"{by}; events: {', '.join(each.events) or 'none'}"))
+    lines += [("beyond", f"policy {policy} replicates {', '.join(each)}") for policy, each in done.beyond.items()]
     return aligned([*lines, *(("untold", name) for name in done.untold)])
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from replicator.commands.base import Options, verb
+from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.messages.sending import failure_of
 from replicator.core.report import Report
 from replicator.errors import ConfigError
@@ -17,16 +21,20 @@ from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.foreign_writes import ForeignWrite, PublishedTable, foreign_writes, published_of
 from replicator.ingestion.notices.courier import Send, senders_of
 from replicator.ingestion.notices.notice import Message
+from replicator.ingestion.replication_scope import beyond_scope
 
 
 @dataclass
 class Watched(Report):
-    """status: "quiet", or "foreign". tables: that were compared. found: those that somebody else has changed. untold:
-    receivers that did not get it."""
+    """status: "quiet"; "foreign" where somebody else has changed a table; "beyond" where nobody has, but policies
+    replicate what they may not. tables: that were compared. found: those that somebody else has changed. beyond: by
+    policy, those that it replicates though their classification does not let it. untold: receivers that did not get
+    it."""
 
     status: str = "quiet"
     tables: int = 0
     found: list[ForeignWrite] = field(default_factory=list)
+    beyond: dict[str, list[str]] = field(default_factory=dict)
     untold: list[str] = field(default_factory=list)
 
 
@@ -38,8 +46,9 @@ class IngestWatchOptions(Options):
 @verb(IngestWatchOptions)
 def ingest_watch(options: IngestWatchOptions) -> Watched:
     """Compares each landing table with what its newest job published: the table, its columns, its partitions, and the
-    files that lie there. What differs, and no job is at work on, somebody else has written; receivers of
-    `[ingestion.notify] failures` are told, each time, with the same key. Changes nothing.
+    files that lie there. What differs, and no job is at work on, somebody else has written. Also names the tables
+    that a policy replicates beyond its scope. Receivers of `[ingestion.notify] failures` are told of both, each time,
+    with the same key. Changes nothing.
 
         replicator.ingest_watch(config="replicator.toml").found
 
@@ -62,12 +71,22 @@ def ingest_watch(options: IngestWatchOptions) -> Watched:
         for found in foreign_writes(metastore, runtime.engines, tables, store.published_of):
             if not _is_at_work(store, newest[found.table]):
                 watched.found.append(found)
+        watched.beyond = _beyond(store, ingestion, tables)
         senders = senders_of(ingestion.notify, options.settings.lineage, metastore.config.uri)
-    if watched.found:
-        watched.status = "foreign"
+    messages = _messages(watched)
+    if messages:
+        watched.status = "foreign" if watched.found else "beyond"
         told = {name: send for name, send in senders.items() if name.startswith("failures.")}
-        watched.untold = [name for name, send in told.items() if not _tell(send, watched.found)]
+        watched.untold = [name for name, send in told.items() if not _tell(send, messages)]
     return watched
+
+
+def _beyond(store: IngestionStore, ingestion: IngestionConfig, tables: list[PublishedTable]) -> dict[str, list[str]]:
+    assets, found = {each.name: each for each in store.assets()}, defaultdict[str, list[str]](list)
+    for each in tables:
+        for policy in beyond_scope(assets[each.asset], each.db, [each.name], ingestion):
+            found[policy].append(f"{each.db}.{each.name}")
+    return dict(found)
 
 
 def _is_at_work(store: IngestionStore, table: PublishedTable) -> bool:
@@ -75,11 +94,21 @@ def _is_at_work(store: IngestionStore, table: PublishedTable) -> bool:
     return store.has_open(table.target) or store.newest_published(table.target) != table.job
 
 
-def _tell(send: Send, found: list[ForeignWrite]) -> bool:
-    for each in found:
-        body = msgspec.json.encode({"state": "foreign_write", **msgspec.to_builtins(each)})
-        key = f"foreign-{each.table}-{hashlib.blake2s(msgspec.json.encode(each.what), digest_size=8).hexdigest()}"
-        message = Message(about=each.table, key=key, job=each.job, at=time.time(), body=body.decode())
-        if failure_of(lambda message=message: send(message)):  # type: ignore[misc]
-            return False
-    return True
+def _messages(watched: Watched) -> list[Message]:
+    found = []
+    for each in watched.found:
+        body = {"state": "foreign_write", **msgspec.to_builtins(each)}
+        found.append(_message(f"foreign-{each.table}", each.table, each.job, each.what, body))
+    for policy, tables in watched.beyond.items():
+        body = {"state": "beyond_scope", "policy": policy, "tables": tables}
+        found.append(_message(f"beyond-{policy}", policy, 0, tables, body))
+    return found
+
+
+def _message(begin: str, about: str, job: int, what: Sequence[str], body: dict[str, Any]) -> Message:
+    key = f"{begin}-{hashlib.blake2s(msgspec.json.encode(what), digest_size=8).hexdigest()}"
+    return Message(about=about, key=key, job=job, at=time.time(), body=msgspec.json.encode(body).decode())
+
+
+def _tell(send: Send, messages: list[Message]) -> bool:
+    return not any(failure_of(lambda message=message: send(message)) for message in messages)  # type: ignore[misc]

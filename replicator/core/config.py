@@ -30,7 +30,7 @@ from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.connections.source_config import IngestionConfig, check_ingestion, check_zone
-from replicator.core.policy import Policy, parse_policy, refuse_shared_queues
+from replicator.core.policy import Policy, parse_policy, refuse_shared_queues, same_metastore
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
 from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
 from replicator.core.schedules.notify_config import LINEAGE
@@ -201,8 +201,9 @@ def read_config(path: Path | None) -> Config:
 def parse_config(values: Mapping[str, Any], name: str) -> Config:
     """Raises ConfigError naming the key; `name` says where the values are from."""
     values = dict(values)
-    if "looked_for" in values:
-        raise ConfigError(f"{name}: unknown key `looked_for`")
+    for table, key in ((values, "looked_for"), (values.get("ingestion"), "replicating")):
+        if isinstance(table, dict) and key in table:
+            raise ConfigError(f"{name}: unknown key `{key}`")
     if isinstance(values.get("spark"), dict):
         values["spark"] = {_spark_key(key): value for key, value in _flat(values["spark"])}
     policies = values.pop("policies", {})
@@ -223,7 +224,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"alerts ({', '.join(AlertConfig.__struct_fields__)}), "
             f"lineage ({', '.join(LineageConfig.__struct_fields__)}), "
             f"log ({', '.join(LogConfig.__struct_fields__)}), "
-            f"ingestion ({', '.join(IngestionConfig.__struct_fields__)}), "
+            f"ingestion ({', '.join(key for key in IngestionConfig.__struct_fields__ if key != 'replicating')}), "
             f"service.jobs.NAME ({', '.join(JobConfig.__struct_fields__)}), "
             f'stores."s3a://BUCKET" ({", ".join(Endpoint.__struct_fields__)})',
         ) from error
@@ -241,11 +242,29 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         _ = config.log.interval  # raises for what is none
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
         refuse_shared_queues(read.values())
+        _check_scopes(config.ingestion, read)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}", hint=error.hint) from error
     if config.dumps.key_file:
         read = {key: msgspec.structs.replace(policy, key_file=config.dumps.key_file) for key, policy in read.items()}
-    return msgspec.structs.replace(config, policies=read, looked_for=name)
+    ingestion = msgspec.structs.replace(config.ingestion, replicating=_replicating(config, read))
+    return msgspec.structs.replace(config, policies=read, ingestion=ingestion, looked_for=name)
+
+
+def _check_scopes(ingestion: IngestionConfig, policies: Mapping[str, Policy]) -> None:
+    for name, given in ingestion.classes.items():
+        for policy in given.policies or ():
+            if policy not in policies:
+                hint = nearest(policy, policies) + f"policies: {', '.join(sorted(policies)) or '(none is configured)'}"
+                raise ConfigError(f"ingestion.classes.{name}.policies: {policy!r} is no policy", hint=hint)
+
+
+def _replicating(config: Config, policies: Mapping[str, Policy]) -> tuple[Policy, ...]:
+    """Policies that replicate from the metastore of landing tables."""
+    if not config.ingestion.metastore:
+        return ()
+    landing = config.metastore(config.ingestion.metastore)
+    return tuple(each for each in policies.values() if same_metastore(each.source, landing.uri))
 
 
 def parse_settings(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:

@@ -9,9 +9,10 @@ from replicator.ingestion.ingestion_job import Failure
 from replicator.ingestion.landing.landing_schema import RowsRefused, SchemaRefused
 from replicator.ingestion.landing.publishing import ForeignTable, Overtaken
 from replicator.ingestion.reading.source_errors import classify, said
+from replicator.ingestion.replication_scope import OutOfScope
 
-_OF_THE_USER = (SchemaRefused, RowsRefused, ForeignTable, Overtaken)
-"""What the landing table or the rows refuse; `classify` judges errors of the source."""
+_OF_THE_USER = (SchemaRefused, RowsRefused, ForeignTable, Overtaken, OutOfScope)
+"""What the landing table, the rows or the replication scope refuse; `classify` judges errors of the source."""
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
 import psycopg
 import pyarrow.dataset as ds
 import pytest
@@ -481,10 +482,32 @@ def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
     landing.land("log", mode="append", watermark="id")
     landing.land("t", schema_policy="recreate")
     assert watched() == {}, "what ingestion publishes is its own again"
+    _beyond_scope(landing, target_metastore.uri, told)
     landing.warehouse.sql(f"DROP TABLE {db}.t")
     assert watched()["t"].what == ("the table is gone",)
     landing.warehouse.sql(f"DROP DATABASE {db} CASCADE")
     assert set(watched()) == {"log", "t"}
+
+
+def _beyond_scope(landing: Landing, target: str, told: Path) -> None:
+    """A policy that begins to replicate what its classification does not let it."""
+    source, db, places = landing.warehouse.running.uri, f"{landing.asset}_public", ("cmroot", "target_cmroot", "dumps")
+    policy = {"source": source, "target": target, "databases": [db], "include": ["t"]}
+    values = msgspec.to_builtins(landing.config)["ingestion"] | {"classes": {"internal": {"policies": []}}}
+    values.pop("replicating")
+    waiting = landing.request("t")
+    before = landing.config
+    landing.config = parse_config(
+        {"ingestion": values, "policies": {"late": {**policy, **{each: f"/{each}" for each in places}}}}, "test"
+    )
+    landing.run()
+    shown = replicator.ingest_show(waiting, config=landing.config).detail.job
+    assert shown.state == "failed_user" and "policy late would replicate" in shown.error_text, shown
+    watched = replicator.ingest_watch(config=landing.config, engine=landing.warehouse.engines)
+    assert watched.beyond == {"late": [f"{db}.t"]}
+    assert '"state":"beyond_scope","policy":"late"' in told.read_text()
+    replicator.ingest_cancel(waiting, by="paul", config=landing.config)
+    landing.config = before
 
 
 def test_what_a_table_names_stays_though_a_new_store_numbers_its_jobs_as_an_old_one_did(landing: Landing) -> None:

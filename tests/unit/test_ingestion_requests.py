@@ -322,6 +322,51 @@ def test_an_asset_has_what_its_class_gives_unless_it_says_so_itself(tmp_path: Pa
         parse_config({"ingestion": {"classes": {"secret": {}}}}, "test")
 
 
+def test_policies_replicate_what_the_classification_lets_them(tmp_path: Path) -> None:
+    policy = {"cmroot": "/cm", "target_cmroot": "/dr", "dumps": "/dumps", "target": "thrift://dr:9083"}
+    values: dict[str, Any] = {
+        "ingestion": {
+            "metastore": "thrift://one:9083,thrift://two",
+            "store": f"sqlite:///{tmp_path}/i.sqlite",
+            "sources": {"crm": {"url": "jdbc:mysql://crm/crm"}},
+            "classes": {"confidential": {"policies": ["dr"]}, "personal": {"policies": []}},
+        },
+        "policies": {
+            "dr": {"source": "thrift://TWO:9083", "databases": [".*"], **policy},
+            "test": {"source": "thrift://two", "databases": ["hr_.*"], "exclude": ["secret.*"], **policy},
+            "other": {"source": "thrift://away", "databases": [".*"], **policy},
+        },
+    }
+    config = parse_config(values, "test")
+
+    def ask(table: str, asset: str = "hr") -> str:
+        return replicator.ingest_request(f"crm:public.{table}", asset=asset, by="olga", config=config).target
+
+    given: dict[str, Any] = {"owner": "olga", "sources": ["crm"], "by": "olga", "config": config}
+    made = replicator.asset_create("hr", classification="confidential", **given)
+    assert made.policies == ("dr",) and made.to_dict()["policies"] == ["dr"]
+    replicator.asset_create("crm", classification="personal", exemption="none lives", **given)
+    assert replicator.asset_create("open", **given).policies is None
+    for name in ("hr", "crm", "open"):
+        replicator.asset_approve(name, by="anna", config=config)
+    assert ask("Secrets") == "hr_public.secrets" and ask("people", "open")
+    with pytest.raises(Refused, match=r"policy test would replicate hr_public\.people.* confidential") as refused:
+        ask("people")
+    assert "[policies.test]" in (refused.value.hint or "") and "[ingestion.classes.confidential]" in str(
+        refused.value.hint
+    )
+    with pytest.raises(Refused, match="policy dr would replicate crm_public"):
+        ask("people", "crm")
+    assert len(replicator.ingest_ls(config=config).jobs) == 2
+
+    values["ingestion"]["classes"]["confidential"]["policies"] = ["drr"]
+    with pytest.raises(ConfigError, match=r"classes\.confidential\.policies: 'drr' is no policy") as wrong:
+        parse_config(values, "test")
+    assert "did you mean dr?" in (wrong.value.hint or "")
+    with pytest.raises(ConfigError, match="unknown key `replicating`"):
+        parse_config({"ingestion": {"replicating": []}}, "test")
+
+
 def test_tables_land_in_the_zone_for_it() -> None:
     stores = {"raw": {"uri": "thrift://a:1", "zone": "landing"}, "fine": {"uri": "thrift://b:1", "zone": "governed"}}
     parse_config({"metastores": stores, "ingestion": {"metastore": "raw"}}, "test")

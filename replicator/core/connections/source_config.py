@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from replicator.core.connections.secret import is_reference, read_secret
+from replicator.core.policy import Policy
 from replicator.core.schedules.notify_config import NotifyConfig, check_notify
 from replicator.errors import ConfigError
 from replicator.text.quantity import parse_duration
@@ -56,11 +57,13 @@ class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClassConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What assets of a classification have where they say nothing: see `Asset`."""
+    """What assets of a classification have where they say nothing: see `Asset`. policies: which ones may replicate what
+    lands of them, whatever they say; None: all."""
 
     retention: str | None = None
     erasure_ids: str | None = None
     erasure_column: str | None = None
+    policies: tuple[str, ...] | None = None
 
 
 class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +72,8 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the slots that one asset may have. lease: for how long a job stays with a controller that went away. expire: a job
     that fails for so long, or `attempts` times, is given up. log: the table of all state changes, "db.table". pool: of
     Spark's fair scheduler, in which all work of ingestion runs. notify: who is told. classes: by classification, what
-    its assets have where they say nothing."""
+    its assets have where they say nothing. replicating: no key of the file, but the policies whose source is
+    `metastore`."""
 
     metastore: str = ""
     landing: str = ""
@@ -84,6 +88,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: dict[str, SourceConfig] = {}
     notify: NotifyConfig = NotifyConfig()
     classes: dict[Literal["public", "internal", "confidential", "personal"], ClassConfig] = {}
+    replicating: tuple[Policy, ...] = ()
 
 
 def check_ingestion(ingestion: IngestionConfig) -> None:

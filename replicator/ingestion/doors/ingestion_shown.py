@@ -13,6 +13,7 @@ from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, Submitte
 from replicator.ingestion.ingestion_request import OF_A_CLASS, Asset, with_class
 from replicator.ingestion.job_figures import LandingFigures, QueueFigures
 from replicator.ingestion.notices.outbox import Undelivered
+from replicator.ingestion.replication_scope import allowed_policies
 
 
 def _asset_fields(asset: Asset) -> dict[str, Any]:
@@ -24,11 +25,13 @@ def _asset_fields(asset: Asset) -> dict[str, Any]:
 class AssetShown(Report):
     """An asset, with what its class gives it. status: "created", "unchanged", "changed", "approved" or "shown".
     given_by: where retention and erasure come from: "asset", or "class NAME"; without those that it has not.
-    not_made: of what an approval makes."""
+    policies: those that may replicate what lands of it, as its class says; None: all. not_made: of what an approval
+    makes."""
 
     status: str
     asset: Asset
     given_by: dict[str, str] = field(default_factory=dict)
+    policies: tuple[str, ...] | None = None
     not_made: list[str] = field(default_factory=list)
 
     @classmethod
@@ -37,10 +40,11 @@ class AssetShown(Report):
         for name in OF_A_CLASS:
             if getattr(whole, name) is not None:
                 said[name] = "asset" if getattr(asset, name) is not None else f"class {asset.classification}"
-        return cls(status, whole, said)
+        return cls(status, whole, said, allowed_policies(asset, ingestion))
 
     def to_dict(self) -> dict[str, Any]:
-        more = {"given_by": self.given_by, "not_made": self.not_made}
+        policies = None if self.policies is None else list(self.policies)
+        more = {"given_by": self.given_by, "policies": policies, "not_made": self.not_made}
         return {"status": self.status, **_asset_fields(self.asset), **more}
 
 

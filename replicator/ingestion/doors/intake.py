@@ -20,6 +20,7 @@ from replicator.ingestion.doors.validation import Requester, check_request
 from replicator.ingestion.ingestion_job import Submitted
 from replicator.ingestion.ingestion_request import Request, Split, with_class
 from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.replication_scope import check_scope
 
 FIELDS = tuple(name for name in Request.__struct_fields__ if name != "requested_by")
 """What a request may say: not who it is of."""
@@ -88,5 +89,7 @@ def accept(
     asked = msgspec.structs.replace(request, requested_by=requester.user)
     asset = with_class(store.asset(asked.asset), ingestion)
     check_request(asked, asset, ingestion, requester)
+    db, table = asked.target
+    check_scope(asset, db, [table], ingestion)
     unchecked = look_at_source(asked, asset, ingestion.sources)
     return replace(store.submit(asked, key=key), unchecked=unchecked)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ from replicator.ingestion.reading.figures import Figures, differences, landed_fi
 from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
+from replicator.ingestion.replication_scope import check_scope
 from replicator.metastore.client import Metastore
 from replicator.purge.search.ids import hadoop_place
 from replicator.text.sql_text import quoted_name
@@ -55,12 +56,19 @@ _OF_A_CLAIM = re.compile(r"(in|st|v)-(?P<job>\d+)-\d+")
 
 
 def describe(work: Work, facts: Facts) -> Facts:
+    _check_scope(work, ())
     kept = {"base": _base(work), "consumers": work.remembered.get("consumers", [])}
     if work.source.path:
         return {**look_at_files(work), **kept}
     with opened(work.session, work.request.source, work.source) as database:
         table = database.table(work.request.schema, work.request.table)
     return {"columns": _columns_of(work, table), **kept}
+
+
+def _check_scope(work: Work, parts: Iterable[str]) -> None:
+    """Raises OutOfScope. parts: tables that nested rows were taken apart into."""
+    db, table = work.request.target
+    check_scope(work.asset, db, [table, *(work.part(name).request.target[1] for name in parts)], work.config)
 
 
 def _columns_of(work: Work, source: SourceTable) -> list[list[str]]:
@@ -218,6 +226,7 @@ def publish_rows(work: Work, facts: Facts) -> Facts:
     is_empty = not facts["rows"] and not facts.get("days")
     if work.request.mode == "append" and is_empty and landing_of(work.metastore, work.asset, work.request):
         return {"event": work.metastore.current_event_id(), "schema_changed": False, "location": ""}
+    _check_scope(work, facts.get("parts", ()))
     make_database(work.metastore, work.asset, work.request, parent(work.home))
     if work.settles and time.time() - facts["settled"] > SETTLED:  # who was erased since then must not come back
         facts = _settled_again(work, facts)
