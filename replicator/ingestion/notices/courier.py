@@ -104,12 +104,11 @@ class Courier:
     def _deliver(self, name: str, sender: Send) -> None:
         self.outbox.address([name])
         until = time.monotonic() + LAST
-        while (found := self.outbox.take(name)) is not None:
-            id, message = found
+        while (message := self.outbox.take(name)) is not None:
             if failure := failure_of(partial(sender, message)):
-                wait = self.outbox.failed(name, id, failure)
+                wait = self.outbox.failed(name, message, failure)
                 log.warning("%s: %s was not told, tried again in %.0f s: %s", name, message.key, wait, failure)
                 return
-            self.outbox.delivered(name, id)
+            self.outbox.delivered(name, message)
             if self._over.is_set() and time.monotonic() > until:
                 return

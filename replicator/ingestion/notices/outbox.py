@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, update
 
 from cmroot.text import shown
 from replicator.core.model import Value
@@ -92,9 +92,9 @@ class Outbox:
             values = {name: getattr(made, name) for name in Message.__struct_fields__}
             connection.execute(insert(message).values(receiver=name, tries=0, error="", delivered=None, **values))
 
-    def take(self, name: str) -> tuple[int, Message] | None:
-        """A receiver's next message, and its number: who takes it says within `SENDING` seconds what became of it.
-        None: there is none, or the receiver waits, or another controller sends to it."""
+    def take(self, name: str) -> Message | None:
+        """A receiver's next message: who takes it says within `SENDING` seconds what became of it. None: there is none,
+        or the receiver waits, or another controller sends to it."""
         waits = and_(message.c.receiver == name, message.c.delivered.is_(None))
         with self._store.writing() as connection:
             now = self._store.now()
@@ -103,19 +103,19 @@ class Outbox:
                 return None
             query = select(message).where(waits).order_by(message.c.tries, message.c.id).limit(1)
             row = connection.execute(query).mappings().one()
-        return row["id"], Message(**{name: row[name] for name in Message.__struct_fields__})
+        return Message(**{name: row[name] for name in Message.__struct_fields__})
 
-    def delivered(self, name: str, id: int) -> None:
+    def delivered(self, name: str, sent: Message) -> None:
         """A receiver has its message. May run twice."""
         with self._store.writing() as connection:
             now = self._store.now()
             connection.execute(update(receiver).where(receiver.c.name == name).values(due=0.0, failures=0))
             if name.startswith("schemas."):
-                connection.execute(update(message).where(message.c.id == id).values(delivered=now))
+                connection.execute(update(message).where(*_this(name, sent)).values(delivered=now))
             else:
-                connection.execute(delete(message).where(message.c.id == id))
+                connection.execute(delete(message).where(*_this(name, sent)))
 
-    def failed(self, name: str, id: int, error: str) -> float:
+    def failed(self, name: str, sent: Message, error: str) -> float:
         """A receiver has not got its message; seconds until it is tried again. Those that were tried less come first:
         one that nobody takes holds up no other."""
         with self._store.writing() as connection:
@@ -125,7 +125,7 @@ class Outbox:
             wait = min(FIRST * 2.0 ** min(failures - 1, 10), LONGEST)
             connection.execute(update(receiver).where(mine).values(due=self._store.now() + wait))
             tried = {"tries": message.c.tries + 1, "error": kept}
-            connection.execute(update(message).where(message.c.id == id).values(**tried))
+            connection.execute(update(message).where(*_this(name, sent)).values(**tried))
         return wait
 
     def undelivered(self, job: int | None = None) -> list[Undelivered]:
@@ -157,6 +157,12 @@ class Outbox:
         with self._store.writing() as connection:
             connection.execute(update(turn).values(fence=turn.c.fence))
             yield connection
+
+
+def _this(name: str, sent: Message) -> Sequence[ColumnElement[bool]]:
+    """A receiver's message, whatever has taken its place meanwhile: SQLite gives a number again once its message is
+    gone."""
+    return message.c.receiver == name, message.c.about == sent.about, message.c.key == sent.key
 
 
 def _newest(connection: Connection) -> int:
