@@ -230,6 +230,7 @@ def test_increments_are_those_behind_a_mark(session: Any, pg: Pg, maria: MariaDb
                 mark = database.greatest(table, column, "id < 7")
                 assert mark is not None
                 assert database.figures(table, where=database.after(table, column, mark)).rows == 3, mark
+                assert database.figures(table, where=database.after(table, column, mark, same=True)).rows == 4, mark
             assert database.greatest(table, "id", "id > 99") is None
 
 

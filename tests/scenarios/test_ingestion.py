@@ -248,22 +248,33 @@ def test_rows_are_appended_by_a_watermark_and_merged_by_a_key(landing: Landing) 
     )
     landing.sql("CREATE TABLE state (id int PRIMARY KEY, v text)")
     landing.sql("INSERT INTO state SELECT n, 'old' FROM generate_series(1, 5) n")
+    landing.sql(
+        "CREATE TABLE marked AS SELECT n AS id, 'old' AS v, date '2026-01-01' + n AS at FROM generate_series(1, 3) n"
+    )
     landing.create_asset()
     landing.request("log", mode="append", watermark="at")
     landing.request("state", mode="merge", key=("id",))
-    assert landing.run().done == 2
+    landing.request("marked", mode="merge", key=("id",), watermark="at")
+    assert landing.run().done == 3
     landing.sql("INSERT INTO log VALUES (11, '2026-02-01'), (12, '2026-02-02')")
     landing.sql("DELETE FROM state")
     landing.sql("INSERT INTO state VALUES (4, 'new'), (6, 'new')")
+    landing.sql("UPDATE marked SET v = 'new, at the same time' WHERE id = 3")
 
     landing.request("log", mode="append", watermark="at")
     landing.request("state", mode="merge", key=("id",))
-    assert landing.run().done == 2
+    landing.request("marked", mode="merge", key=("id",), watermark="at")
+    assert landing.run().done == 3
 
     assert sorted(row[0] for row in landing.rows("log")) == [*range(1, 13)]
     parts = landing.warehouse.metastore.partition_names(f"{landing.asset}_public", "log")
     assert len(parts) == 2, "a partition for each job"
     assert landing.rows("state") == [(1, "old"), (2, "old"), (3, "old"), (4, "new"), (5, "old"), (6, "new")]
+    assert landing.rows("marked") == landing.at_source("SELECT * FROM marked")
+    landing.sql("INSERT INTO marked VALUES (4, 'new', '2026-02-01')")
+    landing.sql("ALTER TABLE marked ADD country text DEFAULT 'CH'")
+    done = landing.land("marked", mode="merge", key=("id",), watermark="at", schema_policy="add_columns")
+    assert done.done == 1 and landing.rows("marked") == landing.at_source("SELECT * FROM marked")
     landing.sql("INSERT INTO log VALUES (13, NULL)")
     refused = landing.land("log", mode="append", watermark="at")
     assert refused.failed == 1 and "NULL" in refused.errors[0]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -93,8 +93,8 @@ def _copy_table(work: Work) -> Facts:
         table = database.table(request.schema, request.table)
         columns = _columns_of(work, table)  # it may have changed since it was described
         landing = landing_of(work.metastore, work.asset, request)
-        low = landed_until(work.metastore, landing, request, work.remembered.get("watermark"))
-        where, high = window(database, table, request.watermark, low) if request.watermark else ("", None)
+        low = landed_until(work.metastore, landing, request, _named(columns), work.remembered.get("watermark"))
+        where, high = window(database, table, request, low) if request.watermark else ("", None)
         ranges = database.ranges(table, request.split, source.readers, where)
         frame = database.frame(table, ranges, snapshot, where)
         given = {name.lower(): name for name in frame.columns}
@@ -219,7 +219,11 @@ def _refuse_empty_list(work: Work, known: Erased) -> None:
 def _columns(facts: Facts) -> tuple[Column, ...]:
     """Of the files: where each day has a directory, the day is in its name."""
     day = [Column(DAY, "date")] if facts.get("days") else []
-    return (*(Column(name, kind) for name, kind in facts["columns"]), *day)
+    return (*_named(facts["columns"]), *day)
+
+
+def _named(columns: Iterable[Sequence[str]]) -> tuple[Column, ...]:
+    return tuple(Column(name, kind) for name, kind in columns)
 
 
 def publish_rows(work: Work, facts: Facts) -> Facts:
@@ -251,7 +255,7 @@ def _settled_again(work: Work, facts: Facts) -> Facts:
 def _published(work: Work, facts: Facts) -> Facts:
     """Tables that rows were taken apart into come first: whoever sees the rows finds these."""
     parts = {name: _published(work.part(name), part) for name, part in facts.get("parts", {}).items()}
-    columns = tuple(Column(name, kind) for name, kind in facts["columns"])
+    columns = _named(facts["columns"])
     landed = Landed(
         job=work.claimed.job,
         fence=work.claimed.fence,

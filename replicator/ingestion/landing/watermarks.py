@@ -3,9 +3,11 @@ after its publication, before it could say so, is not landed twice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from replicator.core.model import Table
+from replicator.core.model import Column, Table
 from replicator.ingestion.ingestion_request import Request
 from replicator.ingestion.landing.landing_schema import LOAD, WATERMARK, RowsRefused
 from replicator.ingestion.reading.source import SourceDatabase
@@ -20,11 +22,15 @@ def watermark_text(request: Request, value: str | None) -> str | None:
     return msgspec.json.encode([request.watermark.lower(), value]).decode()
 
 
-def landed_until(metastore: Metastore, table: Table | None, request: Request, remembered: str | None) -> str | None:
-    """The greatest value that has landed; None: all rows are new. remembered: by the store, for a table whose
-    partitions have expired. Raises RowsRefused where rows were appended by another column: nobody could say which of
-    them are there."""
-    if table is None or request.watermark is None:
+def landed_until(
+    metastore: Metastore, table: Table | None, request: Request, columns: Sequence[Column], remembered: str | None
+) -> str | None:
+    """The greatest value that has landed; None: all rows are new, also to a merge into other columns than `columns`,
+    whose rows would have no value in a new one. remembered: by the store, for a table whose partitions have expired.
+    Raises RowsRefused where rows were appended by another column: nobody could say which of them are there."""
+    if table is None or table.storage is None or request.watermark is None:
+        return None
+    if request.mode == "merge" and _named(table.storage.columns) != _named(columns):
         return None
     said = table.parameters.get(WATERMARK)
     if request.mode == "append":
@@ -41,21 +47,27 @@ def landed_until(metastore: Metastore, table: Table | None, request: Request, re
     return None
 
 
+def _named(columns: Sequence[Column]) -> list[tuple[str, str]]:
+    return [(column.name, column.type) for column in columns]
+
+
 def _of_partition(metastore: Metastore, table: Table, job: int) -> str | None:
     found = [each for some in metastore.partitions(table.db, table.name, [f"{LOAD.name}={job}"]) for each in some]
     return found[0].parameters.get(WATERMARK) if found else None
 
 
-def window(database: SourceDatabase, table: SourceTable, column: str, low: str | None) -> tuple[str, str | None]:
-    """Which rows are new, as a condition, and the greatest value among them; None: there are none. Raises RowsRefused
-    for rows without a value, which would never come."""
-    name = table.column(column).name
+def window(database: SourceDatabase, table: SourceTable, request: Request, low: str | None) -> tuple[str, str | None]:
+    """Which rows are new, as a condition, and the greatest value among them; None: there are none. A merge reads those
+    of the value `low` again: others may have got it since, and it knows rows by their key. Raises RowsRefused for rows
+    without a value, which would never come."""
+    assert request.watermark
+    name = table.column(request.watermark).name
     if nulls := database.nulls(table, name):
         raise RowsRefused(
             f"{nulls} rows of {table.schema}.{table.name} have NULL in the watermark {name}: they would never come",
             hint="choose a column that all rows have, or ask with mode overwrite",
         )
-    after = database.after(table, name, low) if low else ""
+    after = database.after(table, name, low, same=request.mode == "merge") if low else ""
     high = database.greatest(table, name, after)
     if high is None:
         return after, None

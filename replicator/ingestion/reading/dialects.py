@@ -66,8 +66,8 @@ class Dialect(Protocol):
         """SQL for the greatest value as text."""
         ...
 
-    def after(self, column: SourceColumn, text: str) -> str:
-        """A condition: greater than this text of `greatest`."""
+    def after(self, column: SourceColumn, text: str, *, same: bool = False) -> str:
+        """A condition: greater than this text of `greatest`. same: or equal to it."""
         ...
 
     def snapshot(self, control: Control) -> AbstractContextManager[Snapshot]: ...

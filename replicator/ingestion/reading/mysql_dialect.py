@@ -172,13 +172,13 @@ class MySqlDialect:
     def greatest(self, column: SourceColumn) -> str:
         return f"CAST(MAX({self.name(comparable(column).name)}) AS CHAR)"
 
-    def after(self, column: SourceColumn, text: str) -> str:
-        own = self.name(comparable(column).name)
+    def after(self, column: SourceColumn, text: str, *, same: bool = False) -> str:
+        own = f"{self.name(comparable(column).name)} {'>=' if same else '>'}"
         if column.type in ("date", "timestamp") and plain(text):
-            return f"{own} > '{text}'"
+            return f"{own} '{text}'"
         if column.compared == "bytes":
-            return f"{own} > CONVERT(x'{text.encode().hex()}' USING utf8mb4)"
-        return f"{own} > {self.literal(column.compared, text.encode().hex())}"
+            return f"{own} CONVERT(x'{text.encode().hex()}' USING utf8mb4)"
+        return f"{own} {self.literal(column.compared, text.encode().hex())}"
 
     @contextmanager
     def snapshot(self, control: Control) -> Iterator[Snapshot]:

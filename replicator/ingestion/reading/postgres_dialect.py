@@ -191,8 +191,9 @@ class PostgresDialect:
     def greatest(self, column: SourceColumn) -> str:
         return f"max({self.name(comparable(column).name)})::text"
 
-    def after(self, column: SourceColumn, text: str) -> str:
-        return f"{self.name(column.name)} > {_literal(text, comparable(column).compared)}"
+    def after(self, column: SourceColumn, text: str, *, same: bool = False) -> str:
+        sign = ">=" if same else ">"
+        return f"{self.name(column.name)} {sign} {_literal(text, comparable(column).compared)}"
 
     @contextmanager
     def snapshot(self, control: Control) -> Iterator[Snapshot]:

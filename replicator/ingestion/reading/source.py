@@ -155,9 +155,9 @@ class SourceDatabase:
         own, place = self.dialect.name(table.column(column).name), self.dialect.name(table.schema, table.name)
         return int(self.control.rows(f"SELECT count(*) FROM {place} WHERE {own} IS NULL")[0][0] or 0)
 
-    def after(self, table: SourceTable, column: str, value: str) -> str:
-        """A condition for `where`: rows whose column is greater than `value`."""
-        return self.dialect.after(table.column(column), value)
+    def after(self, table: SourceTable, column: str, value: str, *, same: bool = False) -> str:
+        """A condition for `where`: rows whose column is greater than `value`. same: or equal to it."""
+        return self.dialect.after(table.column(column), value, same=same)
 
     def _sample(self, table: SourceTable, column: SourceColumn, where: str) -> tuple[list[tuple[str, int]], int]:
         values, nulls = _read_sample(self.control.rows(self.dialect.sample(table, column, where, whole=False))[0][0])
