@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from datetime import date
@@ -139,6 +140,10 @@ def test_days_land_when_they_are_closed_and_again_when_files_come_late(dropping:
     shown = [(date(2026, 1, 1), 1), (date(2026, 1, 1), 10), (date(2026, 1, 2), 2)]
     assert dropping.sql("SELECT day, n FROM {db}.clicks ORDER BY 1, 2") == shown
     assert dropping.land("clicks", **asked).rows == 0
+    dropping.write("clicks", "2026/01/02/day/clicks/2026/01/01/copy.json", json.dumps({"n": 20}) + "\n")
+    assert dropping.land("clicks", **asked).rows == 2
+    shown.append((date(2026, 1, 2), 20))
+    assert dropping.sql("SELECT day, n FROM {db}.clicks ORDER BY 1, 2") == shown, "of the directory's day"
     dropping.write("clicks", "elsewhere.json", "{}")
     assert "elsewhere.json is in no directory of a day" in dropping.land("clicks", **asked).errors[0]
 
@@ -206,6 +211,19 @@ def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
     secret.write_text("s3cr3t\n")
     os.symlink(secret, dropping.drop / "day/bare/b.csv")
     assert "is a symbolic link" in dropping.refused("bare")
+    (dropping.drop / "day/bare/b.csv").unlink()
+    dropping.write("bare", "_metadata/b.csv", "1\n")
+    assert "bare/_metadata has a name that says both" in dropping.refused("bare")
+    shutil.rmtree(dropping.drop / "day/bare/_metadata")
+    os.symlink(secret, dropping.drop / "day/bare/_a=b.csv")
+    dropping.write("bare", "c.csv._COPYING_", "2\n")
+    assert "bare/_a=b.csv has a name that says both" in dropping.refused("bare")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drop_directory, "_refuse_what_spark_reads", lambda *_: None)
+        assert "had 1 files, and then 2" in dropping.land("bare").errors[0], "what Spark reads is counted"
+    (dropping.drop / "day/bare/_a=b.csv").unlink()
+    dropping.land("bare")
+    assert dropping.rows("bare") == [{"a": "1"}], "what is not written to its end is hidden"
 
 
 def test_what_changes_while_it_is_read_or_is_too_much_is_not_landed(

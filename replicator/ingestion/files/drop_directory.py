@@ -25,7 +25,7 @@ MOST = 100_000
 DEEPEST = 32
 """Directories within each other."""
 
-_HIDDEN = ("_", ".")
+_HIDDEN, _COPYING = ("_", "."), "._COPYING_"  # the second: what `hdfs dfs -put` has not written to its end
 
 
 class SourceChanged(Error):
@@ -136,7 +136,8 @@ def _files(directory: Place, below: str, depth: int) -> Iterator[tuple[str, Chil
         raise SourceRefused(f"{directory}: directories lie too deep in each other", hint=f"{DEEPEST} at most")
     for child in directory.children():
         name = name_of(child.path)
-        if name.startswith(_HIDDEN):
+        if name.startswith(_HIDDEN) or name.endswith(_COPYING):
+            _refuse_what_spark_reads(directory, name, child.is_directory)
             continue
         place = directory / name
         refuse_link(place)
@@ -144,6 +145,17 @@ def _files(directory: Place, below: str, depth: int) -> Iterator[tuple[str, Chil
             yield from _files(place, f"{below}{name}/", depth + 1)
         else:
             yield f"{below}{name}", child
+
+
+def _refuse_what_spark_reads(directory: Place, name: str, is_directory: bool) -> None:
+    """Names that are hidden here, and not to Spark (`HadoopFSUtils.shouldFilterOutPathName`): nobody would have looked
+    whether they are links, nor counted their rows."""
+    summary = is_directory and name.startswith(("_metadata", "_common_metadata"))
+    if summary or (name.startswith("_") and "=" in name and not name.endswith(_COPYING)):
+        raise SourceRefused(
+            f"{directory / name} has a name that says both that it is hidden and that it is not",
+            hint="what shall not be read yet begins with _ and has no = in its name",
+        )
 
 
 class _Digest:

@@ -79,7 +79,7 @@ def _schema(columns: Sequence[FileColumn], *, strings: bool = False) -> str:
 def _day(directory: Place, description: Description) -> str:
     assert description.days is not None
     home = "/".join(str(directory).rstrip("/").split("/")[-2:])
-    pattern = quoted_text(f".*/{home}/{description.days.pattern}/.*")
+    pattern = quoted_text(f"^.*?/{home}/{description.days.pattern}/.*")  # the first: below it, names are only names
     year, month, day = (f"regexp_extract(_metadata.file_path, {pattern}, {n})" for n in description.days.order)
     return f"CAST(concat_ws('-', {year}, {month}, {day}) AS date)"
 

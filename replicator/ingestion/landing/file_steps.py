@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place
+from cmroot.store.place import Place, name_of
 from replicator.core.model import Column
 from replicator.errors import TypeRefused
 from replicator.ingestion.files.avro_reader import avro_jar
@@ -32,7 +32,7 @@ from replicator.ingestion.files.file_frames import DAY, rows_of
 from replicator.ingestion.files.nesting import PARENT, POSITION, ROW, Part, frames_of, keys_of, parts_of
 from replicator.ingestion.ingestion_request import Format
 from replicator.ingestion.landing.landing_schema import RowsRefused
-from replicator.ingestion.landing.landing_work import Facts, Work, columns_for
+from replicator.ingestion.landing.landing_work import CopyDiffers, Facts, Work, columns_for
 from replicator.ingestion.landing.publishing import landing_of
 from replicator.ingestion.landing.publishing_days import landed_days
 from replicator.ingestion.reading.figures import Figures
@@ -123,6 +123,10 @@ def _nothing(work: Work, drop: _Drop) -> Facts:
 
 def _copied(work: Work, drop: _Drop) -> Facts:
     rows = rows_of(work.session, drop.directory, drop.paths, drop.description, _avro(work, drop.description))
+    if (seen := len(rows.inputFiles())) != len(drop.listing.names):
+        raise SourceChanged(
+            f"{drop.directory} had {len(drop.listing.names):,} files, and then {seen:,}", hint="it is tried again"
+        )
     also = (DAY,) if drop.is_by_day else ()
     parts = parts_of(rows.drop(*also).schema.jsonValue())
     nested = len(parts) > 1
@@ -226,9 +230,18 @@ def _source_of(work: Work, part: Part, nested: bool, figures: Figures | None) ->
 
 
 def written(rows: Any, format_: Format, directory: str, facts: Facts) -> None:
-    """Rows into their directory; where days are published, into one for each below it."""
+    """Rows into their directory; where days are published, into one for each below it. Raises CopyDiffers for a day
+    that is not published: its rows would be nowhere."""
     writer = rows.write.format(format_)
-    (writer.partitionBy(DAY) if "days" in facts else writer).save(hadoop_place(directory))
+    if "days" not in facts:
+        writer.save(hadoop_place(directory))
+        return
+    writer.partitionBy(DAY).save(hadoop_place(directory))
+    found = (name_of(child.path) for child in Place(directory).children() if child.is_directory)
+    days = {name for name in found if name.startswith(f"{DAY}=")}
+    if strange := days - {f"{DAY}={day}" for day in facts["days"]}:
+        told = f"{min(strange)} was written, and is none of the days that are landed"
+        raise CopyDiffers(told, hint="it is copied again; look for directories of days within each other")
 
 
 def _refuse_names(parts: Sequence[Part], nested: bool, also: Sequence[str]) -> None:
