@@ -30,7 +30,7 @@ from replicator.core.telling.told_steps import step
 from replicator.errors import Error, Fenced
 from replicator.ingestion.failing import failure_of
 from replicator.ingestion.ingestion_job import Claimed
-from replicator.ingestion.ingestion_request import with_class
+from replicator.ingestion.ingestion_request import check_approved, with_class
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_log import append
 from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
@@ -162,9 +162,11 @@ class Controller:
         work = None
         try:
             with self._held(claimed) as held:
+                asset = self._store.asset(claimed.request.asset)
+                check_approved(asset)
                 work = Work(
                     claimed,
-                    with_class(self._store.asset(claimed.request.asset), self._config),
+                    with_class(asset, self._config),
                     self._config,
                     self._metastore,
                     self._runtime.engines,

@@ -36,8 +36,8 @@ LEFT = ("superseded", "cancelled", "expired", "failed_user", "failed_type")
 """States in which nobody works on a job any more, and that say nothing of a publication."""
 
 Kind = Literal["component", "lock", "user", "type"]
-"""component: something between here and there does not work at present. lock: others hold what the job needs. user: the
-request, or what it leads to, is wrong. type: a column's values fit no type."""
+"""component: something between here and there does not work at present. lock: others hold what the job needs, such as
+an approval. user: the request, or what it leads to, is wrong. type: a column's values fit no type."""
 
 QUICK = (60.0, 240.0, 960.0)
 """Seconds to the next try after the first failures of a component."""

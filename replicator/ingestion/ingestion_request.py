@@ -9,7 +9,7 @@ import msgspec
 
 from replicator.core.connections.source_config import ClassConfig, IngestionConfig
 from replicator.core.model import Value
-from replicator.errors import UsageError
+from replicator.errors import Refused, UsageError
 
 Classification = Literal["public", "internal", "confidential", "personal"]
 Mode = Literal["overwrite", "append", "merge"]
@@ -44,6 +44,17 @@ class Asset(Value, frozen=True, omit_defaults=True):
     note: str = ""
     created_by: str = ""
     approved_by: str = ""
+
+
+class NotApproved(Refused):
+    """Nobody has approved an asset as it is now."""
+
+
+def check_approved(asset: Asset) -> None:
+    """Raises NotApproved."""
+    if not asset.approved_by:
+        hint = f"somebody else than {asset.created_by} runs `replicator asset approve {asset.name}`"
+        raise NotApproved(f"asset {asset.name} is not approved yet", hint=hint)
 
 
 OF_A_CLASS = ("retention", "erasure_ids", "erasure_column")

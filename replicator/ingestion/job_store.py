@@ -94,8 +94,8 @@ class IngestionStore(JobAnswers):
         return msgspec.structs.replace(given, approved_by="")
 
     def approve_asset(self, name: str, by: str) -> Asset:
-        """Lets requests for it be made. May run twice; the first approver stays. Raises ObjectNotFound, and Refused for
-        who has made or changed it."""
+        """Lets requests for it be made, and its jobs that waited for that go on. May run twice; the first approver
+        stays. Raises ObjectNotFound, and Refused for who has made or changed it."""
         with self._turn() as connection:
             found = queries.find_asset(connection, name)
             if found.approved_by:
@@ -103,6 +103,8 @@ class IngestionStore(JobAnswers):
             if found.created_by == by:
                 raise Refused(f"asset {name}: {by} has made it", hint="somebody else has to approve it")
             connection.execute(update(asset).where(asset.c.name == name).values(approved_by=by))
+            waits = (queries.IS_OPEN, job.c.asset == name, job.c.error_kind == "lock")
+            connection.execute(update(job).where(*waits).values(due=self._now(connection)))
         return msgspec.structs.replace(found, approved_by=by)
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -302,6 +304,7 @@ class IngestionStore(JobAnswers):
             "lease": now + lease,
             "fence": fence,
             "attempt": row["attempt"] + 1,
+            "approver": queries.find_asset(connection, row["asset"]).approved_by,
             "begun": row["begun"] or now,
         }
         self._change(connection, row, holder, **values, **lost)

@@ -193,11 +193,20 @@ def test_a_table_is_landed_changed_landed_again_replicated_and_restored(
     first = landing.location("people")
     replicator.load(replicator.dump(source=uri, cmroot=root, db=db, out=str(tmp_path / "d1")).dump, target=target)
     event = metastore.current_event_id()
-    landing.create_asset(consumers=["readers"], retention="0s", overwrite=True)
     landing.sql("DELETE FROM people WHERE id > 500")
     landing.sql("UPDATE people SET name = 'changed' WHERE id = 7")
+    landing.request("people")
+    changed = {"owner": "ann", "producers": ["paul"], "sources": ["crm"], "consumers": ["readers"], "retention": "0s"}
+    replicator.asset_create(landing.asset, config=landing.config, by="ann", overwrite=True, **changed)
 
-    assert landing.land("people").rows == 501
+    waits = landing.run()
+
+    assert (waits.failed, waits.done) == (1, 0) and "replicator asset approve" in waits.errors[0], waits
+    assert landing.rows("people") == before and metastore.readers(db, "people") >= {("USER", "eve")}
+    replicator.asset_approve(landing.asset, config=landing.config, by="olaf")
+    assert landing.run().rows == 501, "at once"
+    (job, _) = replicator.ingest_ls(config=landing.config).jobs
+    assert (job.approved_by, job.attempt) == ("olaf", 2)
 
     after = landing.at_source("SELECT id, name, born, score FROM people")
     assert landing.rows("people") == after

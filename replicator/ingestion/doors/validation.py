@@ -10,7 +10,7 @@ import msgspec
 from replicator.core.connections.source_config import IDS, IngestionConfig
 from replicator.core.model import Value
 from replicator.errors import Refused, UsageError
-from replicator.ingestion.ingestion_request import NAME, Asset, Request, Split, is_text, with_class
+from replicator.ingestion.ingestion_request import NAME, Asset, Request, Split, check_approved, is_text, with_class
 from replicator.ingestion.landing.granting import principals
 from replicator.text.quantity import parse_duration
 
@@ -77,9 +77,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
             f"{requester.user} is neither the owner nor a producer of asset {asset.name}",
             hint=f"ask its owner, {asset.owner}, to be made one",
         )
-    if not asset.approved_by:
-        hint = f"somebody else than {asset.created_by} runs `replicator asset approve {asset.name}`"
-        raise Refused(f"asset {asset.name} is not approved yet", hint=hint)
+    check_approved(asset)
     if request.source not in asset.sources:
         near = f"it has {', '.join(asset.sources)}" if asset.sources else "it has none"
         raise UsageError(f"asset {asset.name} has no source {request.source!r}", hint=near)
