@@ -61,10 +61,10 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceRun:
-    """A run of a job. Times are seconds since 1970. asked_by: "schedule", or who wanted it. missed: earlier times that
-    it makes up for. state: "partial" and "differs" stand for the exit codes 3 and 4, "lost" for a server that died.
-    exit_code, message, hint: its end's, as the command line gives
-    them. server, epoch: who ran it."""
+    """A run of a job. Times are seconds since 1970. asked_by: "schedule", or who wanted it. missed: times of the
+    schedule that it makes up for, beside its own. state: "partial" and "differs" stand for the exit codes 3 and 4,
+    "lost" for a server that died. exit_code, message, hint: its end's, as the command line gives them. server, epoch:
+    who ran it."""
 
     id: str
     job: str
@@ -100,7 +100,7 @@ class RunFilter:
 @dataclass(frozen=True)
 class Ended:
     """How a run ended. error: its class; said: its whole answer, which is counted. again: it was not its own fault, nor
-    anybody's wish: where a schedule began it, its time is due again."""
+    anybody's wish: where it was for a time of a schedule, that is due again."""
 
     state: RunState
     exit_code: int | None = None
@@ -196,8 +196,9 @@ class ServiceStore(Database):
         missed: int = 0,
         beside: Beside = lambda *_: None,
     ) -> tuple[str, bool]:
-        """A new run, or the one of this name that is not ended; its id, and whether it is new. beside: called with both
-        in the same transaction. Raises Refused where an errand of the same name is at work with other arguments."""
+        """A new run, or the one of this name that is not ended; its id, and whether it is new. One of the schedule that
+        still waits becomes that of who asks, whom no pause holds. beside: called with both in the same transaction.
+        Raises Refused where an errand of the same name is at work with other arguments."""
         with self.transaction() as connection:
             now = self._now(connection)
             id = f"{int(now * 1000):013d}-{uuid.uuid4().hex[:12]}"
@@ -228,15 +229,20 @@ class ServiceStore(Database):
             found = str(connection.execute(there).scalar_one())
             if found != id and isinstance(wanted, Errand):
                 self._refuse_another(connection, found, wanted)
+            if found != id and by != SCHEDULE:
+                waits = and_(run.c.id == found, run.c.state == "queued", run.c.asked_by == SCHEDULE)
+                taken = {"asked_by": by, "reason": reason, "missed": run.c.missed + 1}
+                connection.execute(update(run).where(waits).values(**taken))
             beside(connection, found, found == id)
         return found, found == id
 
     def enqueue_due(self, wanted: Job, due: float, missed: int, following: float) -> None:
         """A run of a job's schedule, and when the next one is due, together: a server that is killed leaves both, or
-        neither."""
+        neither. Where somebody has just asked for one, the time stays due."""
 
-        def planned(connection: Connection, *_: object) -> None:
-            self._upsert(connection, wanted.name, schedule=wanted.schedule.text, due=following)
+        def planned(connection: Connection, _: str, new: bool) -> None:
+            if new:
+                self._upsert(connection, wanted.name, schedule=wanted.schedule.text, due=following)
 
         self.enqueue(wanted, due, by=SCHEDULE, missed=missed, beside=planned)
 
@@ -273,7 +279,7 @@ class ServiceStore(Database):
             )
             if ended.rowcount:
                 row = self._count(connection, id, how)
-                if how.again and row.asked_by == SCHEDULE and not row.cancelled_by:
+                if how.again and (row.asked_by == SCHEDULE or row.missed) and not row.cancelled_by:
                     due = update(job).where(job.c.name == row.job, job.c.due > row.due)
                     connection.execute(due.values(due=row.due))
 

@@ -83,9 +83,16 @@ def test_runs_wait_for_places_in_order_and_for_the_end_of_a_pause(store: Service
     again = scheduler_of(store, tmp_path, "abcd", at_once=4)  # another server
     again.step()
     assert again.health.leads and states(store)["a"] == states(store)["d"] == "queued"
+    queued = store.newest()["d"].id
+    assert store.enqueue(again.jobs["d"], store.now(), by="me", reason="now") == (queued, False)
+    assert store.enqueue(again.jobs["d"], store.now(), by="you") == (queued, False)
+    again.step()
+    taken = store.newest()["d"]
+    assert (taken.state, taken.asked_by, taken.reason, taken.missed) == ("running", "me", "now", 1), "no pause holds it"
+    assert states(store)["a"] == "queued"
     store.resume(ALL)
     again.step()
-    assert (states(store)["a"], states(store)["d"]) == ("queued", "running")
+    assert states(store)["a"] == "queued"
     store.resume("a")
     again.step()
     assert states(store)["a"] == "running"
@@ -118,11 +125,26 @@ def test_what_its_server_ended_is_due_again_once(store: ServiceStore) -> None:
     for end in (Ended("cancelled", message="took longer"), Ended("failed", 1), Ended("done", 0)):
         store.end(begun(1000.0), end)
         assert store.jobs()["j"].due == 1000.0 + HOUR
+    store.plan("j", job.schedule.text, 1000.0 + HOUR)
+    taken, _ = store.enqueue(job, 1000.0, by=SCHEDULE)
+    assert store.enqueue(job, 5000.0, by="me") == (taken, False) and store.begin(taken, "one", 1)
+    assert store.lose(2) == [taken] and store.jobs()["j"].due == 1000.0, "it was for the time of the schedule, too"
     for wanted in (job, Errand("verify:w", ("verify", "w"), "w")):
         begun(1000.0, "me", wanted)
         assert len(store.lose(2)) == 1 and store.jobs()["j"].due == 1000.0 + HOUR
     with pytest.raises(UsageError):
         create_token(store, SCHEDULE, "operator", [], HOUR)
+
+
+def test_a_time_that_meets_a_run_somebody_asked_for_stays_due(store: ServiceStore) -> None:
+    job = Job("j", ("cm", "ls"), Every(HOUR))
+    store.plan("j", job.schedule.text, 1000.0)
+    asked, _ = store.enqueue(job, 900.0, by="me")
+    store.enqueue_due(job, 1000.0, 0, 1000.0 + HOUR)
+    assert [each.id for each in store.open_runs()] == [asked] and store.jobs()["j"].due == 1000.0
+    store.end(asked, Ended("done", 0))
+    store.enqueue_due(job, 1000.0, 0, 1000.0 + HOUR)
+    assert len(store.open_runs()) == 1 and store.jobs()["j"].due == 1000.0 + HOUR
 
 
 def test_the_newest_run_is_the_one_that_was_queued_last(store: ServiceStore) -> None:
