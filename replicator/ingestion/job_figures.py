@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Select, and_, case
 
 from replicator.core.model import Value
 from replicator.ingestion.ingestion_job import following
-from replicator.ingestion.job_queries import IS_OPEN
+from replicator.ingestion.job_queries import IS_FOLLOWING, IS_OPEN
 from replicator.ingestion.schema import change, job
 
 CURRENT = ("queued", "running", "failed", "failed_user", "failed_type", "published")
@@ -29,8 +29,9 @@ DAY = 86_400.0
 
 
 class AssetQueue(Value, frozen=True, omit_defaults=False):
-    """Open jobs of an asset. at_work: that have a slot. waiting: that are due and have none; waits_seconds: the one
-    that waits longest; None: none waits. later: that are due later, after a failure."""
+    """Open jobs of an asset. at_work: that have a slot. waiting: that are due and have none, though they could;
+    waits_seconds: since the one that waits longest is due, or the first whose place it took; None: none waits. later:
+    that are due later, after a failure or when the job at work on the same table is over."""
 
     asset: str
     at_work: int
@@ -72,8 +73,9 @@ class LandedDay(Value, frozen=True, omit_defaults=False):
 
 class LandingFigures(Value, frozen=True, omit_defaults=False):
     """Jobs that were published since a time, in seconds since 1970. soon, late: which share of them within 15 minutes,
-    and within 2.5 hours of their request. p50, p94, p99: seconds within which so many of 100 were (the nearest rank).
-    None: none was published. ended: jobs that ended meanwhile, by state. days: newest first, without empty ones."""
+    and within 2.5 hours of their request, or of the first one whose place it took. p50, p94, p99: seconds within which
+    so many of 100 were (the nearest rank). None: none was published. ended: jobs that ended meanwhile, by state. days:
+    newest first, without empty ones."""
 
     since: float
     published: int
@@ -91,14 +93,10 @@ def find_queue(connection: Connection, now: float) -> QueueFigures:
     states = _numbers(connection, job.c.state, job.c.state.in_(CURRENT))
     failed = (job.c.state.in_(CURRENT), job.c.error_kind != "")
     failing = _numbers(connection, job.c.error_kind, *failed)
-    held, due = job.c.holder != "", job.c.due <= now
-    waits = and_(job.c.holder == "", due)
+    held = job.c.holder != ""
+    waits = and_(~held, job.c.due <= now, ~IS_FOLLOWING)
     per_asset = select(
-        job.c.asset,
-        _sum(held),
-        _sum(waits),
-        now - func.min(case((waits, job.c.due))),
-        _sum(and_(job.c.holder == "", job.c.due > now)),
+        job.c.asset, _sum(held), _sum(waits), now - func.min(case((waits, job.c.due))), _sum(and_(~held, ~waits))
     )
     rows = connection.execute(per_asset.where(IS_OPEN).group_by(job.c.asset))
     assets = sorted((AssetQueue(*row) for row in rows), key=lambda one: (-(one.waits_seconds or 0), one.asset))
@@ -130,7 +128,7 @@ def _landed(meanwhile: ColumnElement[bool]) -> Select[Any]:
     earlier = change.alias("earlier")
     same = (earlier.c.job == change.c.job, earlier.c.id < change.c.id, earlier.c.state == "published")
     made = (change.c.state == "published", change.c.step == following("publish"), ~exists().where(*same))
-    took = (change.c.at - job.c.queued).label("seconds")
+    took = (change.c.at - func.coalesce(job.c.waits_since, job.c.queued)).label("seconds")
     found = select(change.c.at, change.c.rows, change.c.bytes, took).join(job, job.c.id == change.c.job)
     return found.where(meanwhile, *made)
 

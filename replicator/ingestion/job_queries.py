@@ -20,6 +20,10 @@ IS_OPEN = text(f"ingestion_job.{OPEN}")
 OTHER_IS_OPEN = text(f"other.{OPEN}")
 """Written out, so that SQLite sees that an index has all such jobs."""
 
+_other = job.alias("other")
+IS_FOLLOWING = exists().where(OTHER_IS_OPEN, _other.c.identity == job.c.identity, _other.c.holder != "")
+"""Whether one of the same identity has a slot."""
+
 
 def find_asset(connection: Connection, name: str) -> Asset:
     """Raises ObjectNotFound, whose hint has names like it."""
@@ -156,10 +160,8 @@ def candidates(connection: Connection, now: float) -> Sequence[Candidate]:
     """Of each asset the first job that is due, unless one of the same identity has a slot; and all whose lease has
     ended."""
     lost = select(job.c.id, job.c.place, job.c.asset).where(IS_OPEN, job.c.holder != "", job.c.lease <= now)
-    other = job.alias("other")
-    same = exists().where(OTHER_IS_OPEN, other.c.identity == job.c.identity, other.c.holder != "")
     free = (IS_OPEN, job.c.holder == "", job.c.due <= now)
-    heads = select(job.c.asset, func.min(job.c.place).label("place")).where(*free, ~same).group_by(job.c.asset)
+    heads = select(job.c.asset, func.min(job.c.place).label("place")).where(*free, ~IS_FOLLOWING).group_by(job.c.asset)
     first = heads.subquery("first")
     both = (job.c.asset == first.c.asset) & (job.c.place == first.c.place)
     query = select(job.c.id, job.c.place, job.c.asset).join(first, both).where(*free)

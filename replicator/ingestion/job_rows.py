@@ -107,3 +107,17 @@ def new_row(request: Request, target: str, identity: str) -> dict[str, Any]:
         "error_detail": "",
         "cancelled_by": "",
     }
+
+
+def place_of(former: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
+    """A new job's place, and since when it waits: those of the former one whose place it takes, or who asks often
+    waits for ever, and nobody sees it. One that waits for another request waits for nothing."""
+    if former is None or former["state"] not in ("queued", "failed"):
+        return {"place": 0, "due": now, "waits_since": None}
+    place = former["place"] if former["state"] == "queued" else 0
+    return {"place": place, "due": min(former["due"], now), "waits_since": waits_since(former)}
+
+
+def waits_since(row: Mapping[str, Any]) -> float:
+    """When the first of the requests was made that a job answers."""
+    return float(row["queued"] if row["waits_since"] is None else row["waits_since"])

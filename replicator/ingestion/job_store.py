@@ -41,7 +41,7 @@ from replicator.text.credentials import without_credentials
 
 R = TypeVar("R")
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration that this release knows."""
 
 LOST = 1
@@ -131,9 +131,8 @@ class IngestionStore(JobAnswers):
                 **rows.new_row(request, target, identity),
                 "approver": approver,
                 "request_key": key or None,
-                "place": former["place"] if former and former["state"] == "queued" else 0,
                 "queued": now,
-                "due": now,
+                **rows.place_of(former, now),
             }
             id = int(connection.execute(insert(job), made).inserted_primary_key[0])  # type: ignore[index]
             made |= {"id": id, "place": made["place"] or id}
@@ -328,7 +327,9 @@ class IngestionStore(JobAnswers):
         waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
         if row["state"] != "published":
             values["state"] = f"failed_{failure.kind}" if failure.kind in ("user", "type") else "failed"
-            if connection.execute(waits).first():
+            if waiting := connection.execute(waits).scalar():
+                if values["state"] == "failed":
+                    connection.execute(ONE, {"this": waiting, "waits_since": rows.waits_since(row)})
                 values |= {"state": "superseded", "ended": now}
         self._change(connection, row, row["holder"], **values)
 

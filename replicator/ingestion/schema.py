@@ -70,12 +70,14 @@ job = Table(
     Column("request", Text, nullable=False),
     Column("facts", Text, nullable=False),
     Column("error_detail", Text, nullable=False),
+    Column("waits_since", Float(53)),
 )
 """`identity`: SHA-256 of the request's, in hex. `request_key`: of a request that may be sent again. `slot`: the
 identity, and whether it waits or runs; null once it is published or ended: never two of one identity that wait, or that
 run. `place`: in the queue; a job that replaces a queued one has its place. `lease`: until when `holder` has the job;
 without a holder nobody works on it. `uncounted`: attempts that ended at a lock. `failures`: since the last step that
-was done. What may be long stands last, so that a claim does not read it."""
+was done. What may be long stands last, so that a claim does not read it. `waits_since`: when the first request was
+made whose place this one took; null: it took no place."""
 
 OPEN = "state IN ('queued', 'failed', 'running', 'published')"
 """Jobs that somebody works on, or shall."""

@@ -17,6 +17,7 @@ from replicator.captures import manifest
 from replicator.cli.table import COMMANDS
 from replicator.dumps import layout
 from replicator.housekeeping import store as housekeeping_store
+from replicator.ingestion import job_store as ingestion_store
 from replicator.service import store as service_store
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,7 @@ def test_the_page_of_formats_has_the_versions_of_the_code() -> None:
         "manifest": str(manifest.VERSION),
         "store of housekeeping": housekeeping_store.REVISION,
         "store of the service": service_store.REVISION,
+        "store of ingestion": ingestion_store.REVISION,
     }
 
 

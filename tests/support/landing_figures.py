@@ -28,7 +28,8 @@ def counted_landed(store: IngestionStore, since: float) -> dict[str, Any]:
         if each.state == "published":
             first.setdefault(each.job, each)
     landed = [each for each in first.values() if each.at >= since]
-    seconds = sorted(each.at - store.job(each.job).queued for each in landed)
+    asked = _asked(store, changes)
+    seconds = sorted(each.at - asked[each.job] for each in landed)
     days: dict[str, Counter[str]] = {}
     for each in landed:
         day = days.setdefault(datetime.fromtimestamp(each.at, UTC).date().isoformat(), Counter())
@@ -46,20 +47,41 @@ def counted_landed(store: IngestionStore, since: float) -> dict[str, Any]:
     }
 
 
+def _asked(store: IngestionStore, changes: list[Any]) -> dict[int, float]:
+    """When the first request was made that each job answers: its own, or of jobs whose place it took."""
+    asked, state, waiting = dict[int, float](), dict[int, str](), dict[str, int]()
+    left: tuple[str, float] | None = None  # of the job that a request has just taken the place of
+    for each in changes:
+        before = state.get(each.job, "")
+        if each.state == "superseded" and before == "running":  # it failed while another one waited
+            if each.error_kind in ("component", "lock"):
+                asked[waiting[each.target]] = asked[each.job]
+        elif each.state == "superseded":
+            left = (each.target, asked[each.job]) if before in ("queued", "failed") else None
+        elif each.state == "queued":
+            own = store.job(each.job).queued
+            asked[each.job] = left[1] if left and left[0] == each.target else own
+            waiting[each.target], left = each.job, None
+        state[each.job] = each.state
+    return asked
+
+
 def counted_queue(store: IngestionStore, now: float) -> dict[str, Any]:
     """As `IngestionStore.queue` says them."""
     jobs = [one for one in store.jobs(limit=10_000) if one.state not in OVER]
     assets = []
     for name in {one.asset for one in jobs if one.due is not None}:
-        mine = [(one.holder, one.due) for one in jobs if one.asset == name and one.due is not None]
-        waits = [now - due for holder, due in mine if not holder and due <= now]
+        mine = [one for one in jobs if one.asset == name and one.due is not None]
+        held = {one.target for one in mine if one.holder}
+        free = [(one.target, one.due) for one in mine if not one.holder]
+        waits = [now - due for target, due in free if due <= now and target not in held]
         assets.append(
             {
                 "asset": name,
-                "at_work": sum(bool(holder) for holder, _ in mine),
+                "at_work": len(held),
                 "waiting": len(waits),
                 "waits_seconds": max(waits, default=None),
-                "later": sum(not holder and due > now for holder, due in mine),
+                "later": len(free) - len(waits),
             }
         )
     states = Counter(one.state for one in jobs)

@@ -10,6 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from landing_figures import counted_landed, counted_queue, said
@@ -19,7 +21,7 @@ from replicator.ingestion.fairness import Candidate, most, pick
 from replicator.ingestion.ingestion_job import STEPS, Claimed, Failure, JobFilter
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.schema import job
+from replicator.ingestion.schema import REVISIONS, job, metadata
 
 DAY = 86_400.0
 
@@ -286,7 +288,7 @@ def _live(store: IngestionStore, clock: Clock, chance: random.Random) -> None:
     """Some days: requests, and jobs that end, fail before and after they are published, or stay at work."""
     for number in range(120):
         clock.now += chance.expovariate(1 / 1500)
-        submitted = store.submit(request(f"t{number % 50}", chance.choice(("crm", "shop", "web"))))
+        submitted = store.submit(request(f"t{number % 15}", chance.choice(("crm", "shop", "web"))))
         if chance.random() < 0.1:
             store.cancel(submitted.job, "paul")
         while chance.random() < 0.6 and (one := claim(store, slots=40)):
@@ -314,6 +316,66 @@ def test_figures_are_those_that_are_counted_from_the_changes(store: IngestionSto
     assert said(all_) == counted_landed(store, clock.now - 30 * DAY)
     assert all_.published > landed.published > 9 and len(all_.ended) == 4 and len(all_.days) > 2
     assert queue.waits_seconds and len(queue.failing) > 1 and queue.at_work and queue.waiting
+
+
+def test_a_repeated_request_waits_since_the_first_one(store: IngestionStore, clock: Clock) -> None:
+    """Without a controller, asked for each hour: it is not the newest request alone that waits."""
+    began = clock.now
+    for _ in range(24):
+        store.submit(request())
+        clock.now += 3600
+    assert store.queue().waits_seconds == clock.now - began == DAY
+    one = claimed(store)
+    store.submit(request())
+    clock.now += 50
+    store.fail(one, Failure("component", "gone"))
+    one = claimed(store)
+    for step in STEPS[: STEPS.index("publish")]:
+        store.step_done(one, step, {})
+    store.published(one, 7, {})
+    assert store.landed(30 * DAY).p50 == DAY + 50, "also of one that failed, while the next one waited already"
+
+
+def test_a_request_that_waits_for_another_one_begins_anew(store: IngestionStore, clock: Clock) -> None:
+    store.submit(request())
+    store.fail(claimed(store), Failure("user", "no such column"))
+    clock.now += DAY
+    store.submit(request())
+    clock.now += 5
+    assert store.queue().waits_seconds == 5
+    store.fail(claimed(store), Failure("component", "gone"))
+    clock.now += 90
+    store.submit(request())
+    assert store.queue().waits_seconds == 30, "it was due, and had no slot"
+
+
+def test_who_follows_a_job_at_work_waits_for_no_slot(store: IngestionStore, clock: Clock) -> None:
+    store.submit(request())
+    one = claimed(store)
+    store.submit(request())
+    clock.now += 9100
+    (crm,) = store.queue().assets
+    assert (crm.at_work, crm.waiting, crm.waits_seconds, crm.later) == (1, 0, None, 1)
+    work(store, one)
+    assert store.queue().waiting == 1
+
+
+def test_a_store_of_an_earlier_release_keeps_its_jobs(tmp_path: Path, clock: Clock) -> None:
+    with opened(f"sqlite:///{tmp_path}/old.sqlite", clock) as store:
+        store.submit(request())
+        with store.transaction() as connection:
+            connection.exec_driver_sql("ALTER TABLE ingestion_job DROP COLUMN waits_since")
+            connection.exec_driver_sql("UPDATE ingestion_revision SET version_num = '0002'")
+        clock.now += 60
+        store.prepare()
+        store.submit(request())
+        assert store.queue().waits_seconds == 60
+
+
+def test_migrations_make_exactly_the_tables_of_the_schema(store: IngestionStore) -> None:
+    with store.transaction() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "version_table": REVISIONS})
+        assert compare_metadata(context, metadata) == []
 
 
 @settings(max_examples=200, deadline=None)
