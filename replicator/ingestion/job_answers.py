@@ -56,7 +56,7 @@ class JobAnswers(Database):
             return queries.find_kept(connection, id)
 
     def last_facts(self, request: Request) -> dict[str, Any]:
-        """Of the newest job of a request's identity that was published; empty without one."""
+        """Of the newest job of a request's identity that was published, and its number as `job`; empty without one."""
         with self.transaction() as connection:
             return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
 

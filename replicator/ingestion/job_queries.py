@@ -72,10 +72,10 @@ def find_jobs(connection: Connection, wanted: JobFilter, before: int, limit: int
 
 
 def find_facts(connection: Connection, target: str, identity: str) -> dict[str, Any]:
-    """Of the newest job that was published; empty without one."""
+    """Of the newest job that was published, and its number as `job`; empty without one."""
     mine = (job.c.target == target, job.c.identity == identity, job.c.event_id.is_not(None))
-    text = connection.execute(select(job.c.facts).where(*mine).order_by(job.c.id.desc()).limit(1)).scalar()
-    return dict(msgspec.json.decode(text)) if text else {}
+    row = connection.execute(select(job.c.id, job.c.facts).where(*mine).order_by(job.c.id.desc()).limit(1)).first()
+    return {**msgspec.json.decode(row.facts), "job": row.id} if row else {}
 
 
 def find_published(connection: Connection, after: str, limit: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:

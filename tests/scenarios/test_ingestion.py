@@ -90,11 +90,12 @@ class Landing:
         """All that lies in the landing table's directory."""
         return sorted((self.here / "landing" / self.asset / "public" / table).iterdir())
 
-    def run_killed_in(self, name: str) -> None:
-        """A controller that is gone when a step's work is done, before it could say so."""
+    def run_killed_in(self, name: str, *, begun: bool = True) -> None:
+        """A controller that is gone when a step's work is done, before it could say so. begun: else before the work."""
 
         def killed(work: Any, facts: Any) -> Any:
-            step(work, facts)
+            if begun:
+                step(work, facts)
             raise Killed
 
         step = steps.STEPS[name]
@@ -391,6 +392,36 @@ def test_a_controller_that_wakes_up_before_it_publishes_appends_nothing_that_a_l
         publish(landing.warehouse.metastore, asset, asked, late)
 
     assert landing.rows("log") == [(n,) for n in range(1, 6)]
+
+
+def test_an_increment_to_a_table_that_is_gone_is_copied_again(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it was to be merged into is there yet."""
+    landing.sql("CREATE TABLE log AS SELECT n AS id FROM generate_series(1, 5) n")
+    landing.sql("CREATE TABLE state AS SELECT n AS id, 'old' AS v, n AS changed FROM generate_series(1, 5) n")
+    landing.create_asset()
+    asked = {
+        "log": {"mode": "append", "watermark": "id"},
+        "state": {"mode": "merge", "key": "id", "watermark": "changed"},
+    }
+    for table, how in asked.items():
+        landing.request(table, **how)
+    assert landing.run().done == 2
+    landing.sql("INSERT INTO log VALUES (6)")
+    landing.sql("DELETE FROM state WHERE id = 1")
+    landing.sql("INSERT INTO state VALUES (6, 'new', 6)")
+    for table, how in asked.items():
+        landing.request(table, **how)
+        landing.run_killed_in("publish", begun=False)
+        landing.warehouse.metastore.drop_table(f"{landing.asset}_public", table)
+
+    monkeypatch.setattr(steps, "SETTLED", -1.0)
+    assert landing.run_later().done == 2
+
+    assert landing.rows("log") == landing.at_source("SELECT id FROM log")
+    assert landing.rows("state") == [(1, "old", 1), *landing.at_source("SELECT id, v, changed FROM state")]
+    assert {path.name[:2] for path in landing.versions("state")} == {"v-"}, "copies are gone"
 
 
 def test_a_copy_that_differs_is_made_again(landing: Landing) -> None:

@@ -87,7 +87,7 @@ def test_a_job_goes_through_its_steps_and_each_change_is_a_row(store: IngestionS
     work(store, first)
     job = store.job(submitted.job)
     assert (job.state, job.rows, job.event_id, job.target) == ("done", 3, 7, "crm_public.orders")
-    assert store.last_facts(request()) == {"rows": 3} and store.last_facts(request("other")) == {}
+    assert store.last_facts(request()) == {"rows": 3, "job": 1} and store.last_facts(request("other")) == {}
     changes = store.changes_after(0, 100)
     assert [each.state for each in changes] == ["queued", *["running"] * 5, *["published"] * 4, "done"]
     assert changes[-1].approver == "anna" and changes[-1].requester == "paul" and changes[-1].rows == 3

@@ -28,7 +28,7 @@ from replicator.ingestion.files.nesting import PARENT, ROW
 from replicator.ingestion.job_rows import places_of
 from replicator.ingestion.landing.file_steps import copy_files, look_at_files, written
 from replicator.ingestion.landing.granting import grant
-from replicator.ingestion.landing.landing_schema import RowsRefused, format_of, schema_hash
+from replicator.ingestion.landing.landing_schema import RowsRefused, schema_hash
 from replicator.ingestion.landing.landing_work import CopyDiffers, Facts, Work, columns_for, sizes_of
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, landing_of, make_database, publish
 from replicator.ingestion.landing.publishing_days import publish_days
@@ -51,7 +51,7 @@ ATTEMPTS = 3
 """Merges of an increment into a table that is replaced meanwhile."""
 
 
-_OF_A_CLAIM = re.compile(r"(in|st|v)-(?P<job>\d+)-\d+")
+_OF_A_CLAIM = re.compile(r"(?:v|(in|st))-(?P<job>\d+)-\d+(?(1)(?:-\d+)?)")
 """Directories that only a step before the publication writes."""
 
 
@@ -75,25 +75,30 @@ def _columns_of(work: Work, source: SourceTable) -> list[list[str]]:
     return columns_for(work, [Column(column.name, column.type) for column in source.columns])
 
 
-def _base(work: Work) -> str | None:
-    """Where the rows are into which others are merged."""
-    table = landing_of(work.metastore, work.asset, work.request) if work.request.mode == "merge" else None
-    return table.location if table else None
+def _base(work: Work, before: str | None = None) -> str | None:
+    """Where the rows are into which others are merged. before: where they were; they are there yet where a table that
+    was to be made with other columns is gone, and count."""
+    if work.request.mode != "merge":
+        return None
+    if table := landing_of(work.metastore, work.asset, work.request):
+        return table.location
+    return before if before and Place(before).exists() else None
 
 
 def copy(work: Work, facts: Facts) -> Facts:
     return copy_files(work) if work.source.path else _copy_table(work)
 
 
-def _copy_table(work: Work) -> Facts:
+def _copy_table(work: Work, end: str = "") -> Facts:
+    """Into a directory of this claim whose name has this end."""
     request, source = work.request, work.source
-    directory = work.directory("in" if work.settles else "v")
+    directory = work.directory("in" if work.settles else "v") + end
     began = time.time()
     with opened(work.session, request.source, source) as database, database.snapshot() as snapshot:
         table = database.table(request.schema, request.table)
         columns = _columns_of(work, table)  # it may have changed since it was described
         landing = landing_of(work.metastore, work.asset, request)
-        low = landed_until(work.metastore, landing, request, _named(columns), work.remembered.get("watermark"))
+        low = landed_until(work.metastore, landing, request, _named(columns), work.claimed.job, work.remembered)
         where, high = window(database, table, request, low) if request.watermark else ("", None)
         ranges = database.ranges(table, request.split, source.readers, where)
         frame = database.frame(table, ranges, snapshot, where)
@@ -117,6 +122,7 @@ def _copy_table(work: Work) -> Facts:
         "consistent": snapshot.consistent,
         "splits": len(ranges.predicates),
         "method": ranges.method,
+        "low": low,
         "watermark": watermark_text(request, high or low),
         "copy_seconds": round(time.time() - began, 3),
     }
@@ -129,7 +135,11 @@ def verify(work: Work, facts: Facts) -> Facts:
     is_ours = facts["directory"] == work.directory("in" if work.settles else "v")
     if found["differs"] and not facts["changed_meanwhile"] and not is_ours:
         found = _compared(work, {**facts, **copy(work, facts)})
-    if found["differs"] and not facts["changed_meanwhile"]:
+    return _agreed(work, found)
+
+
+def _agreed(work: Work, found: Facts) -> Facts:
+    if found["differs"] and not found["changed_meanwhile"]:
         told = f"{work.request.schema}.{work.request.table}: {'; '.join(found['differs'][:5])}"
         raise CopyDiffers(told, hint="it is copied again")
     return found
@@ -170,11 +180,8 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
     prepare(work.session)
     columns = _columns(facts)
     rows = read(work.session, facts["directory"], work.request.format, columns)
-    base = _base(work)
-    before = None
-    if base is not None:
-        format = format_of(work.metastore.table(*work.request.target)) or work.request.format
-        before = read(work.session, base, format, columns)
+    base = _base(work, facts["base"] if end else None)
+    before = read(work.session, base, work.request.format, columns) if base is not None else None
     erased: dict[str, int] = {}
     if work.asset.erasure_ids and work.asset.erasure_column:
         rows, known = without_erased(work.session, rows, work.asset, columns)
@@ -227,25 +234,25 @@ def _named(columns: Iterable[Sequence[str]]) -> tuple[Column, ...]:
 
 
 def publish_rows(work: Work, facts: Facts) -> Facts:
-    is_empty = not facts["rows"] and not facts.get("days")
-    if work.request.mode == "append" and is_empty and landing_of(work.metastore, work.asset, work.request):
-        return {"event": work.metastore.current_event_id(), "schema_changed": False, "location": ""}
     _check_scope(work, facts.get("parts", ()))
     make_database(work.metastore, work.asset, work.request, parent(work.home))
-    if work.settles and time.time() - facts["settled"] > SETTLED:  # who was erased since then must not come back
-        facts = _settled_again(work, facts)
+    if work.settles and facts["came"] and time.time() - facts.get("settled", 0.0) > SETTLED:
+        facts = _settled_again(work, facts)  # who was erased since then must not come back
     for _ in range(ATTEMPTS):
         try:
             return _published(work, facts)
         except BaseChanged:
-            facts = _settled_again(work, facts)
+            facts = _settled_again(work, facts, copied=work.request.watermark is not None)
     return _published(work, facts)
 
 
-def _settled_again(work: Work, facts: Facts) -> Facts:
-    """Beside what may have been published, by a call whose answer was lost."""
+def _settled_again(work: Work, facts: Facts, *, copied: bool = False) -> Facts:
+    """Beside what may have been published, by a call whose answer was lost. copied: copied again before."""
     left = [*facts.get("left", []), facts["location"]]
-    again = _settled(work, facts, f"-{len(left)}")
+    end = f"-{len(left)}"
+    if copied:
+        facts = _agreed(work, _compared(work, {**facts, **_copy_table(work, end)}))
+    again = _settled(work, facts, end)
     for name, part in again.get("parts", {}).items():
         before = facts["parts"][name]
         part["left"] = [*before.get("left", []), before["location"]]
@@ -267,6 +274,8 @@ def _published(work: Work, facts: Facts) -> Facts:
         bytes=facts["bytes"],
         base=facts.get("base"),
         watermark=facts.get("watermark"),
+        low=facts.get("low"),
+        remembered=work.remembered,
     )
     if "days" in facts:
         done = publish_days(work.metastore, work.asset, work.request, landed, facts["days"])
@@ -274,7 +283,7 @@ def _published(work: Work, facts: Facts) -> Facts:
         done = publish(work.metastore, work.asset, work.request, landed)
     said = schema_hash(columns, work.request.format, work.request.mode == "append")
     found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
-    return {**facts, **_with(parts), **found}
+    return {**facts, **_with(parts), **found, **({"location": ""} if done.empty else {})}
 
 
 def constrain(work: Work, facts: Facts) -> Facts:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -39,6 +40,7 @@ from replicator.ingestion.landing.landing_schema import (
     written_text,
 )
 from replicator.ingestion.landing.source_keys import without_keys
+from replicator.ingestion.landing.watermarks import landed_until
 from replicator.metastore.client import Metastore
 
 ATTEMPTS = 5
@@ -59,7 +61,7 @@ class ForeignTable(Error):
 
 
 class BaseChanged(Error):
-    """The rows into which an increment was merged are not those of the table any more."""
+    """The rows to which an increment was copied are not those of the table any more."""
 
     exit_code = 75
     transient = True
@@ -68,7 +70,8 @@ class BaseChanged(Error):
 @dataclass(frozen=True)
 class Landed:
     """Rows that lie in their directory. figures: rows, files and bytes. base: the location whose rows are among them
-    (merge); None: there was no table. watermark: see `watermarks`."""
+    (merge); None: there was no table. watermark: see `watermarks`. low, remembered: what `landed_until` said when they
+    were copied, and was given."""
 
     job: int
     fence: int
@@ -80,6 +83,8 @@ class Landed:
     bytes: int
     base: str | None = None
     watermark: str | None = None
+    low: str | None = None
+    remembered: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -93,6 +98,10 @@ class Landed:
             **({WATERMARK: self.watermark} if self.watermark else {}),
         }
 
+    def is_at(self, part: Partition) -> bool:
+        """Whether a partition is what these rows were published as."""
+        return marked(part.parameters) == (self.job, self.fence) and self.lies_at(part.location)
+
     def lies_at(self, location: str | None) -> bool:
         """Whether a location is its own, however a metastore writes it."""
         return bool(location) and Place(location or "") == Place(self.location)
@@ -101,11 +110,12 @@ class Landed:
 @dataclass(frozen=True)
 class Publication:
     """event: the newest event of the log afterwards. schema_changed: whether the table was made or its columns
-    changed."""
+    changed. empty: there was nothing to append."""
 
     event: int
     schema_changed: bool
     again: bool = False
+    empty: bool = False
 
 
 def landing_of(metastore: Metastore, asset: Asset, request: Request) -> Table | None:
@@ -161,6 +171,7 @@ def publish(metastore: Metastore, asset: Asset, request: Request, landed: Landed
         try:
             if request.mode == "append":
                 return _append(metastore, asset, request, table, landed)
+            _refuse_other_rows(metastore, table, request, landed)
             if table is None:
                 metastore.create_table(_made(asset, request, landed, landed.location))
                 return Publication(metastore.current_event_id(), True)
@@ -178,6 +189,16 @@ def _refuse_if_overtaken(there: tuple[int, int], landed: Landed, request: Reques
             f"{'.'.join(request.target)}: job {there[0]} (fence {there[1]}) has published already",
             hint="nothing is lost",
         )
+
+
+def _refuse_other_rows(metastore: Metastore, table: Table | None, request: Request, landed: Landed) -> None:
+    """Raises BaseChanged where other rows are there now than those without which these were copied: a call of another
+    job that the server held back, or a drop. Rows would be there twice, or be missing."""
+    if table is not None and marked(table.parameters)[0] == landed.job:
+        return  # these rows are on top of those of an earlier claim
+    if landed_until(metastore, table, request, landed.columns, landed.job, landed.remembered) != landed.low:
+        told = f"{'.'.join(request.target)} has not the rows any more that it had when these were copied"
+        raise BaseChanged(told, hint="they are copied again")
 
 
 def _made(asset: Asset, request: Request, landed: Landed, location: str) -> Table:
@@ -230,7 +251,13 @@ def _is_stale(key: str) -> bool:
 
 
 def _append(metastore: Metastore, asset: Asset, request: Request, table: Table | None, landed: Landed) -> Publication:
-    made = table is None
+    there = _own_partition(metastore, table, landed) if table else None
+    if there is not None and landed.is_at(there):
+        return Publication(metastore.current_event_id(), False, again=True)
+    if table is not None:
+        _refuse_if_replaced(metastore, table, landed)
+    _refuse_other_rows(metastore, table, request, landed)
+    is_new = made = table is None
     if table is None:
         table = _made(asset, request, landed, landed.home)
         metastore.create_table(table)
@@ -243,17 +270,19 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
         with without_keys(metastore, table, True):
             metastore.alter_table(table.db, table.name, table)
         made = True
+    if there is None and not landed.rows and not is_new:
+        return Publication(metastore.current_event_id(), made, empty=True)
     assert table.storage is not None
     storage = msgspec.structs.replace(table.storage, location=landed.location)
     part = Partition(values=(str(landed.job),), storage=storage, parameters=landed.parameters)
-    there = _fence_of(metastore, table, landed)
-    if there == 0:
-        _refuse_if_replaced(metastore, table, landed)
+    if there is None:
         metastore.add_partitions(table.db, table.name, [part])  # leaves one that another claim has added meanwhile
-    elif there < landed.fence:  # of an earlier claim, which could not say so any more
+    else:  # of an earlier claim, or of rows that were copied before
         metastore.alter_partitions(table.db, table.name, [part])
-    _fence_of(metastore, table, landed)
-    return Publication(metastore.current_event_id(), made, again=there == landed.fence)
+    there = _own_partition(metastore, table, landed)
+    if there is None or not landed.is_at(there):
+        raise ObjectExists(f"{table.db}.{table.name}: another claim of job {landed.job} has changed its partition")
+    return Publication(metastore.current_event_id(), made)
 
 
 def _refuse_if_replaced(metastore: Metastore, table: Table, landed: Landed) -> None:
@@ -268,11 +297,11 @@ def _job_of(partition: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _fence_of(metastore: Metastore, table: Table, landed: Landed) -> int:
-    """Of the job's partition; 0 without one. Raises Overtaken for one of a later claim."""
+def _own_partition(metastore: Metastore, table: Table, landed: Landed) -> Partition | None:
+    """The job's. Raises Overtaken for one of a later claim."""
     name = f"{LOAD.name}={landed.job}"
     found = [each for some in metastore.partitions(table.db, table.name, [name]) for each in some]
-    _, there = marked(found[0].parameters) if found else (0, 0)
+    there = marked(found[0].parameters)[1] if found else 0
     if there > landed.fence:
         raise Overtaken(f"{table.db}.{table.name}/{name} was published with fence {there}", hint="nothing is lost")
-    return there
+    return found[0] if found else None

@@ -48,8 +48,9 @@ def publish_days(
     for _ in range(ATTEMPTS):
         try:
             made = _settle_table(metastore, asset, request, landed)
-            _settle_partitions(metastore, request, landed, days)
-            return Publication(metastore.current_event_id(), made)
+            if days:
+                _settle_partitions(metastore, request, landed, days)
+            return Publication(metastore.current_event_id(), made, empty=not days)
         except (CommitOutcomeUnknown, ObjectExists, ObjectNotFound):
             continue  # the next look says what is true
     raise CommitOutcomeUnknown(

@@ -3,13 +3,14 @@ after its publication, before it could say so, is not landed twice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from replicator.core.model import Column, Table
 from replicator.ingestion.ingestion_request import Request
-from replicator.ingestion.landing.landing_schema import LOAD, WATERMARK, RowsRefused
+from replicator.ingestion.landing.landing_schema import LOAD, SINCE, WATERMARK, RowsRefused
 from replicator.ingestion.reading.source import SourceDatabase
 from replicator.ingestion.reading.source_table import SourceTable
 from replicator.metastore.client import Metastore
@@ -23,19 +24,26 @@ def watermark_text(request: Request, value: str | None) -> str | None:
 
 
 def landed_until(
-    metastore: Metastore, table: Table | None, request: Request, columns: Sequence[Column], remembered: str | None
+    metastore: Metastore,
+    table: Table | None,
+    request: Request,
+    columns: Sequence[Column],
+    job: int,
+    remembered: Mapping[str, Any],
 ) -> str | None:
-    """The greatest value that has landed; None: all rows are new, also to a merge into other columns than `columns`,
-    whose rows would have no value in a new one. remembered: by the store, for a table whose partitions have expired.
-    Raises RowsRefused where rows were appended by another column: nobody could say which of them are there."""
+    """The greatest value that has landed, but for this job's own partition; None: all rows are new, also to a merge
+    into other columns than `columns`, whose rows would have no value in a new one. remembered: what the newest
+    published job of the same request has found, and its number as `job`. Raises RowsRefused where rows were appended
+    by another column: nobody could say which of them are there."""
     if table is None or table.storage is None or request.watermark is None:
         return None
     if request.mode == "merge" and _named(table.storage.columns) != _named(columns):
         return None
     said = table.parameters.get(WATERMARK)
     if request.mode == "append":
-        jobs = [int(name.partition("=")[2]) for name in metastore.partition_names(table.db, table.name)]
-        said = _of_partition(metastore, table, max(jobs)) if jobs else remembered
+        names = metastore.partition_names(table.db, table.name)
+        others = {int(name.partition("=")[2]) for name in names} - {job}
+        said = _of_partition(metastore, table, max(others)) if others else _kept(table, remembered)
     if not said:
         return None
     column, value = msgspec.json.decode(said, type=tuple[str, str])
@@ -54,6 +62,13 @@ def _named(columns: Sequence[Column]) -> list[tuple[str, str]]:
 def _of_partition(metastore: Metastore, table: Table, job: int) -> str | None:
     found = [each for some in metastore.partitions(table.db, table.name, [f"{LOAD.name}={job}"]) for each in some]
     return found[0].parameters.get(WATERMARK) if found else None
+
+
+def _kept(table: Table, remembered: Mapping[str, Any]) -> str | None:
+    """Of a table whose partitions have expired; what jobs had landed in one that was dropped before is not there."""
+    since = table.parameters.get(SINCE, "")
+    is_of_it = remembered.get("job", 0) >= (int(since) if since.isdecimal() else 0)
+    return remembered.get("watermark") if is_of_it else None
 
 
 def window(database: SourceDatabase, table: SourceTable, request: Request, low: str | None) -> tuple[str, str | None]:

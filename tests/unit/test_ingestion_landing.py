@@ -1,0 +1,151 @@
+"""What is published as what has landed: rows that were copied to others are bound to these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from replicator.core.model import Column, Partition, Table
+from replicator.errors import MetastoreUnreachable, ObjectNotFound
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
+from replicator.ingestion.landing.watermarks import landed_until, watermark_text
+from replicator.metastore.client import Metastore
+
+CRM = Asset("crm", "olga", sources=("crm",))
+APPEND = Request("crm", "crm", "public", "people", mode="append", watermark="id")
+MERGE = Request("crm", "crm", "public", "people", mode="merge", key=("id",), watermark="id", schema_policy="recreate")
+COLUMNS = (Column("id", "bigint"), Column("email", "string"))
+
+
+class Tables:
+    """A metastore of one table. away: the call that it does not answer."""
+
+    def __init__(self) -> None:
+        self.found: Table | None = None
+        self.parts: dict[str, Partition] = {}
+        self.away = ""
+
+    def table(self, db: str, name: str) -> Table:
+        if self.found is None:
+            raise ObjectNotFound(f"{db}.{name}")
+        return self.found
+
+    def create_table(self, table: Table) -> None:
+        self.found, self.parts = table, {}
+
+    def alter_table(self, db: str, name: str, table: Table) -> None:
+        self.found = table
+
+    def drop_table(self, db: str, name: str) -> None:
+        self.found, self.parts = None, {}
+
+    def partition_names(self, db: str, name: str) -> list[str]:
+        return [f"landed={each}" for each in self.parts]
+
+    def partitions(self, db: str, name: str, names: Sequence[str]) -> Iterator[list[Partition]]:
+        yield [part for value, part in self.parts.items() if f"landed={value}" in names]
+
+    def add_partitions(self, db: str, name: str, parts: Sequence[Partition]) -> None:
+        if self.away == "add_partitions":
+            raise MetastoreUnreachable("away")
+        self.parts = {part.values[0]: part for part in parts} | self.parts
+
+    def alter_partitions(self, db: str, name: str, parts: Sequence[Partition]) -> None:
+        self.parts |= {part.values[0]: part for part in parts}
+
+    def constraints(self, db: str, names: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    def table_names(self, db: str) -> list[str]:
+        return []
+
+    def current_event_id(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def tables() -> Tables:
+    return Tables()
+
+
+def until(tables: Tables, job: int, remembered: dict[str, Any] | None = None, request: Request = APPEND) -> str | None:
+    """What a job copies rows behind."""
+    return landed_until(cast(Metastore, tables), tables.found, request, COLUMNS, job, remembered or {})
+
+
+def land(tables: Tables, landed: Landed, request: Request = APPEND, asset: Asset = CRM) -> Any:
+    return publish(cast(Metastore, tables), asset, request, landed)
+
+
+def copied(tables: Tables, job: int, fence: int, high: int, request: Request = APPEND, **more: Any) -> Landed:
+    """Rows up to `high`, behind those that are there."""
+    low = until(tables, job, more.get("remembered"), request)
+    given = {"columns": COLUMNS, "low": low, "watermark": watermark_text(request, str(high))}
+    given |= {"location": f"/l/v-{job}-{fence}", **more}
+    rows = high - int(low or 0)
+    return Landed(job, fence, home="/l", rows=rows, files=1, bytes=1, **given)
+
+
+def rows_of(tables: Tables) -> dict[str, str]:
+    return {value: part.parameters["numRows"] for value, part in tables.parts.items()}
+
+
+def test_rows_are_not_appended_twice_where_a_call_of_a_job_that_ended_comes_late(tables: Tables) -> None:
+    land(tables, copied(tables, 1, 1, 10))
+    two, three = copied(tables, 2, 2, 20), copied(tables, 3, 3, 30)
+    land(tables, two)
+    with pytest.raises(BaseChanged, match="has not the rows"):
+        land(tables, three)
+    again = copied(tables, 3, 3, 30)
+    land(tables, again)
+    assert rows_of(tables) == {"1": "10", "2": "10", "3": "10"}
+    assert land(tables, again).again, "once it is there, other rows than before are no question"
+
+
+def test_what_a_job_has_appended_itself_counts_for_no_other_rows_and_gives_way_to_what_it_copied_again(
+    tables: Tables,
+) -> None:
+    land(tables, copied(tables, 1, 1, 10))
+    land(tables, copied(tables, 2, 2, 20))
+    for fence, location in ((2, "/l/v-2-2-1"), (3, "/l/v-2-3")):
+        land(tables, copied(tables, 2, fence, 30, location=location))
+        assert rows_of(tables) == {"1": "10", "2": "20"} and tables.parts["2"].location == location
+
+
+@pytest.mark.parametrize("request_", [APPEND, MERGE], ids=["append", "merge"])
+def test_an_increment_makes_no_table_of_its_own(tables: Tables, request_: Request) -> None:
+    land(tables, copied(tables, 1, 1, 10, request_), request_)
+    two = copied(tables, 2, 2, 20, request_, base="/l/v-1-1")
+    assert two.low == "10"
+    tables.drop_table("crm_public", "people")
+    with pytest.raises(BaseChanged):
+        land(tables, two, request_)
+    assert tables.found is None
+    land(tables, copied(tables, 2, 2, 20, request_), request_)
+    assert until(tables, 3, request=request_) == "20"
+
+
+def test_what_a_table_had_that_was_dropped_is_not_what_the_next_one_has(tables: Tables) -> None:
+    land(tables, copied(tables, 1, 1, 10))
+    tables.drop_table("crm_public", "people")
+    tables.away = "add_partitions"
+    with pytest.raises(MetastoreUnreachable):
+        land(tables, copied(tables, 2, 2, 20))
+    of_one = {"job": 1, "watermark": watermark_text(APPEND, "10")}
+    assert tables.found and until(tables, 3, of_one) is None, "the table that job 2 has made is empty"
+    assert until(tables, 4, {**of_one, "job": 3}) == "10", "its partitions have expired"
+
+
+def test_nothing_is_appended_where_there_is_nothing_new(tables: Tables) -> None:
+    land(tables, copied(tables, 1, 1, 10))
+    assert land(tables, copied(tables, 2, 2, 10)).empty and rows_of(tables) == {"1": "10"}
+
+
+def test_a_merge_into_other_columns_copies_all_rows(tables: Tables) -> None:
+    land(tables, copied(tables, 1, 1, 10, MERGE), MERGE)
+    assert until(tables, 2, request=MERGE) == "10"
+    more = (*COLUMNS, Column("country", "string"))
+    assert landed_until(cast(Metastore, tables), tables.found, MERGE, more, 2, {}) is None
