@@ -65,6 +65,8 @@ class LagWatch:
     _wanted: dict[str, tuple[float, float]] = field(default_factory=dict)
     _disks: dict[str, Disk | None] = field(default_factory=dict)
     _queue: tuple[float, IngestionStats | None] = (0.0, None)
+    queue_trouble: str = ""
+    """Why the queue of ingestion could not be counted last."""
     _due: dict[str, float] = field(default_factory=dict)
     _policies: Apart = field(default_factory=lambda: Apart(AT_ONCE, PATIENCE))
     _directories: Apart = field(default_factory=lambda: Apart(AT_ONCE, PATIENCE))
@@ -143,9 +145,9 @@ class LagWatch:
 
     def _count(self, config: Config) -> None:
         try:
-            self._queue = (time.monotonic(), ingest_stats(within=QUEUE_OF, config=config))
+            self._queue, self.queue_trouble = (time.monotonic(), ingest_stats(within=QUEUE_OF, config=config)), ""
         except Error as error:
-            self._queue = (time.monotonic(), None)
+            self._queue, self.queue_trouble = (time.monotonic(), None), error.message
             log.warning("the queue of ingestion: %s", error.message)
 
     def _look(self, directory: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from replicator.cli.main import cli
 from replicator.core.config import parse_config
+from replicator.ingestion.job_figures import AssetQueue, QueueFigures
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
 from replicator.service.alerts.alert_store import OpenAlert
@@ -64,6 +65,18 @@ def test_nothing_needs_anybody_where_all_is_well() -> None:
     assert (
         needs(STATUS, [replace(POLICY, status="unknown", measured=None)], [JOB], [], BESIDE) == []
     )  # not measured yet
+
+
+def test_ingestion_needs_somebody_where_no_request_is_to_blame() -> None:
+    def found(failing: dict[str, int], waits: float | None = None, trouble: str = "") -> list[tuple[str, str]]:
+        queue = QueueFigures({}, failing, (AssetQueue("crm", 0, 1, waits, 0),))
+        made = needs(STATUS, [POLICY], [JOB], [], replace(BESIDE, queue=queue, queue_trouble=trouble))
+        return [(each.word, cause.text) for each in made for cause in each.causes]
+
+    assert found({"user": 3, "type": 1}, 8000.0) == []
+    assert found({"component": 1, "lock": 1}) == [("failing", "2 jobs failed, and will be tried again")]
+    assert found({}, 9001.0) == [("late", "a requested table has waited for a slot for 2.5 h")]
+    assert found({}, None, "it is away") == [("unknown", "nobody knows how it is: it is away")]
 
 
 def test_a_policy_its_job_and_its_alerts_are_one_need() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from replicator.ingestion.ingestion_job import Kind
+from replicator.ingestion.job_figures import LATE, QueueFigures
 from replicator.policies.lag import Lag
 from replicator.service.alerts.alert_store import OpenAlert
 from replicator.service.pages.differing_tables import Differences, differ_text
@@ -21,6 +23,9 @@ ILL_STATE = frozenset({"failed", "lost", "differs", "partial"})
 SAID = frozenset({"late", "blocked", "unreachable", "unknown", "failing", "differs", "stale"})
 """Alerts that say of a subject in trouble what its lag and its last run say already."""
 
+TRIED_AGAIN: tuple[Kind, ...] = ("component", "lock")
+"""Kinds of failures of ingestion that nobody's request is to blame for."""
+
 CORE = 15
 """Characters of a message that make it that message."""
 
@@ -31,12 +36,15 @@ FRESH = 600.0
 @dataclass(frozen=True)
 class Beside:
     """What else is known. now: seconds since 1970. ended: by job, the newest run that says how the job is, where the
-    newest one of all is at work or was cancelled. lags, differences: by policy."""
+    newest one of all is at work or was cancelled. lags, differences: by policy. queue: of ingestion, for who may see
+    it; queue_trouble: why nobody knows it."""
 
     now: float
     ended: Mapping[str, RunView] = field(default_factory=dict)
     lags: Mapping[str, Lag] = field(default_factory=dict)
     differences: Mapping[str, Differences] = field(default_factory=dict)
+    queue: QueueFigures | None = None
+    queue_trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,9 @@ class Cause:
 
 @dataclass
 class Need:
-    """subject: a policy, a job, or "". place: the page about it. word: its state. run: whose log tells more. again: the
-    run that tries it again, at work or queued; next: when it is tried again. command: that shows more. runbooks: kinds
-    of those that say what to do, which the policy's page has."""
+    """subject: a policy, a job, "ingestion", or "". place: the page about it. word: its state. run: whose log tells
+    more. again: the run that tries it again, at work or queued; next: when it is tried again. command: that shows more.
+    runbooks: kinds of those that say what to do, which the policy's page has."""
 
     subject: str
     place: str
@@ -86,8 +94,8 @@ def needs(
     alerts: Iterable[OpenAlert],
     beside: Beside,
 ) -> list[Need]:
-    """Of the service first, then of policies, then of jobs and what else alerts are about. An alert's time is that of
-    its subject's causes that have none."""
+    """Of the service first, then of policies, then of jobs and what else alerts are about, then of ingestion. An
+    alert's time is that of its subject's causes that have none."""
     found: dict[str, Need] = {}
     for text, hint in _of_service(status):
         found.setdefault("", Need("", "/jobs", "service")).add(Cause(text, hint))
@@ -106,7 +114,24 @@ def needs(
             found[policy.name].runbooks = kinds_of(
                 beside.lags.get(policy.name), kinds, differs=policy.name in beside.differences
             )
-    return list(found.values())
+    return [*found.values(), *_of_ingestion(beside)]
+
+
+def _of_ingestion(beside: Beside) -> Iterator[Need]:
+    """Not of requests that are wrong: they wait for who has made them."""
+    need, queue = Need("ingestion", "/ingestion", "failing", command="replicator ingest stats"), beside.queue
+    if beside.queue_trouble:
+        need.word = "unknown"
+        need.add(Cause(f"nobody knows how it is: {beside.queue_trouble}", "does the store of [ingestion] answer?"))
+    if queue and (failing := sum(queue.failing.get(kind, 0) for kind in TRIED_AGAIN)):
+        hint = "their pages say why: a source, a store or a metastore that does not answer, or a lock"
+        need.add(Cause(f"{count_text(failing, 'job')} failed, and will be tried again", hint))
+    if queue and (waits := queue.waits_seconds or 0) > LATE:
+        need.word = "late"
+        hint = "is a controller at work (`replicator ingest run`), and has it slots?"
+        need.add(Cause(f"a requested table has waited for a slot for {duration_text(waits)}", hint))
+    if need.causes:
+        yield need
 
 
 def _of_policy(policy: PolicyView, since: float | None, beside: Beside) -> Need:

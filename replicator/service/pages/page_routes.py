@@ -49,7 +49,7 @@ def overview(request: Request, visitor: Visiting) -> Response:
     with store.together():
         status, jobs, alerts = api.status(request, who), api.jobs(request, who).items, open_alerts(store)
         at_work = [RunView.of(each) for each in store.open_runs() if sees(serving.config, who, each)]
-        beside = beside_of(serving, policies, jobs)
+        beside = beside_of(serving, policies, jobs, whole=who.may("viewer"))
     mine = {each.name for each in policies} | {each.name for each in jobs}
     alerts = [each for each in alerts if who.may("viewer") or each.subject.split("/")[0] in mine]
     ill = needs(status, policies, jobs, alerts, beside)

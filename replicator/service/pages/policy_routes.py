@@ -236,8 +236,11 @@ class PolicyTurns:
     runbook: Runbook | None
 
 
-def beside_of(serving: Serving, policies: Sequence[PolicyView], jobs: Sequence[JobView]) -> Beside:
-    """What else is known of policies and jobs."""
+def beside_of(
+    serving: Serving, policies: Sequence[PolicyView], jobs: Sequence[JobView], *, whole: bool = False
+) -> Beside:
+    """What else is known of policies and jobs. whole: also of ingestion."""
+    watch = serving.watch
     unsaid = [each.name for each in jobs if each.last and each.last.state in ("queued", "running", "cancelled")]
     ended = serving.store.newest_ended(unsaid)
     return Beside(
@@ -245,6 +248,8 @@ def beside_of(serving: Serving, policies: Sequence[PolicyView], jobs: Sequence[J
         ended={name: RunView.of(each) for name, each in ended.items()},
         lags=lags_of(serving),
         differences=differences_of(serving, [each.name for each in policies]),
+        queue=watch.queue.queue if whole and watch.queue else None,
+        queue_trouble=watch.queue_trouble if whole else "",
     )
 
 
