@@ -205,7 +205,8 @@ class IngestCancelOptions(AsRequester):
 
 @verb(IngestCancelOptions)
 def ingest_cancel(options: IngestCancelOptions) -> IngestionJobShown:
-    """Cancels a job: at once where it waits; one that runs ends with its controller's next word. May run twice.
+    """Cancels a job: at once where it waits; one that runs ends with its controller's next word, and one that may be
+    published when a controller has looked, unless it is. May run twice.
 
         replicator.ingest_cancel(17)
 

@@ -32,6 +32,7 @@ from replicator.ingestion.failing import failure_of
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import check_approved, with_class
 from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.landing.in_doubt import is_there
 from replicator.ingestion.landing.landing_log import append
 from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
 from replicator.ingestion.landing.landing_work import Work
@@ -162,11 +163,9 @@ class Controller:
         work = None
         try:
             with self._held(claimed) as held:
-                asset = self._store.asset(claimed.request.asset)
-                check_approved(asset)
                 work = Work(
                     claimed,
-                    with_class(asset, self._config),
+                    with_class(self._store.asset(claimed.request.asset), self._config),
                     self._config,
                     self._metastore,
                     self._runtime.engines,
@@ -184,6 +183,10 @@ class Controller:
 
     def _perform(self, work: Work, held: Callable[[], None]) -> None:
         claimed, facts = work.claimed, dict(work.claimed.facts)
+        if claimed.cancelled and not is_there(work, facts):
+            self._store.unpublished(claimed)
+            return
+        check_approved(work.asset)
         steps = remaining(claimed.step)
         title = f"job {claimed.job}: {claimed.request.place}"
         with own_lines_about(job=claimed.job), self._runtime.progress.task(title, len(steps)) as advance:

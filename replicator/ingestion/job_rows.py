@@ -73,6 +73,11 @@ def ended(state: str, now: float) -> dict[str, Any]:
     return {"state": state, "ended": now, "holder": "", "lease": 0.0}
 
 
+def ends_cancelled(row: Mapping[str, Any]) -> bool:
+    """Whether a job that somebody has cancelled is over: not where it may be published without a word of it."""
+    return bool(row["cancelled_by"]) and row["step"] != "publish"
+
+
 def merged(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Facts of a job, with those of one more step."""
     return msgspec.json.encode({**msgspec.json.decode(row["facts"]), **facts}).decode()

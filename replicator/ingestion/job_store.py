@@ -150,14 +150,18 @@ class IngestionStore(JobAnswers):
             return Submitted(known["id"], known["state"], queries.position(connection, known["place"]) if waits else 0)
 
     def cancel(self, id: int, by: str) -> IngestionJob:
-        """A job that waits is cancelled at once, one that runs with its holder's next word; if that says that it is
-        published, it is. May run twice. Raises ObjectNotFound, and Refused for a job that has ended or is published."""
+        """A job that waits is cancelled at once, one that runs with its holder's next word. One that may be published
+        is so once a holder has looked, unless it is published. May run twice. Raises ObjectNotFound, and Refused for a
+        job that has ended or is published."""
         with self._turn() as connection:
             row, now = queries.find_row(connection, id), self._now(connection)
-            if row["state"] in WAITING or (row["state"] == "running" and row["lease"] <= now):
-                self._change(connection, row, by, **rows.ended("cancelled", now), cancelled_by=by)
+            noted, looks = {"cancelled_by": row["cancelled_by"] or by}, row["step"] == "publish"
+            if row["state"] in WAITING and looks:
+                self._change(connection, row, by, **noted, state="running", due=now)
+            elif row["state"] in WAITING or (row["state"] == "running" and row["lease"] <= now and not looks):
+                self._change(connection, row, by, **noted, **rows.ended("cancelled", now))
             elif row["state"] == "running":
-                connection.execute(update(job).where(job.c.id == id).values(cancelled_by=row["cancelled_by"] or by))
+                connection.execute(update(job).where(job.c.id == id).values(**noted))
             elif row["state"] != "cancelled":
                 raise Refused(f"job {id} is {row['state']}", hint="only what waits or runs can be cancelled")
         return self.job(id)
@@ -188,8 +192,8 @@ class IngestionStore(JobAnswers):
                 free = update(job).where(job.c.id == chosen.job, job.c.fence == row["fence"], job.c.lease <= now)
                 if not connection.execute(free.values(lease=0.0)).rowcount:
                     continue  # its holder has just renewed it
-                if row["cancelled_by"] and row["state"] == "running":
-                    self._change(connection, row, row["cancelled_by"], **rows.ended("cancelled", now))
+                if rows.ends_cancelled(row):
+                    self._cancel(connection, row)
                 elif chosen.held and row["failures"] >= LOST and not queries.is_in_doubt(connection, row):
                     lost = Failure("component", f"{row['failures'] + 1} controllers went away while they had this job")
                     self._fail(connection, row, lost, now)
@@ -202,7 +206,8 @@ class IngestionStore(JobAnswers):
         with self.writing() as connection:
             mine = (job.c.id == claimed.job, job.c.fence == claimed.fence, job.c.holder == claimed.holder)
             until = self._now(connection) + lease
-            kept = update(job).where(*mine, job.c.cancelled_by == "").values(lease=until)
+            stays = or_(job.c.cancelled_by == "", job.c.step == "publish")
+            kept = update(job).where(*mine, stays).values(lease=until)
             if connection.execute(kept).rowcount:
                 return
         self._hold(claimed, lambda *_: None)
@@ -226,7 +231,11 @@ class IngestionStore(JobAnswers):
             values = {"state": "published", "event_id": event_id, "cancelled_by": ""}
             self._change(connection, row, claimed.holder, **done, **values)
 
-        self._hold(claimed, act, even_cancelled=True)
+        self._hold(claimed, act)
+
+    def unpublished(self, claimed: Claimed) -> None:
+        """Ends a job that was cancelled, and of which nothing is there. Raises Fenced."""
+        self._hold(claimed, self._cancel)
 
     def done(self, claimed: Claimed) -> None:
         """All its steps are done. Raises Fenced."""
@@ -278,20 +287,21 @@ class IngestionStore(JobAnswers):
             connection.execute(update(turn).values(fence=turn.c.fence))
             yield connection
 
-    def _hold(
-        self, claimed: Claimed, act: Callable[[Connection, Mapping[str, Any]], object], *, even_cancelled: bool = False
-    ) -> None:
+    def _hold(self, claimed: Claimed, act: Callable[[Connection, Mapping[str, Any]], object]) -> None:
         """Does something to a job that is still the claimant's. Raises Fenced, and first ends one that is cancelled."""
         with self._turn() as connection:
             row = queries.find_row(connection, claimed.job)
             if row["fence"] != claimed.fence or row["holder"] != claimed.holder:
                 by = f"{row['holder']} has it" if row["holder"] else f"it is {row['state']}"
                 raise Fenced(f"job {claimed.job}, attempt {claimed.attempt}: {by} now", hint="nothing is to be done")
-            if not row["cancelled_by"] or even_cancelled:
+            if not rows.ends_cancelled(row):
                 act(connection, row)
                 return
-            self._change(connection, row, row["cancelled_by"], **rows.ended("cancelled", self._now(connection)))
+            self._cancel(connection, row)
         raise Fenced(f"job {claimed.job}: {row['cancelled_by']} has cancelled it", hint="nothing is to be done")
+
+    def _cancel(self, connection: Connection, row: Mapping[str, Any]) -> None:
+        self._change(connection, row, row["cancelled_by"], **rows.ended("cancelled", self._now(connection)))
 
     def _begin(self, connection: Connection, row: Mapping[str, Any], holder: str, lease: float, now: float) -> Claimed:
         connection.execute(update(turn).values(fence=turn.c.fence + 1))
@@ -309,7 +319,8 @@ class IngestionStore(JobAnswers):
         self._change(connection, row, holder, **values, **lost)
         request = msgspec.json.decode(row["request"], type=Request)
         facts = msgspec.json.decode(row["facts"])
-        return Claimed(row["id"], values["attempt"], fence, holder, request, row["step"], facts)
+        cancelled = bool(row["cancelled_by"])
+        return Claimed(row["id"], values["attempt"], fence, holder, request, row["step"], facts, cancelled)
 
     def _fail(self, connection: Connection, row: Mapping[str, Any], failure: Failure, now: float) -> None:
         failures = row["failures"] + (failure.kind != "lock")
@@ -326,7 +337,8 @@ class IngestionStore(JobAnswers):
         }
         waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
         if row["state"] != "published":
-            values["state"] = f"failed_{failure.kind}" if failure.kind in ("user", "type") else "failed"
+            over = failure.kind in ("user", "type") and not row["cancelled_by"]  # else a next holder looks
+            values["state"] = f"failed_{failure.kind}" if over else "failed"
             if waiting := connection.execute(waits).scalar():
                 if values["state"] == "failed":
                     connection.execute(ONE, {"this": waiting, "waits_since": rows.waits_since(row)})

@@ -27,6 +27,7 @@ from replicator.core.config import Config, parse_config
 from replicator.core.model import Column
 from replicator.core.runtime import Runtime
 from replicator.ingestion.controller import Controller, Worked
+from replicator.ingestion.ingestion_job import Failure
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing import landing_steps as steps
 from replicator.ingestion.landing.publishing import Landed, Overtaken, publish
@@ -354,11 +355,13 @@ def test_rows_of_a_job_that_could_not_say_that_it_had_published_are_not_appended
     """Nor do copies of jobs that ended before stay when the next one has landed."""
     landing.sql("CREATE TABLE log (id int)")
     landing.sql("INSERT INTO log SELECT generate_series(1, 5)")
-    landing.create_asset()
-    job = landing.request("log", mode="append", watermark="id")
+    landing.create_asset(consumers=["readers"])
+    landing.request("log", mode="append", watermark="id")
     landing.run_killed_in("publish")
     with landing.store(when_claims_have_run_out) as later:
-        later.cancel(job, "paul")
+        lost = later.claim("another", 60, 4, 0.5)
+        assert lost is not None
+        later.fail(lost, Failure("component", "the metastore is away"))  # and another request takes its place
     landing.sql("INSERT INTO log VALUES (6)")
     abandoned = landing.request("log", mode="append", watermark="id")
     landing.run_killed_in("copy")
@@ -373,6 +376,17 @@ def test_rows_of_a_job_that_could_not_say_that_it_had_published_are_not_appended
     landing.sql("ALTER TABLE log ADD COLUMN at timestamp DEFAULT now()")
     refused = landing.land("log", mode="append", watermark="at", schema_policy="add_columns")
     assert "was appended to by id so far" in refused.errors[0]
+    for mode in ("append", "overwrite"):
+        more = {"watermark": "id"} if mode == "append" else {}
+        landing.sql(f"CREATE TABLE cancelled_{mode} AS SELECT 1 AS id")
+        job = landing.request(f"cancelled_{mode}", mode=mode, **more)
+        landing.run_killed_in("publish")
+        with landing.store(when_claims_have_run_out) as later:
+            assert later.cancel(job, "paul").state == "running"
+        assert landing.run_later().done == 1, "readers see it: a cancelled job would say nothing of it"
+        assert ("GROUP", "readers") in landing.warehouse.metastore.readers(
+            f"{landing.asset}_public", f"cancelled_{mode}"
+        )
 
 
 def test_a_controller_that_wakes_up_before_it_publishes_appends_nothing_that_a_later_job_has(landing: Landing) -> None:

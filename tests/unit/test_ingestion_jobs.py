@@ -249,6 +249,43 @@ def test_a_job_is_cancelled_at_once_or_with_its_holders_next_word(store: Ingesti
         store.cancel(99, "olga")
 
 
+def at_publish(store: IngestionStore, table: str = "orders") -> Claimed:
+    store.submit(request(table))
+    one = claimed(store)
+    for step in STEPS[: STEPS.index("publish")]:
+        store.step_done(one, step, {})
+    return one
+
+
+def test_a_job_that_may_be_published_is_cancelled_only_when_somebody_has_looked(
+    store: IngestionStore, clock: Clock
+) -> None:
+    one = at_publish(store)
+    clock.now += 61
+    assert store.cancel(one.job, "paul").state == "running" == store.cancel(one.job, "olga").state
+    store.renew(one, 60)  # it was slow
+    store.fail(one, Failure("user", "nobody may alter it"))
+    assert (store.job(one.job).state, store.job(one.job).cancelled_by) == ("failed", "paul"), "another one looks"
+    assert claim(store) is None
+    assert store.cancel(one.job, "olga").cancelled_by == "paul"
+    store.release(claimed(store))
+    again = claimed(store)
+    assert (again.job, again.step, again.cancelled) == (one.job, "publish", True), "at once"
+    store.published(again, 7, {})
+    assert (store.job(one.job).state, store.job(one.job).cancelled_by) == ("published", "")
+    store.fail(again, Failure("component", "away"))
+    clock.now += 61
+    assert not claimed(store).cancelled
+
+    two = at_publish(store, "other")
+    store.fail(two, Failure("user", "nobody may alter it"))
+    assert store.cancel(two.job, "paul").state == "running"
+    store.unpublished(claimed(store))
+    assert store.job(two.job).state == "cancelled" and store.kept(two.job) is None, (
+        "whoever wakes up late finds its copies"
+    )
+
+
 def test_a_repeated_request_makes_one_job_and_two_sources_share_no_table(store: IngestionStore) -> None:
     first = store.submit(request(), key="file:1")
     assert store.submit(request(), key="file:1").job == first.job
