@@ -200,7 +200,8 @@ def watch(session: Session, /, as_json: bool, **given: Any) -> int:
 
     It compares each table with the publication of its newest job, and names those that policies replicate though their
     classification does not let them. When there are any, the exit code is 3, and receivers of [ingestion.notify]
-    failures get a message, with the users that files and the metastore name.
+    failures get a message, with the users that files and the metastore name. It is 3, too, where a table differs
+    while a job may just publish it.
 
     \b
     Example: replicator ingest watch
@@ -296,6 +297,7 @@ def _watch_lines(done: Watched) -> list[str]:
         by = ", ".join(each.by) or "nobody tells who"
         lines += [(each.table, what) for what in each.what]
         lines.append(("by", f"{by}; events: {', '.join(each.events) or 'none'}"))
+    lines += [("unsure", f"{each} differs, and a job may have published it") for each in done.unsure]
     lines += [("beyond", f"policy {policy} replicates {', '.join(each)}") for policy, each in done.beyond.items()]
     return aligned([*lines, *(("untold", name) for name in done.untold)])
 

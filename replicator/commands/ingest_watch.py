@@ -13,6 +13,7 @@ import msgspec
 
 from replicator.commands.base import Options, verb
 from replicator.core.connections.source_config import IngestionConfig
+from replicator.core.engine import AutoEngine
 from replicator.core.messages.sending import failure_of
 from replicator.core.report import Report
 from replicator.errors import ConfigError
@@ -22,18 +23,21 @@ from replicator.ingestion.landing.foreign_writes import ForeignWrite, PublishedT
 from replicator.ingestion.notices.courier import Send, senders_of
 from replicator.ingestion.notices.notice import Message
 from replicator.ingestion.replication_scope import beyond_scope
+from replicator.metastore.client import Metastore
 
 
 @dataclass
 class Watched(Report):
     """status: "quiet"; "foreign" where somebody else has changed a table; "beyond" where nobody has, but policies
-    replicate what they may not. tables: that were compared. found: those that somebody else has changed. beyond: by
-    policy, those that it replicates though their classification does not let it. untold: receivers that did not get
-    it."""
+    replicate what they may not; "partial" where neither is so, but tables are unsure. tables: that were compared.
+    found: those that somebody else has changed. unsure: those that differ, and a job is publishing, or ended while
+    nobody knew whether it had. beyond: by policy, those that it replicates though their classification does not let it.
+    untold: receivers that did not get it."""
 
     status: str = "quiet"
     tables: int = 0
     found: list[ForeignWrite] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
     beyond: dict[str, list[str]] = field(default_factory=dict)
     untold: list[str] = field(default_factory=list)
 
@@ -46,9 +50,9 @@ class IngestWatchOptions(Options):
 @verb(IngestWatchOptions)
 def ingest_watch(options: IngestWatchOptions) -> Watched:
     """Compares each landing table with what its newest job published: the table, its columns, its partitions, and the
-    files that lie there. What differs, and no job is at work on, somebody else has written. Also names the tables
-    that a policy replicates beyond its scope. Receivers of `[ingestion.notify] failures` are told of both, each time,
-    with the same key. Changes nothing.
+    files that lie there. What differs, and no job has just published, somebody else has written; jobs that wait, fail
+    or copy have changed nothing yet. Also names the tables that a policy replicates beyond its scope. Receivers of
+    `[ingestion.notify] failures` are told of both, each time, with the same key. Changes nothing.
 
         replicator.ingest_watch(config="replicator.toml").found
 
@@ -62,15 +66,13 @@ def ingest_watch(options: IngestWatchOptions) -> Watched:
         options.connected(ingestion.metastore) as metastore,
         options.runtime() as runtime,
     ):
-        tables: list[PublishedTable] = []
-        for job, facts in store.published_tables():
-            tables += published_of(job, facts)
+        tables = _published(store)
         watched.tables = len(tables)
-        newest = {f"{each.db}.{each.name}": each for each in tables}
-        tables.sort(key=lambda each: (each.db, each.name))
-        for found in foreign_writes(metastore, runtime.engines, tables, store.published_of):
-            if not _is_at_work(store, newest[found.table]):
-                watched.found.append(found)
+        watched.found, unsure = _compared(store, metastore, runtime.engines, tables)
+        if unsure:  # what was published meanwhile is compared with that
+            again = [each for each in _published(store) if f"{each.db}.{each.name}" in unsure]
+            more, watched.unsure = _compared(store, metastore, runtime.engines, again)
+            watched.found += more
         watched.beyond = _beyond(store, ingestion, tables)
         senders = senders_of(ingestion.notify, options.settings.lineage, metastore.config.uri)
     messages = _messages(watched)
@@ -78,7 +80,28 @@ def ingest_watch(options: IngestWatchOptions) -> Watched:
         watched.status = "foreign" if watched.found else "beyond"
         told = {name: send for name, send in senders.items() if name.startswith("failures.")}
         watched.untold = [name for name, send in told.items() if not _tell(send, messages)]
+    elif watched.unsure:
+        watched.status = "partial"
     return watched
+
+
+def _published(store: IngestionStore) -> list[PublishedTable]:
+    found = [each for job, facts in store.published_tables() for each in published_of(job, facts)]
+    return sorted(found, key=lambda each: (each.db, each.name))
+
+
+def _compared(
+    store: IngestionStore, metastore: Metastore, engines: AutoEngine, tables: list[PublishedTable]
+) -> tuple[list[ForeignWrite], list[str]]:
+    """Those that somebody else has changed, and names of those of which a job may have done so."""
+    newest, sure, unsure = {f"{each.db}.{each.name}": each for each in tables}, list[ForeignWrite](), list[str]()
+    for found in foreign_writes(metastore, engines, tables, store.published_of):
+        of = newest[found.table]
+        if store.may_have_published(of.target, of.job):
+            unsure.append(found.table)
+        else:
+            sure.append(found)
+    return sure, unsure
 
 
 def _beyond(store: IngestionStore, ingestion: IngestionConfig, tables: list[PublishedTable]) -> dict[str, list[str]]:
@@ -87,11 +110,6 @@ def _beyond(store: IngestionStore, ingestion: IngestionConfig, tables: list[Publ
         for policy in beyond_scope(assets[each.asset], each.db, [each.name], ingestion):
             found[policy].append(f"{each.db}.{each.name}")
     return dict(found)
-
-
-def _is_at_work(store: IngestionStore, table: PublishedTable) -> bool:
-    """A job may have published meanwhile, or may just do so."""
-    return store.has_open(table.target) or store.newest_published(table.target) != table.job
 
 
 def _messages(watched: Watched) -> list[Message]:

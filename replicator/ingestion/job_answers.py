@@ -76,15 +76,11 @@ class JobAnswers(Database):
         with self.transaction() as connection:
             yield from queries.find_published_of(connection, target, since)
 
-    def newest_published(self, target: str) -> int | None:
-        """The job that published a landing table, DATABASE.TABLE, last."""
+    def may_have_published(self, target: str, after: int) -> bool:
+        """Whether a later job than `after` has published a landing table, DATABASE.TABLE, is about to, or ended without
+        a word of it."""
         with self.transaction() as connection:
-            return queries.newest_published(connection, target)
-
-    def has_open(self, target: str) -> bool:
-        """Whether a job of a landing table, DATABASE.TABLE, is at work or waits."""
-        with self.transaction() as connection:
-            return queries.has_open(connection, target)
+            return queries.may_have_published(connection, target, after)
 
     def detail(self, id: int) -> JobDetail:
         """Raises ObjectNotFound."""

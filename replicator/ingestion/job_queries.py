@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, exists, func, select, text
+from sqlalchemy import ColumnElement, Connection, exists, func, or_, select, text
 
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.fairness import Candidate
@@ -93,14 +93,10 @@ def find_published_of(connection: Connection, target: str, since: int) -> Iterat
         yield id, msgspec.json.decode(facts)
 
 
-def newest_published(connection: Connection, target: str) -> int | None:
-    query = select(func.max(job.c.id)).where(job.c.event_id.is_not(None), job.c.target == target)
-    return connection.execute(query).scalar()
-
-
-def has_open(connection: Connection, target: str) -> bool:
-    """Whether a job of a landing table is at work or waits."""
-    return bool(connection.execute(select(exists().where(IS_OPEN, job.c.target == target))).scalar())
+def may_have_published(connection: Connection, target: str, after: int) -> bool:
+    """See `JobAnswers.may_have_published`. A job at an earlier step has changed no table."""
+    may = or_(job.c.event_id.is_not(None), job.c.step == "publish")
+    return bool(connection.execute(select(exists().where(job.c.target == target, job.c.id > after, may))).scalar())
 
 
 def find_kept(connection: Connection, id: int) -> frozenset[str] | None:

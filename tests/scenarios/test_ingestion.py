@@ -520,6 +520,7 @@ def test_what_others_write_to_landing_tables_is_told_with_who_it_was(
     landing.warehouse.sql(
         f"INSERT INTO {db}.t VALUES (7, 'foreign')", f"ALTER TABLE {db}.log ADD PARTITION (landed=99)"
     )
+    landing.request("t")  # which waits, and has changed nothing
     found = watched()
     me = pwd.getpwuid(os.getuid()).pw_name
     assert found["log"].what == ("partition 99 was added",) and any(

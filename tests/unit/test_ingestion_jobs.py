@@ -397,6 +397,30 @@ def test_who_follows_a_job_at_work_waits_for_no_slot(store: IngestionStore, cloc
     assert store.queue().waiting == 1
 
 
+def test_only_a_job_that_has_begun_to_publish_may_have_published(store: IngestionStore, clock: Clock) -> None:
+    """What waits, fails or copies has changed no table: who watches it need not look away."""
+    store.submit(request())
+    work(store, first := claimed(store))
+
+    def may() -> bool:
+        return store.may_have_published("crm_public.orders", first.job)
+
+    store.submit(request())
+    assert not may()
+    store.fail(claimed(store), Failure("component", "the source is down"))
+    clock.now += 61
+    one = claimed(store)
+    for step in STEPS[: STEPS.index("publish")]:
+        assert not may()
+        store.step_done(one, step, {})
+    assert may()
+    store.submit(request())
+    store.fail(one, Failure("component", "the metastore is down"))
+    assert store.job(one.job).state == "superseded" and may(), "nobody knows whether it was published"
+    work(store, last := claimed(store))
+    assert may() and not store.may_have_published("crm_public.orders", last.job)
+
+
 def test_a_store_of_an_earlier_release_keeps_its_jobs(tmp_path: Path, clock: Clock) -> None:
     with opened(f"sqlite:///{tmp_path}/old.sqlite", clock) as store:
         store.submit(request())
