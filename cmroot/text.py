@@ -30,4 +30,7 @@ def is_text(name: str) -> bool:
 
 def shown(name: str) -> str:
     """A name or path as text: bytes that are not UTF-8 as `\\xNN`. What is text stays as it is."""
-    return name if is_text(name) else os.fsencode(name).decode("utf-8", "backslashreplace")
+    try:
+        return name if is_text(name) else os.fsencode(name).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half a pair of UTF-16, as JSON may have one, stands for no byte
+        return name.encode("utf-8", "backslashreplace").decode()

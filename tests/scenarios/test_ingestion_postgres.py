@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import psycopg
@@ -16,6 +17,7 @@ import replicator
 from replicator import database
 from replicator.core.config import parse_config
 from replicator.errors import Error, StoreUnreachable, UsageError
+from replicator.ingestion.doors import request_table
 from replicator.ingestion.ingestion_job import STEPS, Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.job_store import IngestionStore
@@ -83,7 +85,9 @@ def test_a_controller_that_is_stopped_in_a_transaction_keeps_nobody_waiting(
         assert claimed and claimed.holder == "other"
 
 
-def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Postgres) -> None:
+def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zone = server.database()
     host = server.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")[0]
     jdbc = f"{host}{urlsplit(zone).path}"
@@ -116,6 +120,8 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Pos
         paul.execute("SELECT replicator.request_ingestion('crm', 'public', 'log', mode => 'append')")
         paul.execute("SELECT replicator.request_ingestion('crm', 'public', 'x', 'merge', 'at', '{a,b}', 'a', 4, 'orc')")
         peter.execute(ask)
+        with pytest.raises(psycopg.errors.CheckViolation):
+            paul.execute("SELECT replicator.request_ingestion(repeat('ab c', 20000), 'public', 'orders')")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             peter.execute("UPDATE replicator.request SET requested_by = 'paul'")
         found = replicator.ingest_take(database="crm", config=config).requests
@@ -137,6 +143,18 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(server: Pos
     with as_user("postgres") as admin:  # its answer was lost: its key leads to the same job
         admin.execute("UPDATE replicator.request SET state = 'new', job = NULL WHERE id = 3")
     assert [one.job for one in replicator.ingest_take(database="crm", config=config).requests] == [2]
+    with as_user("postgres") as admin:
+        admin.execute("UPDATE replicator.request SET state = 'new', job = NULL, key = gen_random_uuid() WHERE id = 3")
+        with monkeypatch.context() as patched:
+            patched.setattr(request_table, "accept", Mock(side_effect=AssertionError))
+            (one,) = replicator.ingest_take(database="crm", config=config).requests
+        assert one.error == "internal error, not taken", "it would be the first for ever"
+        admin.execute("ALTER TABLE replicator.request DROP CONSTRAINT request_short")  # as in earlier releases
+        long = "'{}', jsonb_build_object('asset', repeat('x', 99999), 'schema', 's', 'table', 't')"
+        admin.execute(f"INSERT INTO replicator.request (requested_by, groups, request) VALUES ('paul', {long})")
+        admin.execute(replicator.ingest_drop_zone().sql)
+    (one,) = replicator.ingest_take(database="crm", config=config).requests
+    assert "its asset is too long" in one.error
     with pytest.raises(UsageError, match="no PostgreSQL"):
         replicator.ingest_take(database="web", config=config)
     away = {"url": "jdbc:postgresql://127.0.0.1:1/crm"}

@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import replicator
 from replicator.cli.main import run
 from replicator.core.config import Config, parse_config
-from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, UsageError
+from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, StoreUnreachable, UsageError
 from replicator.ingestion.doors import request_directory
 from replicator.ingestion.doors.intake import parse_request, this_user
 from replicator.ingestion.doors.validation import Requester
+from replicator.ingestion.ingestion_request import Request
 
 PAUL: dict[str, Any] = {"by": "paul", "groups": ["staff", "crm_producer"]}
 
@@ -50,6 +52,11 @@ def config(tmp_path: Path) -> Config:
         ({"asset": "\udcff"}, "there is no asset", "`replicator asset ls`"),
         ({"key": ["a\0"], "mode": "merge"}, "its key is no text", "NUL"),
         ({"note": "x" * 1001}, "its note is too long", "1000"),
+        ({"asset": "x" * 10_000_000}, "its asset is too long", "1000"),
+        ({"table": f"crm:public.{'x' * 1001}"}, "its table is too long", "1000"),
+        ({"split_column": "x" * 1001}, "its split is too long", "1000"),
+        ({"key": ["x" * 1001], "mode": "merge"}, "its key is too long", "1000"),
+        ({"key": ["x"] * 101, "mode": "merge"}, "a key of 101 columns", "100"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -211,6 +218,46 @@ def test_requests_in_a_directory_are_taken_once_for_their_owners_and_answered(co
     assert left == {"g.json", ".i.json", "j.txt", "taking", "taken"}
     assert len(list((place / "taken").iterdir())) == 8 and not list((place / "taking").iterdir())
     assert replicator.ingest_take(directory=str(place), config=config).requests == []
+
+
+@pytest.mark.parametrize("field", [name for name in Request.__struct_fields__ if name != "requested_by"])
+def test_a_request_that_no_program_can_keep_stands_in_no_others_way(config: Config, tmp_path: Path, field: str) -> None:
+    user = this_user().user
+    replicator.asset_create("own", config=config, owner=user, sources="crm", by="olga")
+    replicator.asset_approve("own", config=config, by="anna")
+    good = {"asset": "own", "source": "crm", "schema": "public", "table": "orders"}
+    bad = ["\ud800"] if field == "key" else {"column": "\ud800"} if field == "split" else "\ud800"
+    (tmp_path / "a.json").write_text(json.dumps({**good, "mode": "merge", "key": ["id"], field: bad}))
+    (tmp_path / "b.json").write_text(json.dumps({**good, field: "\ud800"}))
+    (tmp_path / "c.json").write_text(json.dumps(good))
+    found = replicator.ingest_take(directory=str(tmp_path), config=config).requests
+    assert [(one.name, one.job) for one in found] == [("a.json", None), ("b.json", None), ("c.json", 1)]
+    assert found[0].error and "internal" not in found[0].error + found[1].error
+
+
+def test_a_request_that_fails_for_no_known_reason_is_answered(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        asked = {"asset": "crm", "source": "crm", "schema": "public", "table": name}
+        (tmp_path / f"{name}.json").write_text(json.dumps(asked))
+
+    def fails(*given: Any) -> Any:
+        if given[2].table == "a":
+            raise AssertionError("never")
+        raise Refused("not by you")
+
+    monkeypatch.setattr(request_directory, "accept", fails)
+    found = replicator.ingest_take(directory=str(tmp_path), config=config).requests
+    assert [one.error for one in found] == ["internal error, not taken", "not by you"]
+    assert "never" in caplog.text and not list((tmp_path / "taking").iterdir())
+    assert "not taken" in (tmp_path / "a.json.answer.json").read_text()
+
+    (tmp_path / "c.json").write_text(json.dumps(asked))
+    monkeypatch.setattr(request_directory, "accept", Mock(side_effect=StoreUnreachable("away")))
+    with pytest.raises(StoreUnreachable):
+        replicator.ingest_take(directory=str(tmp_path), config=config)
+    assert len(list((tmp_path / "taking").iterdir())) == 1, "it waits for the store"
 
 
 @pytest.mark.parametrize("step", ["rename", "accept", "replace", "last"])

@@ -33,6 +33,9 @@ CREATE TABLE IF NOT EXISTS replicator.request (
     answer text,
     answered_at timestamptz
 );
+ALTER TABLE replicator.request DROP CONSTRAINT IF EXISTS request_short;
+ALTER TABLE replicator.request ADD CONSTRAINT request_short
+    CHECK (state <> 'new' OR pg_catalog.octet_length(request::text) <= 65536) NOT VALID;  -- older rows get an answer
 CREATE INDEX IF NOT EXISTS request_new ON replicator.request (id) WHERE state = 'new';
 REVOKE ALL ON replicator.request FROM PUBLIC;
 GRANT SELECT, UPDATE (state, job, answer, answered_at) ON replicator.request TO replicator_taker;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import grp
+import logging
 import os
 import pwd
 from collections.abc import Mapping
@@ -14,13 +15,15 @@ import msgspec
 
 from replicator.core.config import Config
 from replicator.core.connections.source_config import IngestionConfig
-from replicator.errors import UsageError
+from replicator.errors import Error, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.doors.source_look import look_at_source
-from replicator.ingestion.doors.validation import Requester, check_request
+from replicator.ingestion.doors.validation import Requester, check_lengths, check_request
 from replicator.ingestion.ingestion_job import Submitted
 from replicator.ingestion.ingestion_request import Request, Split, with_class
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.replication_scope import check_scope
+
+log = logging.getLogger(__name__)
 
 FIELDS = tuple(name for name in Request.__struct_fields__ if name != "requested_by")
 """What a request may say: not who it is of."""
@@ -63,7 +66,7 @@ def parse_request(values: Mapping[str, Any], about: str) -> Request:
         _check_names(split, Split.__struct_fields__, f"{about}: split")
     try:
         return msgspec.convert(dict(values), Request)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a pair of UTF-16
         hint = "asset, source, schema and table are needed; docs/ingestion.md has all fields"
         raise UsageError(f"{about}: {error}", hint=hint) from error
 
@@ -86,6 +89,7 @@ def accept(
     stored."""
     if key and (known := store.submitted(key)):
         return replace(known, unchecked="it was requested before")
+    check_lengths(request)
     asked = msgspec.structs.replace(request, requested_by=requester.user)
     asset = with_class(store.asset(asked.asset), ingestion)
     check_request(asked, asset, ingestion, requester)
@@ -93,3 +97,14 @@ def accept(
     check_scope(asset, db, [table], ingestion)
     unchecked = look_at_source(asked, asset, ingestion.sources)
     return replace(store.submit(asked, key=key), unchecked=unchecked)
+
+
+def refusal(error: Exception, about: str) -> Error:
+    """What refuses a request among others. Raises it where it is not about this one, such as a store that does not
+    answer. What nobody expected is logged and refuses the request: it would stand before all others for ever."""
+    if isinstance(error, (UsageError, ObjectNotFound, Refused)):
+        return error
+    if isinstance(error, Error):
+        raise error
+    log.error("%s: internal error", about, exc_info=error)
+    return Error("internal error, not taken", hint="the log of the service has more")

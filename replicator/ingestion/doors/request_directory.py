@@ -24,9 +24,9 @@ from typing import Any
 
 from cmroot.text import shown
 from replicator.core.connections.source_config import IngestionConfig
-from replicator.errors import NotWritable, ObjectNotFound, Refused, UsageError
+from replicator.errors import NotWritable, Refused, UsageError
 from replicator.ingestion.doors.ingestion_shown import RequestAnswer, RequestsTaken
-from replicator.ingestion.doors.intake import accept, parse_request, user_of
+from replicator.ingestion.doors.intake import accept, parse_request, refusal, user_of
 from replicator.ingestion.job_store import IngestionStore
 
 LARGEST = 64 * 1024
@@ -100,8 +100,9 @@ def _answer(store: IngestionStore, ingestion: IngestionConfig, file: Path, name:
         answer.requested_by = requester.user
         key = f"file:{file.name.partition('~')[0]}"
         queued = accept(store, ingestion, parse_request(values, answer.name), requester, key)
-    except (UsageError, ObjectNotFound, Refused) as error:
-        answer.error, answer.hint = error.message, error.hint
+    except Exception as error:
+        refused = refusal(error, f"request {file.name}")
+        answer.error, answer.hint = refused.message, refused.hint
     else:
         answer.queued(queued)
     return answer

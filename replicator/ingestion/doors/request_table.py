@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicator.core.connections.source_config import IngestionConfig, SourceConfig
-from replicator.errors import Error, ObjectNotFound, Refused, StoreUnreachable, UsageError
+from replicator.errors import Error, StoreUnreachable, UsageError
 from replicator.ingestion.doors.ingestion_shown import RequestAnswer, RequestsTaken
-from replicator.ingestion.doors.intake import accept, parse_request
+from replicator.ingestion.doors.intake import accept, parse_request, refusal
 from replicator.ingestion.doors.source_look import dial
 from replicator.ingestion.doors.validation import Requester
 from replicator.ingestion.job_store import IngestionStore
@@ -53,9 +53,10 @@ def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -
                 try:
                     asked = parse_request({**_given(values), "source": source}, f"request {last}")
                     queued = accept(store, ingestion, asked, Requester(user, tuple(groups)), f"row:{key}")
-                except (UsageError, ObjectNotFound, Refused) as error:
-                    answer.error, answer.hint = error.message, error.hint
-                    said = ("refused", None, f"{error.message} ({error.hint})" if error.hint else error.message)
+                except Exception as error:
+                    refused = refusal(error, f"source {source}, request {last}")
+                    answer.error, answer.hint = refused.message, refused.hint
+                    said = ("refused", None, f"{refused.message} ({refused.hint})" if refused.hint else refused.message)
                 else:
                     answer.queued(queued)
                     why = f"; not checked at the source: {queued.unchecked}" if queued.unchecked else ""

@@ -18,7 +18,10 @@ READERS = 64
 """Connections of one job, at most."""
 
 LONG = 1000
-"""Characters of a note or an exemption."""
+"""Characters of a name, a note or an exemption."""
+
+KEYS = 100
+"""Columns of a key, at most."""
 
 
 class Requester(Value, frozen=True, omit_defaults=True):
@@ -67,6 +70,16 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
     _short(about, note=asset.note, exemption=asset.exemption)
 
 
+def check_lengths(request: Request) -> None:
+    """Comes first, as it takes no time. Raises UsageError for what is longer than a name or a note can be."""
+    if len(request.key) > KEYS:
+        raise UsageError(f"a key of {len(request.key)} columns", hint=f"name up to {KEYS}")
+    names = ("asset", "source", "schema", "table", "watermark", "note")
+    _short("the request", **{name: getattr(request, name) or "" for name in names}, split=request.split.column or "")
+    for each in request.key:
+        _short("the request", key=each)
+
+
 def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, requester: Requester) -> None:
     """Raises UsageError naming what is wrong; Refused where the asset is not approved, or the requester has no role."""
     about = request.place
@@ -92,7 +105,6 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
     columns = (request.watermark, request.split.column, *request.key)
     if not all(each is None or each.strip() for each in columns):
         raise UsageError(f"{about}: a column has no name", hint="name a column of the table")
-    _short(about, note=request.note)
 
 
 def _check_mode(request: Request) -> None:
