@@ -257,7 +257,7 @@ def drop_zone(session: Session, /, as_json: bool) -> int:
     """Print the SQL that lets users of a PostgreSQL make requests. Its superuser runs it there, once.
 
     \b
-    Example: replicator ingest drop-zone | psql crm
+    Example: replicator ingest drop-zone | psql -v ON_ERROR_STOP=1 crm
     """
     found = session.call(ingest_drop_zone)
     emit(found, as_json, found.sql.splitlines())

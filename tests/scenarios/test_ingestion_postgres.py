@@ -108,6 +108,18 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(
         admin.execute("CREATE TABLE orders (id int); CREATE TABLE x (at int, a int, b int)")
         with pytest.raises(Error, match=r"no table replicator\.request|does not exist"):
             replicator.ingest_take(database="crm", config=config)
+        admin.execute(f"ALTER DATABASE {urlsplit(zone).path[1:]} OWNER TO eve")  # type: ignore[call-overload]
+        with as_user("eve") as eve:
+            eve.execute("CREATE SCHEMA replicator; CREATE TABLE replicator.request (state text DEFAULT 'hers')")
+        with pytest.raises(psycopg.errors.RaiseException, match="of eve is there already"):
+            admin.execute(replicator.ingest_drop_zone().sql)
+        admin.execute("ROLLBACK; ALTER SCHEMA replicator OWNER TO postgres")
+        with pytest.raises(psycopg.errors.RaiseException, match=r"replicator\.request, of eve"):
+            admin.execute(replicator.ingest_drop_zone().sql)
+        admin.execute("ROLLBACK")
+        assert admin.execute("SELECT to_regproc('replicator.request_ingestion')").fetchone() == (None,)
+        assert not admin.execute("SELECT FROM pg_roles WHERE rolname LIKE 'replicator\\_%'").fetchall()
+        admin.execute("DROP SCHEMA replicator CASCADE")
         for _ in range(2):
             admin.execute(replicator.ingest_drop_zone().sql)
         admin.execute("GRANT replicator_producer TO makers, peter; GRANT replicator_taker TO loader")

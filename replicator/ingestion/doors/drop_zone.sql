@@ -1,9 +1,34 @@
 -- Requests for ingestion by SQL: run this once in a source's PostgreSQL (13 or newer), as its superuser; it may run
--- again. Then:
+-- again. All or nothing: what somebody else has made in its schema is refused. Then:
 --     GRANT replicator_producer TO crm_producer;   -- who may request
 --     GRANT replicator_taker TO replicator;        -- the user of [ingestion.sources]
 --     SELECT replicator.request_ingestion('crm', 'public', 'orders');
 --     SELECT * FROM replicator.my_requests;
+
+BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- A table of somebody else has defaults and triggers of theirs, which the function would run with its owner's rights.
+DO $$
+DECLARE
+    foreign_one text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'replicator') THEN
+        CREATE SCHEMA replicator;
+    END IF;
+    SELECT format('%s, of %I', what, pg_get_userbyid(owner)) INTO foreign_one FROM (
+        SELECT 'schema replicator' AS what, nspowner AS owner FROM pg_namespace WHERE nspname = 'replicator'
+        UNION ALL SELECT format('relation replicator.%I', relname), relowner FROM pg_class
+            WHERE relnamespace = 'replicator'::regnamespace
+        UNION ALL SELECT format('function replicator.%I', proname), proowner FROM pg_proc
+            WHERE pronamespace = 'replicator'::regnamespace
+    ) AS found WHERE pg_get_userbyid(owner) <> current_user LIMIT 1;
+    IF foreign_one IS NOT NULL THEN
+        RAISE EXCEPTION '% is there already', foreign_one
+            USING HINT = 'Run this as the user who ran it before; what another one made, look at, and drop.';
+    END IF;
+END
+$$;
 
 DO $$
 DECLARE
@@ -17,7 +42,6 @@ BEGIN
 END
 $$;
 
-CREATE SCHEMA IF NOT EXISTS replicator;
 REVOKE ALL ON SCHEMA replicator FROM PUBLIC;
 GRANT USAGE ON SCHEMA replicator TO replicator_producer, replicator_taker;
 
@@ -77,3 +101,4 @@ CREATE OR REPLACE VIEW replicator.my_requests WITH (security_barrier) AS
     FROM replicator.request WHERE requested_by = session_user;
 REVOKE ALL ON replicator.my_requests FROM PUBLIC;
 GRANT SELECT ON replicator.my_requests TO replicator_producer;
+COMMIT;
