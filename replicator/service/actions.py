@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, and_, insert, select, update
 
 from replicator.service.schema import action
 from replicator.service.store import Beside, ServiceStore
@@ -15,8 +15,9 @@ from replicator.service.store import Beside, ServiceStore
 
 @dataclass(frozen=True)
 class Action:
-    """at: seconds since 1970 by the store's clock. subject: a job, a run, or "*" for all. key: of the request; None: it
-    had none. answer: what it was answered, as JSON. digest: of the request's body; "": not known."""
+    """at: seconds since 1970 by the store's clock, when it was begun last. subject: a job, a run, or "*" for all. key:
+    of the request; None: it had none. answer: what it was answered, as JSON. digest: of the request's body; "": not
+    known."""
 
     id: int
     at: float
@@ -65,6 +66,14 @@ def open_action(store: ServiceStore, begun: Action) -> int:
     """Records an action before it is done; its id. Raises as `write_action`."""
     with store.transaction() as connection:
         return write_action(connection, store.clock(connection), begun, UNFINISHED)
+
+
+def reopen_action(store: ServiceStore, before: Action) -> bool:
+    """Whether an open action, as it was read, is begun again by this caller: of several at once by one."""
+    same = and_(action.c.id == before.id, action.c.at == before.at, action.c.answer == json.dumps(before.answer))
+    with store.transaction() as connection:
+        again = {"at": store.clock(connection), "answer": json.dumps(UNFINISHED)}
+        return bool(connection.execute(update(action).where(same).values(**again)).rowcount)
 
 
 def set_answer(store: ServiceStore, id: int, answer: Any) -> None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
+from fastapi import HTTPException
 from pydantic import TypeAdapter
+from test_service import eventually
 
 from replicator.cli import table
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -16,11 +23,15 @@ from replicator.core.policy import parse_policy
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
 from replicator.core.telling.progress_file import ProgressFile
 from replicator.errors import ConfigError, Refused
+from replicator.service.api_tokens import Identity
 from replicator.service.errands import Errand, placed
 from replicator.service.jobs import jobs_of
 from replicator.service.store import ServiceStore
+from replicator.service.web.deeds import recorded
 from replicator.service.web.deeds.bodies import BESIDE, ApplyAsk, HoldAsk, RepairAsk, RestoreAsk, UndoAsk, options_of
 from replicator.service.web.deeds.policy_deeds import DEEDS, databases_among
+from replicator.service.web.deeds.recorded import What, do_once
+from replicator.service.web.serving import Serving
 from replicator.service.web.views import Ask
 
 BODIES: dict[str, type[Ask]] = {
@@ -93,6 +104,48 @@ def test_an_errand_is_queued_together_with_its_record(tmp_path: Path) -> None:
         assert store.enqueue(errand, 6.0, by="you") == (run, False)
         with pytest.raises(Refused, match=run):
             store.enqueue(dataclasses.replace(errand, arguments=("verify", "west", "--db=a")), 7.0, by="you")
+
+
+def test_a_request_that_comes_again_while_it_is_done_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ServiceStore(f"sqlite:///{tmp_path}/s.sqlite") as store, ThreadPoolExecutor(4) as pool:
+        store.prepare()
+        app = SimpleNamespace(state=SimpleNamespace(serving=Serving(store, None, None)))  # type: ignore[arg-type]
+        state = SimpleNamespace(body="digest")
+        sent: Any = SimpleNamespace(app=app, headers={"Idempotency-Key": "k"}, client=None, state=state)
+        begun, over, together = [], threading.Event(), threading.Barrier(3)
+
+        def fails() -> str:
+            raise Refused("not now")
+
+        def waits() -> str:
+            begun.append(1)
+            assert over.wait(60)
+            return "done"
+
+        def ask(do: Callable[[], str]) -> Any:
+            return do_once(sent, Identity("me", "operator"), What("cancel landing", "7", ""), do)
+
+        def retry() -> Any:
+            together.wait(60)
+            try:
+                return ask(waits)
+            except HTTPException as error:
+                return error.status_code
+
+        with pytest.raises(Refused):
+            ask(fails)
+        retries = [pool.submit(retry) for _ in range(3)]
+        try:
+            eventually(lambda: sum(each.done() for each in retries) == 2 and begun)
+            monkeypatch.setattr(recorded, "LONG", 0.0)
+            with pytest.raises(HTTPException, match="at work"):
+                ask(waits)  # it takes long, but this server does it
+        finally:
+            over.set()
+        assert sorted(str(each.result()) for each in retries) == ["409", "409", "done"]
+        assert (ask(fails), len(begun)) == ("done", 1)
 
 
 def test_progress_is_told_in_a_file(tmp_path: Path) -> None:

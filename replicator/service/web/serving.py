@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,11 +22,12 @@ VERSION = version("replicator")
 
 @dataclass(frozen=True)
 class Serving:
-    """One server. Several threads may use it."""
+    """One server. Several threads may use it. at_work: ids of the actions that it does now."""
 
     store: ServiceStore
     scheduler: Scheduler
     watch: LagWatch
+    at_work: set[int] = field(default_factory=set, compare=False)
 
     @property
     def config(self) -> Config:

@@ -13,7 +13,16 @@ from typing import Any
 from fastapi import HTTPException, Request
 
 from replicator.errors import Error, Refused
-from replicator.service.actions import UNFINISHED, Action, action_of, is_open, open_action, recording, set_answer
+from replicator.service.actions import (
+    UNFINISHED,
+    Action,
+    action_of,
+    is_open,
+    open_action,
+    recording,
+    reopen_action,
+    set_answer,
+)
 from replicator.service.errands import Errand
 from replicator.service.jobs import Job
 from replicator.service.store import ServiceStore
@@ -25,7 +34,7 @@ KEY = 200
 """Characters of an Idempotency-Key."""
 
 LONG = 120.0
-"""Seconds that no call takes: an action that is open for longer was killed."""
+"""Seconds after which an action that is open, and that this server does not do, was killed."""
 
 AT_WORK = "a request with this Idempotency-Key is at work; ask again later"
 
@@ -47,20 +56,25 @@ def serving_of(request: Request) -> Serving:
 
 def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> Any:
     """Does an action, whose answer is JSON. What was answered to a request with the same key is answered again, and
-    nothing is done; what failed, or was killed meanwhile, is done again. Raises HTTPException 409 where the key was
-    another action's, or the request is at work; 422 where it was another body's."""
-    store = serving_of(request).store
+    nothing is done; what failed, or was killed meanwhile, is done again, by one of several requests. Raises
+    HTTPException 409 where the key was another action's, or the request is at work; 422 where it was another body's."""
+    serving = serving_of(request)
+    store = serving.store
     wanted = _wanted(request, who, what)
     before = _before(store, wanted)
     if before is not None and not is_open(before):
         return before.answer
-    id = _again(store, before) if before is not None else _first(store, wanted)
+    id = _again(serving, before) if before is not None else _first(store, wanted)
+    serving.at_work.add(id)
     try:
         answer = do()
     except Exception as error:
         set_answer(store, id, {"failed": error.message if isinstance(error, Error) else type(error).__name__})
         raise
-    set_answer(store, id, answer)
+    else:
+        set_answer(store, id, answer)
+    finally:
+        serving.at_work.discard(id)
     return answer
 
 
@@ -90,8 +104,9 @@ def _first(store: ServiceStore, wanted: Action) -> int:
         raise
 
 
-def _again(store: ServiceStore, before: Action) -> int:
-    if before.answer == UNFINISHED and store.now() - before.at < LONG:
+def _again(serving: Serving, before: Action) -> int:
+    young = before.answer == UNFINISHED and serving.store.now() - before.at < LONG
+    if young or before.id in serving.at_work or not reopen_action(serving.store, before):
         raise HTTPException(409, AT_WORK)
     return before.id
 
