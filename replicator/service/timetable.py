@@ -93,7 +93,9 @@ class Cron:
         return self.first(self.first(now))
 
     def _after(self, moment: float) -> float:
-        return next(CronSim(self.expression, datetime.fromtimestamp(moment, self.zone))).timestamp()
+        """Within an hour that clocks repeat, what comes next by the clock may have been before."""
+        coming = (each.timestamp() for each in CronSim(self.expression, datetime.fromtimestamp(moment, self.zone)))
+        return next(each for each in coming if each > moment)
 
 
 def shift_of(name: str, jitter: float) -> float:

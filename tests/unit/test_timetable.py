@@ -16,6 +16,7 @@ from replicator.errors import ConfigError
 from replicator.service.jobs import jobs_of
 from replicator.service.timetable import Cron, Every, shift_of
 
+HOUR = 3600.0
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
@@ -49,10 +50,24 @@ def test_after_years_away_a_job_is_due_once() -> None:
         ("2026-03-29T01:59+01:00", "2026-03-29T03:00+02:00"),  # 02:30 is left out: at once
         ("2026-10-25T02:29+02:00", "2026-10-25T02:30+02:00"),  # the first of two
         ("2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"),
+        ("2026-10-25T02:10+01:00", "2026-10-26T02:30+01:00"),  # within the second of two hours
     ],
 )
 def test_a_change_of_clocks(before: str, due: str) -> None:
     assert datetime.fromtimestamp(Cron("30 2 * * *", BERLIN).first(at(before)), UTC) == datetime.fromisoformat(due)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+def test_the_next_time_is_never_past(zone: str) -> None:
+    changes = {"Europe/Berlin": ("2026-03-29", "2026-10-25"), "America/New_York": ("2026-03-08", "2026-11-01")}
+    for expression in ("30 1 * * *", "30,50 2 * * *", "*/15 * * * *"):
+        cron = Cron(expression, ZoneInfo(zone))
+        for day in changes.get(zone, ("2026-04-05", "2026-10-04")):
+            noon = at(f"{day}T12:00Z")
+            for minute in range(-26 * 60, 4 * 60, 5):
+                now = noon + 60 * minute
+                assert now < cron.first(now) < now + 49 * HOUR
+                assert cron.next(now, now)[0] > now
 
 
 def test_a_jitter_is_a_jobs_own_and_stays() -> None:
