@@ -28,6 +28,7 @@ from replicator.text.quantity import parse_duration
 LEASE = 30.0  # seconds
 STEP = 0.5  # seconds
 FORGET = 3600.0  # seconds from one removal of old runs to the next
+LOST = float("-inf")  # of the monotonic clock, the end of a lease that is another's
 PORTION = 100  # outputs of runs that are removed without a pause
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Scheduler:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._children: dict[str, Child] = {}
         self._over = threading.Event()
-        self._led_until = float("-inf")
+        self._led_until = LOST
         self._forgot = float("-inf")
         self._stamp: tuple[int, int] | None = None
         self.config = self.read()
@@ -86,15 +87,15 @@ class Scheduler:
         self._try(self._step)
 
     def _guard(self) -> None:
-        """Ends the runs before another server may have the lease, in a thread of its own: a step may wait for a store
-        that hangs."""
+        """Ends the runs before another server may have the lease, or at once where one has it, in a thread of its own:
+        a step may wait for a store that hangs."""
         while not self._over.wait(STEP):
             if self._late():
                 for child in list(self._children.values()):
                     child.stop("the server lost its lease", self.lease / 6, again=True)
 
     def _late(self) -> bool:
-        """Whether the lease may soon be another's."""
+        """Whether the lease is another's, or may soon be."""
         return time.monotonic() > self._led_until
 
     def _try(self, do: Callable[[], None]) -> None:
@@ -115,7 +116,7 @@ class Scheduler:
         asked = time.monotonic()
         epoch = self.store.lead(self.name, self.lease)
         if epoch is None:
-            self.health.leads = False
+            self.health.leads, self._led_until = False, LOST
             self._reap()
             return
         self._led_until = self._end_of(asked)
@@ -150,8 +151,10 @@ class Scheduler:
             self.jobs, self.config = jobs_of(config.service, config.policies), config
             self.health.configuration = ""
         except (ConfigError, OSError) as error:
+            self._stamp = None  # it may be back, or readable, with the same one
+            if self.health.configuration != str(error):
+                log.warning("the configuration of before is in use: %s", error)
             self.health.configuration = str(error)
-            log.warning("the configuration of before is in use: %s", error)
 
     def _plan(self, known: Mapping[str, JobState], now: float) -> None:
         at_work = {each.job for each in self.store.open_runs()}
@@ -255,8 +258,9 @@ class Scheduler:
     def _renew(self) -> None:
         """Keeps the lease that it has, while its runs end."""
         asked = time.monotonic()
-        if self.health.leads and self.store.lead(self.name, self.lease) == self.health.epoch:
-            self._led_until = self._end_of(asked)
+        if self.health.leads:
+            mine = self.store.lead(self.name, self.lease) == self.health.epoch
+            self._led_until = self._end_of(asked) if mine else LOST
         self._reap()
 
     def _forget(self) -> None:

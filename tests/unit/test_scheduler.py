@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
+from test_service import eventually
 
 from replicator.core.config import read_config
-from replicator.errors import UsageError
+from replicator.errors import ConfigError, UsageError
 from replicator.service import scheduler as scheduling
 from replicator.service.api_tokens import create_token
 from replicator.service.errands import Errand
@@ -176,6 +179,52 @@ def test_a_clock_that_ran_ahead_keeps_nothing_waiting(store: ServiceStore, tmp_p
     assert abs(found["a"].due - now) < HOUR / 2 and found["b"].due == now + HOUR
     daily = Cron("0 3 * * *")
     assert daily.first(now) < daily.latest(now) <= now + 48 * HOUR
+
+
+def test_a_server_that_learns_it_lost_its_lease_ends_its_runs_at_once(
+    store: ServiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "STEP", 0.01)
+    for renewing in (False, True):
+        scheduler = scheduler_of(store, tmp_path, "a")
+        child = Mock(job="a", begun=time.monotonic(), wanted="", ended=Mock(return_value=None))
+        monkeypatch.setattr(scheduler, "_child", Mock(return_value=child))
+        guard = threading.Thread(target=scheduler._guard)
+        guard.start()
+        store.enqueue(scheduler.jobs["a"], store.now(), by="me")
+        scheduler.step()
+        assert scheduler.health.leads and list(states(store).values()) == ["running"]
+        store.resign(scheduler.name)  # as when the database's clock was set forward
+        assert store.lead("another", 60)
+        learned = time.monotonic()
+        scheduler._renew() if renewing else scheduler.step()
+        eventually(lambda child=child: child.stop.call_count > 1)
+        assert time.monotonic() - learned < scheduler.lease / 3, "it does not wait for its own lease's end"
+        scheduler._over.set()
+        guard.join()
+        child.stop.assert_called_with("the server lost its lease", scheduler.lease / 6, again=True)
+        store.resign("another")
+        store.cancel(store.newest()["a"].id, "me")
+        store.end(store.newest()["a"].id, Ended("cancelled"))
+
+
+def test_a_configuration_that_could_not_be_read_is_read_again(store: ServiceStore, tmp_path: Path) -> None:
+    scheduler, file = scheduler_of(store, tmp_path, "a"), tmp_path / "replicator.toml"
+    store.pause(ALL, "me", "")
+    scheduler.step()
+    file.rename(tmp_path / "away")
+    scheduler.step()
+    assert "No such file" in scheduler.health.configuration
+    (tmp_path / "away").rename(file)
+    scheduler.step()
+    assert scheduler.health.configuration == ""
+    read = scheduler.read
+    scheduler.read = Mock(side_effect=[ConfigError("cannot be read"), ConfigError("cannot be read"), read()])
+    file.write_text(file.read_text() + "# new\n")
+    for said in ("cannot be read", "cannot be read", "", ""):
+        scheduler.step()
+        assert scheduler.health.configuration == said
+    assert scheduler.read.call_count == 3
 
 
 def test_outputs_of_forgotten_runs_go(store: ServiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
