@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from replicator.core.model import Column, Partition, Table
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
+from replicator.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.landing.landing_schema import DESCRIPTOR, SEAL, seal_of
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
+from replicator.ingestion.landing.publishing_days import publish_days
 from replicator.ingestion.landing.watermarks import landed_until, watermark_text
 from replicator.metastore.client import Metastore
 
@@ -46,7 +52,7 @@ class Tables:
         return [f"landed={each}" for each in self.parts]
 
     def partitions(self, db: str, name: str, names: Sequence[str]) -> Iterator[list[Partition]]:
-        yield [part for value, part in self.parts.items() if f"landed={value}" in names]
+        yield [part for value, part in self.parts.items() if {f"landed={value}", f"day={value}"} & {*names}]
 
     def add_partitions(self, db: str, name: str, parts: Sequence[Partition]) -> None:
         if self.away == "add_partitions":
@@ -149,3 +155,41 @@ def test_a_merge_into_other_columns_copies_all_rows(tables: Tables) -> None:
     assert until(tables, 2, request=MERGE) == "10"
     more = (*COLUMNS, Column("country", "string"))
     assert landed_until(cast(Metastore, tables), tables.found, MERGE, more, 2, {}) is None
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append", "merge", "days"])
+@pytest.mark.parametrize("high", [10, 20], ids=["nothing", "rows"])
+def test_a_table_that_is_there_is_known_to_purge_and_housekeeping_as_its_asset_says_now(
+    tables: Tables, mode: Any, high: int, tmp_path: Path
+) -> None:
+    request = msgspec.structs.replace(APPEND, mode="append" if mode == "days" else mode, key=("id",))
+
+    if mode == "days":
+        request = msgspec.structs.replace(request, watermark=None)
+
+    def landed(job: int, high: int, asset: Asset) -> None:
+        rows = copied(tables, job, job, high, request, base=tables.found and tables.found.location)
+        if mode == "days":
+            days = {f"2026-11-{high}": "digest"} if high > 10 * (job - 1) else {}
+            publish_days(cast(Metastore, tables), asset, request, replace(rows, location=str(tmp_path)), days)
+        else:
+            land(tables, rows, request, asset)
+
+    landed(1, 10, CRM)
+    personal = msgspec.structs.replace(CRM, erasure_ids="gdpr.gone:id", erasure_column="Email", retention="7d")
+    landed(2, high, personal)
+    assert tables.found
+    known = tables.found.parameters
+    assert known[DESCRIPTOR] == '{"privacy":{"column":"email"}}' and known[UNREFERENCED_PERIOD] == "PT604800S"
+    assert known[SEAL] == seal_of(known)
+    landed(3, high, CRM)
+    assert not {DESCRIPTOR, UNREFERENCED_PERIOD} & tables.found.parameters.keys(), "nor longer than it says so"
+
+
+def test_new_columns_of_a_table_that_is_appended_to_stand_at_its_end(tables: Tables) -> None:
+    """Readers of ORC know columns by their places."""
+    request = msgspec.structs.replace(APPEND, schema_policy="recreate")
+    land(tables, copied(tables, 1, 1, 10), request)
+    phone = Column("phone", "string")
+    land(tables, copied(tables, 2, 2, 20, columns=(COLUMNS[0], phone, COLUMNS[1])), request)
+    assert tables.found and tables.found.storage and tables.found.storage.columns == (*COLUMNS, phone)

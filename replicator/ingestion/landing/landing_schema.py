@@ -30,7 +30,8 @@ LOAD = Column("landed", "bigint", "the job that brought the rows")
 DESCRIPTOR = "dataset.descriptor"
 """In which a purge looks for the column of people."""
 
-_SEALED = (ASSET, SOURCE, DESCRIPTOR, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD)
+_LIFECYCLE = (DESCRIPTOR, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD)
+_SEALED = (ASSET, SOURCE, *_LIFECYCLE)
 
 _FORMATS: dict[Format, tuple[str, str, str]] = {
     "parquet": (
@@ -102,15 +103,7 @@ def landing_table(
     """A landing table that is not there yet. location: of its rows, or of a table whose partitions, by `key`, hold
     them."""
     db, name = request.target
-    parameters = {
-        "EXTERNAL": "TRUE",
-        ASSET: asset.name,
-        SOURCE: f"{request.source}:{request.schema}.{request.table}",
-        **lifecycle_of(asset),
-    }
-    if asset.erasure_column and asset.erasure_column.lower() in {column.name for column in columns}:
-        erased = msgspec.json.encode({"privacy": {"column": asset.erasure_column.lower()}}).decode()
-        parameters[DESCRIPTOR] = erased
+    parameters = {"EXTERNAL": "TRUE", ASSET: asset.name, SOURCE: f"{request.source}:{request.schema}.{request.table}"}
     return Table(
         db=db,
         name=name,
@@ -118,7 +111,7 @@ def landing_table(
         owner=asset.owner,
         storage=stored_as(request.format, columns, location),
         partition_keys=(key,) if request.mode == "append" else (),
-        parameters=sealed(parameters),
+        parameters=with_lifecycle(parameters, asset, columns),
     )
 
 
@@ -132,12 +125,15 @@ def sealed(parameters: Mapping[str, str]) -> dict[str, str]:
     return {**parameters, SEAL: seal_of(parameters)}
 
 
-def lifecycle_of(asset: Asset) -> dict[str, str]:
-    """The properties by which housekeeping removes versions that were replaced, and after how long."""
-    found = {REMOVE_UNREFERENCED: "true"}
+def with_lifecycle(parameters: Mapping[str, str], asset: Asset, columns: Sequence[Column]) -> dict[str, str]:
+    """A table's properties, sealed, with those of its asset as it is now: by which housekeeping removes versions that
+    were replaced, and after how long, and by which a purge knows the column of people."""
+    found = {key: value for key, value in parameters.items() if key not in _LIFECYCLE} | {REMOVE_UNREFERENCED: "true"}
     if asset.retention is not None:
         found[UNREFERENCED_PERIOD] = f"PT{int(parse_duration(asset.retention).total_seconds())}S"
-    return found
+    if asset.erasure_column and asset.erasure_column.lower() in {column.name for column in columns}:
+        found[DESCRIPTOR] = msgspec.json.encode({"privacy": {"column": asset.erasure_column.lower()}}).decode()
+    return sealed(found)
 
 
 def stored_as(format: Format, columns: Sequence[Column], location: str) -> Storage:

@@ -17,7 +17,6 @@ import msgspec
 from cmroot.store.place import Place
 from replicator.core.model import Column, Database, Partition, Table
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectExists, ObjectNotFound
-from replicator.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.landing_schema import (
     ASSET,
@@ -31,12 +30,11 @@ from replicator.ingestion.landing.landing_schema import (
     SchemaRefused,
     format_of,
     landing_table,
-    lifecycle_of,
     marked,
     schema_hash,
-    sealed,
     settled_columns,
     stored_as,
+    with_lifecycle,
     written_text,
 )
 from replicator.ingestion.landing.source_keys import without_keys
@@ -47,7 +45,7 @@ ATTEMPTS = 5
 """Looks at a table that others change meanwhile."""
 
 
-_REPLACED = ("COLUMN_STATS_ACCURATE", "rawDataSize", WATERMARK, UNREFERENCED_PERIOD)
+_REPLACED = ("COLUMN_STATS_ACCURATE", "rawDataSize", WATERMARK)
 
 
 class Overtaken(Error):
@@ -139,13 +137,13 @@ def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) 
     """Those that the landing table will have. Raises SchemaRefused."""
     if table is None or table.storage is None:
         return tuple(wanted)
-    if request.mode == "append" and request.schema_policy == "recreate" and table.storage.columns != tuple(wanted):
-        settled_columns(table.storage.columns, wanted, "add_columns")  # its older partitions have the older columns
+    appends = request.mode == "append" and request.schema_policy == "recreate"
+    policy = "add_columns" if appends else request.schema_policy  # its older partitions have the older columns
     if format_of(table) != request.format and request.mode != "overwrite":
         raise SchemaRefused(
             f"{table.db}.{table.name} is in another format than {request.format}", hint="ask with mode overwrite"
         )
-    return settled_columns(table.storage.columns, wanted, request.schema_policy)
+    return settled_columns(table.storage.columns, wanted, policy)
 
 
 def make_database(metastore: Metastore, asset: Asset, request: Request, home: str) -> None:
@@ -217,8 +215,9 @@ def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, la
     made = msgspec.structs.replace(table, storage=stored_as(request.format, wanted, landed.location))
     said = schema_hash(wanted, request.format, False)
     changed = table.parameters.get(SCHEMA_HASH) != said
-    parameters = {key: value for key, value in table.parameters.items() if not _is_stale(key)} | lifecycle_of(asset)
-    new = msgspec.structs.replace(made, parameters=sealed({**parameters, **landed.parameters, SCHEMA_HASH: said}))
+    kept = {key: value for key, value in table.parameters.items() if not _is_stale(key)}
+    parameters = with_lifecycle({**kept, **landed.parameters, SCHEMA_HASH: said}, asset, wanted)
+    new = msgspec.structs.replace(made, parameters=parameters)
     with without_keys(metastore, table, table.storage.columns != wanted):
         try:
             metastore.alter_table(table.db, table.name, new)
@@ -246,7 +245,7 @@ def _recreate(metastore: Metastore, table: Table, new: Table) -> None:
 
 
 def _is_stale(key: str) -> bool:
-    """Of what rows that were there before, or an asset as it was, say of themselves."""
+    """Of what rows that were there before say of themselves."""
     return key in _REPLACED or key.startswith("spark.sql.")
 
 
@@ -257,19 +256,12 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
     if table is not None:
         _refuse_if_replaced(metastore, table, landed)
     _refuse_other_rows(metastore, table, request, landed)
-    is_new = made = table is None
+    is_new = table is None
     if table is None:
         table = _made(asset, request, landed, landed.home)
         metastore.create_table(table)
-    assert table.storage is not None
-    wanted = columns_of(table, landed.columns, request)
-    said = schema_hash(wanted, request.format, True)
-    if wanted != table.storage.columns:
-        storage = msgspec.structs.replace(table.storage, columns=wanted)
-        table = msgspec.structs.replace(table, storage=storage, parameters={**table.parameters, SCHEMA_HASH: said})
-        with without_keys(metastore, table, True):
-            metastore.alter_table(table.db, table.name, table)
-        made = True
+    table, changed = settle_table(metastore, asset, request, table, landed)
+    made = is_new or changed
     if there is None and not landed.rows and not is_new:
         return Publication(metastore.current_event_id(), made, empty=True)
     assert table.storage is not None
@@ -283,6 +275,25 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
     if there is None or not landed.is_at(there):
         raise ObjectExists(f"{table.db}.{table.name}: another claim of job {landed.job} has changed its partition")
     return Publication(metastore.current_event_id(), made)
+
+
+def settle_table(
+    metastore: Metastore, asset: Asset, request: Request, table: Table, landed: Landed
+) -> tuple[Table, bool]:
+    """A table with partitions, now with the columns of landed rows and the properties of its asset as it is; whether
+    its columns changed. May run twice. Raises SchemaRefused."""
+    assert table.storage is not None
+    wanted = columns_of(table, landed.columns, request)
+    changed = wanted != table.storage.columns
+    said = {SCHEMA_HASH: schema_hash(wanted, request.format, True)} if changed else {}
+    parameters = with_lifecycle({**table.parameters, **said}, asset, wanted)
+    if parameters == table.parameters and not changed:
+        return table, False
+    storage = msgspec.structs.replace(table.storage, columns=wanted)
+    new = msgspec.structs.replace(table, storage=storage, parameters=parameters)
+    with without_keys(metastore, table, changed):
+        metastore.alter_table(table.db, table.name, new)
+    return new, changed
 
 
 def _refuse_if_replaced(metastore: Metastore, table: Table, landed: Landed) -> None:

@@ -23,8 +23,7 @@ from replicator.ingestion.landing.landing_schema import (
     written_text,
 )
 from replicator.ingestion.landing.landing_work import sizes_of
-from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken, Publication, columns_of, landing_of
-from replicator.ingestion.landing.source_keys import without_keys
+from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken, Publication, landing_of, settle_table
 from replicator.metastore.client import Metastore
 
 DAY_KEY = Column("day", "date", "the day of the files, in UTC")
@@ -76,17 +75,7 @@ def _settle_table(metastore: Metastore, asset: Asset, request: Request, landed: 
         )
         return True
     _refuse_other_keys(table)
-    assert table.storage is not None
-    wanted = columns_of(table, landed.columns, request)
-    if wanted == table.storage.columns:
-        return False
-    storage = msgspec.structs.replace(table.storage, columns=wanted)
-    parameters = {**table.parameters, SCHEMA_HASH: schema_hash(wanted, request.format, True)}
-    with without_keys(metastore, table, True):
-        metastore.alter_table(
-            table.db, table.name, msgspec.structs.replace(table, storage=storage, parameters=parameters)
-        )
-    return True
+    return settle_table(metastore, asset, request, table, landed)[1]
 
 
 def _settle_partitions(metastore: Metastore, request: Request, landed: Landed, days: Mapping[str, str]) -> None:
