@@ -133,6 +133,12 @@ class _ToFile(WatchedFileHandler):
 
     for_people = False
 
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # it cannot be opened again; the next line tries that once more
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
         """A log that cannot be written (a full disk) ends no work, and is told once."""
         error = sys.exc_info()[1]

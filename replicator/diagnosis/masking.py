@@ -20,6 +20,9 @@ SECRET_NAME = re.compile(rf"{_NAMES}|^sas$|[._]sas[._]", re.IGNORECASE)
 
 NO_SECRET = re.compile(r"(?:file|path|keytab|dir|principal|name|provider|class|user|require_token|by)$", re.IGNORECASE)
 
+ACCOUNTS = re.compile(r"account\.key\.|[._]sas\.", re.IGNORECASE)
+"""Of names that end with an account's or a container's, which may be any word."""
+
 _PATTERNS = (
     (re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@'\"]*@"), rf"\1{MASKED}@"),  # user and password in a URL
     (re.compile(r"\b((?:Bearer|Basic|Negotiate)\s+)[\w.~+/=-]{8,}"), rf"\1{MASKED}"),
@@ -65,7 +68,7 @@ class Mask:
 
 
 def is_secret_name(name: str) -> bool:
-    return bool(SECRET_NAME.search(name)) and not NO_SECRET.search(name)
+    return bool(SECRET_NAME.search(name)) and bool(ACCOUNTS.search(name) or not NO_SECRET.search(name))
 
 
 def reference_text(text: str) -> str:

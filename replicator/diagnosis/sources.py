@@ -24,6 +24,12 @@ from replicator.errors import ConfigError
 _FREE = frozenset({"rename_db", "map_location", "partitions", "s3_events", "spark"})
 """Tables whose keys are anybody's."""
 
+_WEBHOOK = re.compile(r"(alerts|ingestion\.notify)\.webhooks\..*\.url")
+_COMMAND = re.compile(r"(alerts|ingestion\.notify)\.commands\..*\.command")
+
+_PATH = 8
+"""Characters of the path of a webhook's URL that may be a secret: a shorter one is a word."""
+
 _SHOWN = re.compile(r"(REPLICATOR|SPARK|PYSPARK|HADOOP|HIVE|YARN|JAVA|KRB5|LC_|LANG|TZ$|PYTHON)")
 _TOLD = re.compile(r"(AWS|AZURE|GOOGLE|GCS|PG|S3|SSL|HTTPS?_PROXY|NO_PROXY|XDG|TMPDIR)", re.IGNORECASE)
 
@@ -66,9 +72,9 @@ def settings(config: Config, file: Path | None, mask: Mask, env: Mapping[str, st
 
 def shown(key: str, value: Any, mask: Mask) -> Any:
     """A key's value as it may be shown."""
-    if re.fullmatch(r"alerts\.webhooks\..*\.url", key):
+    if _WEBHOOK.fullmatch(key):
         return address_text(str(value))
-    if re.fullmatch(r"alerts\.commands\..*\.command", key):
+    if _COMMAND.fullmatch(key):
         return [*value[:1], *([MASKED] * len(value[1:]))]
     if re.fullmatch(r"metastores\..*\.headers\..*", key) or _unknown(key):
         return reference_text(str(value)) or MASKED
@@ -115,6 +121,8 @@ def secrets(config: Config, env: Mapping[str, str]) -> Iterator[str]:
     programs are not run."""
     yield from (value for name, value in env.items() if is_secret_name(name) and not is_reference(value))
     for key, value in _flat(msgspec.to_builtins(config)):
+        if _WEBHOOK.fullmatch(key) and len(path := str(value).partition("://")[2].partition("/")[2]) >= _PATH:
+            yield path
         if isinstance(value, str) and is_reference(value) and not value.startswith("command:"):
             with contextlib.suppress(ConfigError):
                 yield read_secret(value, key)
@@ -137,6 +145,7 @@ def _effective(config: Config) -> dict[str, Any]:
     """The value that was read, less what is derived from other keys."""
     found: dict[str, Any] = msgspec.to_builtins(config)
     found.pop("looked_for")
+    found["ingestion"].pop("replicating")
     for policy in found["policies"].values():
         for derived in ("name", "source_metastore", "target_metastore", "key_file"):
             policy.pop(derived)

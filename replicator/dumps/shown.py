@@ -64,17 +64,35 @@ class Shown(Report):
 
 @dataclass(frozen=True)
 class Narrowing:
-    """Which records are shown. table: (database, table), also by a name of before or after; what happens to its whole
-    database counts. since, until: (event id, None) or (None, seconds since the epoch), themselves included."""
+    """Which records are shown. table: (database, table); what happens to its whole database counts. former: names that
+    it had before, each with the position of the record that took it. since, until: (event id, None) or (None, seconds
+    since the epoch), themselves included."""
 
     table: tuple[str, str] | None = None
     since: tuple[int | None, int | None] = (None, None)
     until: tuple[int | None, int | None] = (None, None)
+    former: tuple[tuple[tuple[str, str], int], ...] = ()
+
+    def with_former(self, records: Iterable[ChangeRecord]) -> Narrowing:
+        """With the names from which its table was renamed, one after the other."""
+        if self.table is None:
+            return self
+        renames = [(each.position, each.change.rename) for each in records if each.change.rename]
+        name, found = self.table, list[tuple[tuple[str, str], int]]()
+        for position, (before, after) in reversed(renames):
+            if len(after) == 2 and after == name:
+                name = (before[0], before[1])
+                found.append((name, position))
+        return replace(self, former=tuple(found))
+
+    def _names(self, record: ChangeRecord) -> bool:
+        before = (name for name, until in self.former if record.position <= until)
+        return not {self.table, *before}.isdisjoint(record.change.tables)
 
     def has(self, record: ChangeRecord) -> bool:
         change, at = record.change, (record.event, record.time)
         whole = self.table is not None and change.object == self.table[0]
-        if self.table is not None and self.table not in change.tables and not whole:
+        if self.table is not None and not whole and not self._names(record):
             return False
         late = all(limit is None or mine >= limit for mine, limit in zip(at, self.since, strict=True))
         return late and all(limit is None or mine <= limit for mine, limit in zip(at, self.until, strict=True))
@@ -84,7 +102,7 @@ def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
     """Only the records of a narrowing, and the files of these. The header counts all of them."""
 
     def records() -> Iterator[ChangeRecord]:
-        return filter(narrowing.has, shown.records())
+        return filter(narrowing.with_former(shown.records()).has, shown.records())
 
     def entries() -> Iterator[Mapping[str, Any]]:
         positions = {record.position for record in records()}

@@ -5,6 +5,7 @@ The receiver is no part of a run: one that is away is a warning, and nothing is 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import uuid
@@ -122,12 +123,32 @@ class Lineage:
 
 
 def send(config: LineageConfig, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-    """Tells who is configured of one event. Raises OSError, ValueError or Error where one did not get it."""
-    if config.file:
-        descriptor = os.open(config.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        with open(descriptor, "ab", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # other runs write here, too
-            file.write(body + b"\n")
+    """Tells who is configured of one event. Raises OSError, ValueError or Error where one did not get it; the other one
+    has it then."""
+    with contextlib.ExitStack() as afterwards:
+        if config.url:
+            afterwards.callback(_post, config, body, headers)
+        if config.file:
+            _append(config.file, body + b"\n")
+
+
+def _append(path: str, line: bytes) -> None:
+    """All of a line or nothing: a disk that is full in its middle would spoil the next one, too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    with open(descriptor, "ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other runs write here, too
+        end = os.fstat(descriptor).st_size
+        if end and os.pread(descriptor, 1, end - 1) != b"\n":
+            line = b"\n" + line  # who wrote the last one did not come to its end
+        try:
+            while line:
+                line = line[os.write(descriptor, line) :]
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
+
+
+def _post(config: LineageConfig, body: bytes, headers: Mapping[str, str] | None) -> None:
     if config.url:
         given = dict(headers or {})
         if config.token:

@@ -32,7 +32,9 @@ def test_a_client_of_beekeeper_works_on(service: Service, source_metastore: Runn
         life.write("elsewhere")
         life.relocate("moves", life.place("elsewhere"))
         life.run()
-    service.configure({}, more={"defaults": {"cmroot": life.root.place}})
+    policy = {"source": source_metastore.uri, "target": "thrift://127.0.0.1:9", "databases": ["none"]}
+    policy |= {"target_cmroot": str(tmp_path / "t"), "dumps": str(tmp_path / "dumps"), "cmroot": life.root.place}
+    service.configure({}, {"west": {**policy, "schedule": "30d"}})  # the only root
     url = service.start() + "/api/v1/database/BEES/table"
 
     def get(question: str, **parameters: Any) -> Any:

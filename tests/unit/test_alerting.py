@@ -306,6 +306,19 @@ def test_a_receiver_that_speaks_no_http_does_not_silence_others(world: Callable[
     assert len(asked) == 1, "it is tried again later"
 
 
+def test_an_alert_that_a_receiver_refuses_holds_up_no_other(world: Callable[..., World], tmp_path: Path) -> None:
+    heard, refusing = tmp_path / "heard", f"grep -v certificate >>{tmp_path / 'heard'}"
+    at = world(commands={"page": {"command": ["sh", "-c", refusing]}})
+    at.ran("certify", "partial")
+    at.alerter.step()
+    at.lag(AWAY)
+    for _ in range(3):
+        at.alerter._next_try = {name: (0.0, wait) for name, (_, wait) in at.alerter._next_try.items()}  # that is over
+        at.alerter.step()
+    assert {json.loads(line)["kind"] for line in heard.read_text().splitlines()} >= {"unreachable"}
+    assert "certificate" in {each.kind for each in open_alerts(at.store) if not each.told}, "it is tried on"
+
+
 class Letters:
     def __init__(self) -> None:
         self.count = 0

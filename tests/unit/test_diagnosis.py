@@ -13,7 +13,7 @@ import replicator
 from replicator.cli.main import cli, run
 from replicator.core.config import read_config
 from replicator.core.telling.log_config import LogConfig
-from replicator.diagnosis.masking import Mask
+from replicator.diagnosis.masking import Mask, is_secret_name
 from replicator.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
 from replicator.errors import Refused
 
@@ -57,6 +57,16 @@ url = "https://chat.example.com/services/{webhook}"
 [alerts.commands.pager]
 command = ["/usr/bin/pager", "--key", "{argument}"]
 
+[ingestion.notify]
+failures = ["webhooks.chat", "commands.pager"]
+
+[ingestion.notify.webhooks.chat]
+url = "https://chat.example.com/hooks/{webhook}-2"
+secret = "file:{here}/password"
+
+[ingestion.notify.commands.pager]
+command = ["/usr/bin/pager", "--key", "{argument}"]
+
 [policies.west]
 source = "prod"
 target = "standby"
@@ -96,6 +106,11 @@ def test_each_value_has_its_source_and_no_secret_is_shown(file: Path) -> None:
     assert found["service.store"].value == "postgresql://***@db/replicator"
     assert found["alerts.webhooks.chat.url"].value == "https://chat.example.com/***"
     assert found["alerts.commands.pager.command"].value == ["/usr/bin/pager", "***", "***"]
+    assert found["ingestion.notify.webhooks.chat.url"].value == "https://chat.example.com/***"
+    assert found["ingestion.notify.commands.pager.command"].value == ["/usr/bin/pager", "***", "***"]
+    assert "ingestion.replicating" not in found and found["ingestion.slots"].value == 4
+    assert SECRETS["webhook"] not in mask.text(f"POST /hooks/{SECRETS['webhook']}-2 failed")
+    assert is_secret_name("spark.hadoop.fs.azure.account.key.myuser") and not is_secret_name("ssl.key.password.file")
     assert found["spark.executor.extraJavaOptions"].value == "-Dmy.password=*** -Xmx1g"
     shown = repr(found)
     assert not [name for name, secret in SECRETS.items() if name != "environment" and secret in shown]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -92,6 +94,30 @@ def test_a_receiver_that_is_away_is_a_warning(tmp_path: Path) -> None:
     missing = told.told(lambda: SyncRun("west", dumps=[str(tmp_path / "gone")]))
     assert any("tables" in each for each in missing.warnings)
     assert lineage().told(lambda: SyncRun("west")).warnings == []
+
+
+def test_a_full_disk_spoils_no_line_and_silences_no_other_receiver(
+    tmp_path: Path, receiver: tuple[str, list[tuple[str, dict[str, Any]]]]
+) -> None:
+    url, got = receiver
+    file, script = tmp_path / "events", tmp_path / "send.py"
+    file.write_text('{"torn":')
+    script.write_text(
+        "import resource, signal, sys\n"
+        "from replicator.core.schedules.lineage_config import LineageConfig\n"
+        "from replicator.lineage.openlineage import send\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))\n"
+        "config = LineageConfig(file=sys.argv[1], url=sys.argv[2])\n"
+        "try:\n    send(config, b'{\"a\": \"' + b'x' * 100 + b'\"}')\n"
+        "except OSError:\n    print('full')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "send(config, b'{\"b\": 1}')\n"
+    )
+    done = subprocess.run([sys.executable, str(script), str(file), url], capture_output=True, text=True, check=True)
+    assert done.stdout == "full\n"
+    assert file.read_text() == '{"torn":\n{"b": 1}\n', "nothing of the event that did not fit"
+    assert [list(body) for _, body in got] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("keys", [{"url": "ftp://a"}, {"url": "http://u:p@a/"}, {"token": "written-out"}])

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -80,6 +81,20 @@ def test_a_file_that_was_moved_away_is_made_again(tmp_path: Path) -> None:
     file.rename(tmp_path / "log.1")
     OURS.info("two")
     assert [lines(each)[0]["message"] for each in (tmp_path / "log.1", file)] == ["one", "two"]
+
+
+def test_a_log_that_cannot_be_opened_again_ends_no_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "logs" / "log"
+    file.parent.mkdir()
+    begin_logging(LogConfig(file=str(file), format="json"))
+    OURS.info("one")
+    shutil.rmtree(file.parent)
+    with step("load"):
+        OURS.info("two")
+    assert capsys.readouterr().err.count("cannot be written") == 1
+    file.parent.mkdir()
+    OURS.info("three")
+    assert [each["message"] for each in lines(file)] == ["three"]
 
 
 def test_a_log_that_cannot_be_written_changes_no_outcome(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class Alerter:
     _trends: Trends = field(default_factory=dict)
     _sending: Apart = field(default_factory=lambda: Apart(SENDING, 2 * PATIENCE))
     _next_try: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _refused: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
         """Until the scheduler stops."""
@@ -80,7 +81,9 @@ class Alerter:
         for alert in known.values():
             if alert.key not in there and not _covered(unjudged, alert.kind, alert.subject):
                 finish(self.store, alert.key, now)
-        for alert in open_alerts(self.store):
+        told = open_alerts(self.store)
+        self._refused = {each.id: self._refused.get(each.id, 0.0) for each in told}
+        for alert in sorted(told, key=lambda each: self._refused[each.id]):
             self._tell(alert, now)
 
     def _judged(self, now: float) -> Iterable[Judgement]:
@@ -126,6 +129,7 @@ class Alerter:
             if failure:
                 wait = min(self._next_try.get(name, (0.0, FIRST / 2))[1] * 2, LONGEST)
                 self._next_try[name] = (time.monotonic() + wait, wait)
+                self._refused[each.id] = time.monotonic()  # it comes last then: it may be the alert that is refused
                 log.warning("alerts.%s: not told, tried again in %.0f s: %s", name, wait, failure)
                 continue
             self._next_try.pop(name, None)

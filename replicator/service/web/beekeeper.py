@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
 from replicator.commands.housekeeping_items import TIMES, housekeeping_ls
+from replicator.core.config import Config
 from replicator.errors import Error, UsageError
 from replicator.housekeeping.item_queries import ItemPage
 from replicator.housekeeping.opening import opened
@@ -126,7 +127,7 @@ async def _answer(
     askers: Askers = request.app.state.askers
     try:
         ask = partial(_items, serving, table, lifecycle, filters, paging)
-        found = await askers.ask(serving.config.defaults.cmroot or "", SECONDS, ask)
+        found = await askers.ask(_root(serving.config), SECONDS, ask)
     except Error as error:
         return _failed(request, status_of(error), error.message)
     except Late as late:
@@ -148,16 +149,15 @@ def _failed(request: Request, status: int, message: str) -> JSONResponse:
 
 def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _Filters, paging: _Paging) -> ItemPage:
     config = serving.config
-    if not config.defaults.cmroot:
-        raise UsageError("no root: items are asked of that of [defaults]", hint="set defaults.cmroot")
+    root = _root(config)
     wanted: dict[str, Any] = {**filters.asked(), "lifecycle": lifecycle}
     if filters.lifecycle_type is not None and filters.lifecycle_type.lower() != lifecycle:
         wanted["partition"] = "/"  # as of another kind: none is called so
-    with opened(config.defaults.cmroot, config.housekeeping.store) as store:
+    with opened(root, config.housekeeping.store) as store:
         if store.is_new():  # before the first run: a table of which nothing is known
             return ItemPage(store.url, [], 0, paging.number, paging.items, {})
     return housekeeping_ls(
-        cmroot=config.defaults.cmroot,
+        cmroot=root,
         config=config,
         db=table[0],
         table=table[1],
@@ -167,6 +167,15 @@ def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _F
         counted=False,
         **wanted,
     )
+
+
+def _root(config: Config) -> str:
+    """Whose items are asked about: that of `[defaults]`, else the one that all policies have."""
+    found = {config.defaults.cmroot} if config.defaults.cmroot else {each.cmroot for each in config.policies.values()}
+    if len(found) != 1:
+        told = "no root" if not found else f"{len(found)} roots"
+        raise UsageError(f"{told}: whose items are asked about is not said", hint="set cmroot in [defaults]")
+    return str(found.pop())
 
 
 def _page(found: ItemPage, names: tuple[str, ...], sorted_: bool) -> dict[str, Any]:
