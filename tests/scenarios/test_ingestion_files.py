@@ -125,6 +125,14 @@ def test_erased_people_take_what_belongs_to_them_along(warehouse: Warehouse, tmp
     dropping.write("daily", "2026-01-02/a.json", '{"no": 2, "items": [2]}')
     assert dropping.land("daily", mode="append").rows == 1
     assert dropping.sql("SELECT day, value FROM {db}.daily__items") == [(date(2026, 1, 2), 2)]
+    family = [{"no": 2, "members": [{"no": 1, "pets": ["rex"]}, {"no": 7, "pets": ["ada"]}]}]
+    dropping.write("families", "a.json", "\n".join(map(json.dumps, family)))
+    dropping.describe("families", format="json")
+    assert dropping.land("families").rows == 1
+    assert dropping.sql("SELECT no FROM {db}.families__members") == [(7,)], "also within what is somebody else's"
+    assert dropping.sql("SELECT value FROM {db}.families__members__pets") == [("ada",)]
+    (job, *_) = replicator.ingest_ls(config=dropping.config).jobs
+    assert replicator.ingest_show(job.job, config=dropping.config).detail.facts["erased_rows"] == 1
 
 
 def test_days_land_when_they_are_closed_and_again_when_files_come_late(dropping: Dropping) -> None:
@@ -140,6 +148,18 @@ def test_days_land_when_they_are_closed_and_again_when_files_come_late(dropping:
     shown = [(date(2026, 1, 1), 1), (date(2026, 1, 1), 10), (date(2026, 1, 2), 2)]
     assert dropping.sql("SELECT day, n FROM {db}.clicks ORDER BY 1, 2") == shown
     assert dropping.land("clicks", **asked).rows == 0
+    dropping.describe("tagged", format="json", days={"layout": "%Y-%m-%d"})
+    dropping.write("tagged", "2026-01-01/a.json", '{"n": 1, "tags": ["a"]}')
+    dropping.create_asset(consumers=["readers"], overwrite=True)
+    assert dropping.land("tagged", **asked).rows == 1
+    metastore, db = dropping.warehouse.metastore, f"{dropping.asset}_day"
+    assert all(("GROUP", "readers") in metastore.readers(db, name) for name in ("tagged", "tagged__tags"))
+    dropping.create_asset(overwrite=True)
+    assert dropping.land("tagged", **asked).rows == 0
+    assert not any(("GROUP", "readers") in metastore.readers(db, name) for name in ("tagged", "tagged__tags"))
+    dropping.write("tagged", "2026-01-01/a.json", '{"n": 2, "tags": []}')
+    assert dropping.land("tagged", **asked).rows == 1
+    assert dropping.sql("SELECT * FROM {db}.tagged__tags") == [], "lists that are empty after a job without a day"
     dropping.write("clicks", "2026/01/02/day/clicks/2026/01/01/copy.json", json.dumps({"n": 20}) + "\n")
     assert dropping.land("clicks", **asked).rows == 2
     shown.append((date(2026, 1, 2), 20))

@@ -118,7 +118,9 @@ def _nothing(work: Work, drop: _Drop) -> Facts:
     place = work.directory("in" if work.settles else "v")
     Place(place).mkdirs()
     source = SourceTable(work.request.schema, work.request.table, ())
-    return {**_facts(drop, columns, source, place, Figures(0, {}, {})), "days": {}}
+    below = _empty(work, drop, ())  # who may read them may have changed
+    facts = {**_facts(drop, columns, source, place, Figures(0, {}, {})), "days": {}}
+    return {**facts, **({"parts": below} if below else {})}
 
 
 def _copied(work: Work, drop: _Drop) -> Facts:

@@ -197,6 +197,10 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
         some = read(work.session, part["directory"], work.request.format, _columns(part))
         rows = read(work.session, of, work.request.format, [Column(ROW, "string")])
         kept = some.join(rows.selectExpr(f"{ROW} AS {PARENT}"), PARENT, "left_semi").select(*some.columns)
+        if erased and (work.asset.erasure_column or "").lower() in kept.columns:  # somebody else than its parent
+            belonging = kept.count()
+            kept = without_erased(work.session, kept, work.asset, _columns(part))[0]
+            done["erased_rows"] += belonging - kept.count()
         parts[name] = {**part, **_arrived(work.part(name), part, kept, end)}
     return {**done, **_with(parts)}
 
