@@ -66,8 +66,14 @@ class Part:
 
 def parts_of(schema: Mapping[str, Any]) -> list[Part]:
     """schema: of a DataFrame, in Spark's JSON. Each part stands behind its parent. Raises TypeRefused, naming the
-    column."""
-    return list(_parts("", "", (), False, schema, 0))
+    column, also for two lists whose tables would have one name."""
+    parts, seen = list(_parts("", "", (), False, schema, 0)), dict[str, Part]()
+    for part in parts:
+        other = seen.setdefault(part.name.lower(), part)
+        if other is not part:
+            told = " and ".join(".".join(filter(None, (each.parent, *each.via))) for each in (other, part))
+            raise TypeRefused(f"{told} would both land in a table {part.name}", hint="write one by another name")
+    return parts
 
 
 def _parts(name: str, parent: str, via: tuple[str, ...], is_map: bool, type_: Type, depth: int) -> Iterator[Part]:
