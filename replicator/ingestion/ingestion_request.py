@@ -50,6 +50,11 @@ class NotApproved(Refused):
     """Nobody has approved an asset as it is now."""
 
 
+def is_same_person(one: str, other: str) -> bool:
+    """Whether two users are one person, who may be known by the machine, and by the proxy as `proxy:NAME`."""
+    return one.removeprefix("proxy:") == other.removeprefix("proxy:")
+
+
 def check_approved(asset: Asset) -> None:
     """Raises NotApproved."""
     if not asset.approved_by:

@@ -13,10 +13,11 @@ import pytest
 import replicator
 from replicator.cli.main import run
 from replicator.core.config import Config, parse_config
-from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, StoreUnreachable, UsageError
+from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, StoreUnreachable, TypeRefused, UsageError
 from replicator.ingestion.doors import request_directory
 from replicator.ingestion.doors.intake import parse_request, this_user
 from replicator.ingestion.doors.validation import Requester
+from replicator.ingestion.files.nesting import parts_of
 from replicator.ingestion.ingestion_request import Request
 
 PAUL: dict[str, Any] = {"by": "paul", "groups": ["staff", "crm_producer"]}
@@ -114,6 +115,37 @@ def test_a_name_is_a_users_or_a_groups_unless_it_says_which() -> None:
     paul = Requester("paul", ("staff",))
     assert all(paul.is_one_of(["other", name]) for name in ("paul", "staff", "user:paul", "group:staff"))
     assert not paul.is_one_of(["group:paul", "user:staff", "other", ""])
+    eve = Requester("proxy:eve", ("user:olga", "group:makers"))
+    assert not eve.is_one_of(["user:olga", "group:makers", "olga", "makers"]) and eve.is_one_of(["group:user:olga"])
+    assert Requester("user:olga").is_one_of(["user:user:olga"]) and not Requester("user:olga").is_one_of(["user:olga"])
+
+
+@pytest.mark.parametrize(("maker", "approver"), [("olga", "proxy:olga"), ("proxy:olga", "olga")])
+def test_nobody_approves_by_another_door_what_they_made(config: Config, maker: str, approver: str) -> None:
+    replicator.asset_create("own", config=config, owner="olga", sources="crm", by=maker)
+    with pytest.raises(Refused, match="has made it"):
+        replicator.asset_approve("own", config=config, by=approver)
+    assert replicator.asset_approve("own", config=config, by="proxy:anna").asset.approved_by == "proxy:anna"
+
+
+def test_two_lists_whose_tables_would_have_one_name_are_refused() -> None:
+    def field(name: str, type_: Any) -> dict[str, Any]:
+        return {"name": name, "type": type_}
+
+    def listed(of: Any) -> dict[str, Any]:
+        return {"type": "array", "elementType": of}
+
+    def struct(*fields: Any) -> dict[str, Any]:
+        return {"type": "struct", "fields": [*fields]}
+
+    inner = field("B", listed("long"))
+    for two in (
+        [field("a", struct(inner)), field("a_b", listed("string"))],
+        [field("a", listed(struct(inner))), field("a__b", listed("string"))],
+    ):
+        with pytest.raises(TypeRefused, match=r"^a\.B and a_+b would both land"):
+            parts_of(struct(*two))
+        assert len(parts_of(struct(two[0]))) > 1
 
 
 def test_a_job_is_requested_shown_and_cancelled(config: Config) -> None:

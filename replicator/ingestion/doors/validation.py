@@ -31,8 +31,10 @@ class Requester(Value, frozen=True, omit_defaults=True):
     groups: tuple[str, ...] = ()
 
     def is_one_of(self, names: Iterable[str]) -> bool:
-        """Whether a name of a user or a group is its; "user:NAME" and "group:NAME" are only one of both."""
-        mine = {self.user, f"user:{self.user}", *self.groups, *(f"group:{each}" for each in self.groups)}
+        """Whether a name of a user or a group is its; "user:NAME" and "group:NAME" are only one of both,
+        also where a directory of groups has one that is called "user:NAME"."""
+        bare = {each for each in (self.user, *self.groups) if not each.startswith(("user:", "group:"))}
+        mine = bare | {f"user:{self.user}", *(f"group:{each}" for each in self.groups)}
         return bool(mine & {*names})
 
 

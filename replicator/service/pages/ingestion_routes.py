@@ -15,6 +15,7 @@ from fastapi.responses import RedirectResponse, Response
 from replicator.commands.asset import asset_show
 from replicator.ingestion.doors.validation import Requester
 from replicator.ingestion.ingestion_job import State
+from replicator.ingestion.ingestion_request import is_same_person
 from replicator.service.pages.places.root_asking import Said, asked, config_of, said
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting, Visitor
@@ -91,7 +92,10 @@ def one_asset(
         "asset": found,
         "stats": stats,
         "queue": next((each for each in queues if each["asset"] == asset), None),
-        "may_approve": acts and bool(mine) and not mine["approved_by"] and mine["created_by"] != visitor.name,
+        "may_approve": acts
+        and bool(mine)
+        and not mine["approved_by"]
+        and not is_same_person(mine["created_by"], visitor.name),
         **_jobs(request, visitor, state, cursor, asset=asset),
     }
     return render(request, "ingestion_asset.html", shown)
