@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,12 +20,14 @@ from replicator.policies.lag import DatabaseLag, Lag, TableLag
 from replicator.policies.memory import Compared
 from replicator.service.jobs import Job
 from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
+from replicator.service.measuring.apart import Apart
 from replicator.service.measuring.counters import Sample, counts, remember, samples
 from replicator.service.measuring.families import of_counts, of_policies, of_roots, text_of, verified_age
 from replicator.service.measuring.root_sizes import sample_root
 from replicator.service.measuring.tally import counts_of
 from replicator.service.store import Ended, ServiceStore
 from replicator.service.timetable import Every
+from replicator.service.web.questions.time_limits import AT_ONCE, Askers, Late
 
 SYNCED = {"files_copied": 3, "bytes_copied": 70, "files_from_source": 2, "files_from_cmroot": 1}
 
@@ -152,6 +156,22 @@ def test_a_sample_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
             remember(connection, Sample("root", "/cm", 2.0, {"bytes": 2}))
             assert samples(connection, "root") == {"/cm": Sample("root", "/cm", 2.0, {"bytes": 2})}
             assert samples(connection, "compared") == {}
+
+
+def test_what_gets_no_thread_is_begun_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart, done = Apart(1, 60.0), threading.Event()
+
+    async def ask(askers: Askers) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            assert not apart.begin("west", done.set) and apart.wait("west", 1.0)
+            for _ in range(2 * AT_ONCE):
+                with pytest.raises(Late):
+                    await askers.ask("west", 5.0, done.set)
+        assert await askers.ask("west", 60.0, lambda: 7) == 7
+
+    asyncio.run(ask(Askers()))
+    assert apart.begin("west", done.set) and apart.wait("west", 60.0) and done.is_set()
 
 
 def test_a_root_that_hangs_keeps_only_its_own_policy_waiting(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -19,8 +22,8 @@ class Apart:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, name: str, work: Callable[[], object]) -> bool:
-        """Whether the work begins: not while one of the same name is not ended, nor without a free place. `work` keeps
-        its failures as values."""
+        """Whether the work begins: not while one of the same name is not ended, nor without a free place or thread.
+        `work` keeps its failures as values."""
         with self._lock:
             recent = time.monotonic() - self.patience
             if name in self._at_work or sum(begun > recent for begun, _ in self._at_work.values()) >= self.at_once:
@@ -34,8 +37,12 @@ class Apart:
                         del self._at_work[name]
 
             thread = threading.Thread(target=run, name=f"apart {name}", daemon=True)
+            try:
+                thread.start()  # its end waits for the lock
+            except RuntimeError as error:  # there are too many threads or processes
+                log.warning("%s is not begun: %s", name, error)
+                return False
             self._at_work[name] = (time.monotonic(), thread)
-            thread.start()
         return True
 
     def wait(self, name: str, seconds: float) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import tempfile
 import threading
 import time
@@ -16,6 +17,8 @@ from typing import Any, TypeVar
 from replicator.service.children import Child, answer_of
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 AT_ONCE, OF_ONE = 24, 6
 """Questions that are answered at a time; of them about one root or policy."""
@@ -75,7 +78,12 @@ class Askers:
             with contextlib.suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(finish, result)
 
-        threading.Thread(target=work, name=f"asks {about}", daemon=True).start()
+        try:
+            threading.Thread(target=work, name=f"asks {about}", daemon=True).start()
+        except RuntimeError as error:  # there are too many threads or processes
+            _release(taken)
+            log.warning("%s is not asked: %s", about, error)
+            raise Late(begun=False) from error
         try:
             async with asyncio.timeout_at(deadline):
                 return await future
