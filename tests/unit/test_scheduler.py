@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+from sqlalchemy import event
 from test_service import eventually
 
 from replicator.core.config import read_config
@@ -157,6 +158,21 @@ def test_the_newest_run_is_the_one_that_was_queued_last(store: ServiceStore) -> 
     made_up, _ = store.enqueue(job, store.now() - 10 * HOUR, by=SCHEDULE, missed=10)
     store.plan("j", "", 0.0)
     assert [each.id for each in store.runs()] == [made_up, asked] and store.newest()["j"].id == made_up
+
+
+def test_the_first_runs_are_found_without_reading_all(store: ServiceStore) -> None:
+    jobs = {name: Job(name, ("cm", "ls"), Every(HOUR)) for name in "jk"}
+    for name, job in jobs.items():
+        store.plan(name, job.schedule.text, 0.0)
+        for _ in range(2 if name == "j" else 0):
+            store.end(store.enqueue(job, 5.0, by="me")[0], Ended("done", 0))
+    asked: list[str] = []
+    with store.together(), store.transaction() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        found = store.first_runs()
+        plan = [row[-1] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked[0]}")]
+    assert found == {"j": pytest.approx(store.runs()[-1].queued, abs=0.002)}
+    assert not [each for each in plan if "SCAN service_run" in each], plan
 
 
 def test_a_clock_that_ran_ahead_keeps_nothing_waiting(store: ServiceStore, tmp_path: Path) -> None:
