@@ -22,7 +22,9 @@ from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnr
 WROTE = "replicator.wrote"
 """Of a connection: its transaction has changed something."""
 
-LITTLE = 4096  # KiB of SQLite's memory for one of several connections
+LITTLE = 256
+"""KiB of SQLite's pages that one of several connections remembers: each fills its own, and the system has them, too."""
+
 WAIT = 10.0  # seconds for one of several connections, while all are in use
 PATIENCE = 30.0
 """Seconds that one writer of SQLite waits for others."""

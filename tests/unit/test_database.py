@@ -26,6 +26,11 @@ def test_who_finds_all_connections_in_use_may_try_again(tmp_path: Path, monkeypa
             pass
 
 
+def test_one_of_many_connections_remembers_little(tmp_path: Path) -> None:
+    with ServiceStore(f"sqlite:///{tmp_path}/s.sqlite") as store, store.transaction() as connection:
+        assert connection.exec_driver_sql("PRAGMA cache_size").scalar_one() == -256
+
+
 def test_tokens_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/service.sqlite"
 
