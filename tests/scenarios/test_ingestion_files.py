@@ -67,6 +67,40 @@ def test_text_with_its_description_lands_as_it_says(dropping: Dropping) -> None:
     assert len(dropping.rows("people")) == 3, "what was there stays"
 
 
+def test_a_value_that_would_be_changed_is_refused_in_each_format(dropping: Dropping) -> None:
+    bad = {"paid": "1.239", "at": "12:30:00", "far": "1e400", "born": "2020-12-31", "short": "long"}
+    columns: list[dict[str, Any]] = [
+        {"name": "paid", "type": "decimal(12,2)"},
+        {"name": "at", "type": "timestamp"},
+        {"name": "far", "type": "double"},
+        {"name": "born", "type": "date", "format": "yyyy-dd-MM"},
+        {"name": "short", "type": "varchar(3)"},
+    ]
+    tags = "".join(f"<{name}>{value}</{name}>" for name, value in bad.items())
+    head, line = ",".join(bad), ",".join(bad.values())
+    for said, text in (
+        ({"format": "csv"}, f"{head}\n{line}\n"),
+        ({"format": "json"}, json.dumps({**bad, "paid": 1.239})),
+        ({"format": "xml", "row": "o"}, f"<all><o>{tags}</o></all>"),
+    ):
+        dropping.describe("t", columns=columns, **said)
+        dropping.write("t", "a", text)
+        told = dropping.refused("t")
+        for value in bad.values():
+            assert f"has 1 values that do not fit, such as '{value}'" in told, told
+        (job, *_) = replicator.ingest_ls(config=dropping.config).jobs
+        assert job.state == "failed_type"
+    dropping.describe("t", format="json", columns=[{"name": "a", "type": "array<struct<paid:decimal(12,2)>>"}])
+    dropping.write("t", "a", '{"a": [{"paid": 1.124}, {"paid": 1.126}]}')
+    assert "has 1 values that do not fit, such as '1.124'" in dropping.refused("t")
+    large = "9" * 30
+    columns = [{"name": "n", "type": "decimal(38,0)"}, {"name": "p", "type": "decimal(12,2)"}, columns[3]]
+    dropping.describe("t", format="json", columns=columns)
+    dropping.write("t", "a", f'{{"n": {large}, "p": 120e-2, "born": "2020-02-01"}}\n{{"p": 0E-18}}\n')
+    assert dropping.land("t").rows == 2
+    assert dropping.rows("t")[0] == {"n": Decimal(large), "p": Decimal("1.20"), "born": date(2020, 1, 2)}
+
+
 ORDERS = [
     {
         "no": 1,
@@ -216,6 +250,7 @@ def test_a_drop_zone_that_lies_is_refused(dropping: Dropping) -> None:
         ({"format": "json", "delimeter": ";"}, "delimeter"),
         ({"format": "csv", "columns": [{"name": "a", "type": "struct<a:int>"}]}, "is no type"),
         ({"format": "json", "days": {"layout": "../%Y/%m/%d"}}, "layout"),
+        ({"format": "json", "columns": [{"name": "a", "type": "int", "format": "yyyy"}]}, "a format of int"),
     ):
         dropping.describe("bare", **said)
         assert told in dropping.refused("bare")

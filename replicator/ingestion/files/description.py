@@ -27,11 +27,12 @@ FileFormat = Literal["csv", "json", "avro", "parquet", "orc", "xml", "binary"]
 
 _ENCODINGS = ("UTF-8", "US-ASCII", "ISO-8859-1", "UTF-16", "UTF-16BE", "UTF-16LE")
 _NESTED = re.compile(r"[\w<>:,() ]{1,2000}", re.ASCII)
+_TIME = re.compile(r"date|timestamp(_ntz|_ltz)?", re.IGNORECASE)
 _LAYOUT = re.compile(r"(?:[\w=.-]|%[Ymd]|/(?!/))+", re.ASCII)
 
 
 class FileColumn(Value, frozen=True, forbid_unknown_fields=True):
-    """type: in the words of Hive and Spark. format: of dates and times, as Spark's patterns are written."""
+    """type: in the words of Hive and Spark. format: of a date or time, as Spark's patterns are written."""
 
     name: str
     type: str = "string"
@@ -141,6 +142,8 @@ def _check_column(found: Description, column: FileColumn, about: str) -> None:
             raise ValueError(f"{column.type[:80]!r} is no type")
     except ValueError as error:
         raise SourceRefused(f"{about}: column {column.name}: {error}", hint="write a type of Hive") from error
+    if column.format is not None and not _TIME.fullmatch(column.type):
+        raise SourceRefused(f"{about}: column {column.name}: a format of {column.type[:80]}", hint="leave it out")
     if not column.name.strip():
         raise SourceRefused(f"{about}: a column has no name", hint="name it")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cmroot.store.place import Place, join
-from replicator.errors import SourceRefused, TypeRefused
-from replicator.ingestion.files.description import Description, FileColumn
+from replicator.errors import SourceRefused
+from replicator.ingestion.files.description import Description
+from replicator.ingestion.files.fitting import fitted, read_as, types_of
 from replicator.ingestion.reading.drivers import give_drivers
 from replicator.purge.search.ids import hadoop_place
 from replicator.text.sql_text import SETTINGS, quoted_name, quoted_text
@@ -40,11 +41,14 @@ def _read(session: Any, places: list[str], description: Description) -> Any:
     reader = session.read.format("binaryFile" if description.format == "binary" else description.format)
     for key, value in _options(description).items():
         reader = reader.option(key, value)
-    columns = description.columns
-    if description.format == "csv":
-        return _fitted(reader.schema(_schema([*columns, FileColumn(CORRUPT)], strings=True)).load(places), columns)
-    if columns:
-        reader = reader.schema(_schema([*columns, FileColumn(CORRUPT)]))
+    if description.columns:
+        types = types_of(session, description.columns)
+        read = [
+            f"{quoted_name(each.name)} {read_as(type_, description.format)}"
+            for each, type_ in zip(description.columns, types, strict=True)
+        ]
+        texts = reader.schema(", ".join([*read, f"{CORRUPT} string"])).load(places)
+        return fitted(texts, description, types, (CORRUPT, "_metadata"))
     rows = reader.load(places)
     return _with_values(session, rows, description) if description.format == "binary" else rows
 
@@ -72,58 +76,12 @@ def _options(description: Description) -> dict[str, str]:
     return {**given, "rowTag": description.row} if description.format == "xml" else given
 
 
-def _schema(columns: Sequence[FileColumn], *, strings: bool = False) -> str:
-    return ", ".join(f"{quoted_name(each.name)} {'string' if strings else each.type}" for each in columns)
-
-
 def _day(directory: Place, description: Description) -> str:
     assert description.days is not None
     home = "/".join(str(directory).rstrip("/").split("/")[-2:])
     pattern = quoted_text(f"^.*?/{home}/{description.days.pattern}/.*")  # the first: below it, names are only names
     year, month, day = (f"regexp_extract(_metadata.file_path, {pattern}, {n})" for n in description.days.order)
     return f"CAST(concat_ws('-', {year}, {month}, {day}) AS date)"
-
-
-def _fitted(texts: Any, columns: Sequence[FileColumn]) -> Any:
-    """Columns of their types out of texts. Raises TypeRefused naming columns whose values do not fit."""
-    typed = {each.name: _typed(each) for each in columns if each.type.lower() != "string"}
-    if typed:
-        row = texts.selectExpr(
-            *(part for name, made in typed.items() for part in _tried(quoted_name(name), made))
-        ).first()
-        told = [
-            f"column {each.name} ({each.type}) has {row[2 * at]:,} values that do not fit, "
-            f"such as {row[2 * at + 1][:60]!r}"
-            for at, each in enumerate(each for each in columns if each.name in typed)
-            if row[2 * at]
-        ]
-        if told:
-            raise TypeRefused(
-                "; ".join(told[:5]), hint="correct them, or describe the column by another type or format"
-            )
-    made_of = (f"{typed.get(each.name, quoted_name(each.name))} AS {quoted_name(each.name)}" for each in columns)
-    return texts.selectExpr(*made_of, CORRUPT, "_metadata")
-
-
-def _tried(name: str, made: str) -> tuple[str, str]:
-    """How many values do not fit, and one of them."""
-    bad = f"{name} IS NOT NULL AND ({made}) IS NULL"
-    return f"count_if({bad})", f"first(CASE WHEN {bad} THEN {name} END, true)"
-
-
-def _typed(column: FileColumn) -> str:
-    """Exact, or NULL: a decimal is never rounded, and a year is no date."""
-    name, kind = quoted_name(column.name), column.type.lower()
-    if kind in ("date", "timestamp", "timestamp_ntz", "timestamp_ltz"):
-        if column.format is None and kind != "date":
-            return f"try_cast({name} AS {kind})"
-        moment = f"try_to_timestamp({name}, {quoted_text(column.format or 'yyyy-MM-dd')})"
-        return f"CAST({moment} AS {kind})"
-    made = f"try_cast(trim({name}) AS {kind})"
-    if kind.startswith(("decimal", "numeric")):
-        exact = f"try_cast(trim({name}) AS decimal(38,18))"
-        return f"CASE WHEN {made} = {exact} THEN {made} END"
-    return made
 
 
 def _with_values(session: Any, files: Any, description: Description) -> Any:
@@ -167,8 +125,8 @@ def _refuse_corrupt(rows: Any, directory: Place) -> None:
         raise SourceRefused(told, hint="check the format that the description says")
     bad = f"{CORRUPT} IS NOT NULL"
     asked = (f"first(CASE WHEN {bad} THEN {each} END, true)" for each in ("_metadata.file_name", CORRUPT))
-    found = rows.selectExpr(f"count_if({bad})", *asked, f"count({quoted_name(others[0])})")  # not of that column alone
-    count, file, example, _ = found.first()
+    read = (f"count({quoted_name(each)})" for each in others)  # else Spark looks at no value, and finds nothing bad
+    count, file, example, *_ = rows.selectExpr(f"count_if({bad})", *asked, *read).first()
     if count:
         raise SourceRefused(
             f"{directory}: {count:,} rows are not as described, such as {example[:80]!r} in {file}",
