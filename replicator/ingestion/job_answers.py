@@ -71,8 +71,9 @@ class JobAnswers(Database):
             yield from found
             after = found[-1][0]["target"]
 
-    def published_of(self, target: str, since: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Published jobs of a landing table, DATABASE.TABLE, from one on, with their facts; oldest first."""
+    def published_of(self, target: str, since: int) -> Iterator[tuple[int, float, dict[str, Any]]]:
+        """Published jobs of a landing table, DATABASE.TABLE, from one on, oldest first: with the time of their end or
+        begin, and their facts."""
         with self.transaction() as connection:
             yield from queries.find_published_of(connection, target, since)
 

@@ -86,11 +86,12 @@ def find_published(connection: Connection, after: str, limit: int) -> list[tuple
     return [(dict(row), msgspec.json.decode(row["facts"])) for row in connection.execute(query).mappings()]
 
 
-def find_published_of(connection: Connection, target: str, since: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Published jobs of a landing table, from one on, with their facts."""
+def find_published_of(connection: Connection, target: str, since: int) -> Iterator[tuple[int, float, dict[str, Any]]]:
+    """Published jobs of a landing table, from one on, with the time of their end or begin, and their facts."""
     mine = (job.c.event_id.is_not(None), job.c.target == target, job.c.id >= since)
-    for id, facts in connection.execute(select(job.c.id, job.c.facts).where(*mine).order_by(job.c.id)):
-        yield id, msgspec.json.decode(facts)
+    at = func.coalesce(job.c.ended, job.c.begun, 0.0)
+    for id, when, facts in connection.execute(select(job.c.id, at, job.c.facts).where(*mine).order_by(job.c.id)):
+        yield id, when, msgspec.json.decode(facts)
 
 
 def may_have_published(connection: Connection, target: str, after: int) -> bool:

@@ -18,6 +18,10 @@ from replicator.metastore.client import Metastore
 from replicator.purge.partitions import Part, parts_of
 
 STATISTICS_OF_SPARK = "spark.sql.statistics."
+WRITTEN = "replicator.ingestion.written"
+"""The property in which ingestion says what it wrote; `numFiles` is of anybody who writes there. A purge renews it."""
+
+PURGED = ", purged"
 _STALE = ("COLUMN_STATS_ACCURATE", "rawDataSize", "numFilesErasureCoded")
 
 
@@ -40,6 +44,8 @@ def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partit
     }
     parameters |= {"numFiles": str(figures.files), "totalSize": str(figures.bytes)}
     parameters["transient_lastDdlTime"] = str(int(now))
+    if WRITTEN in parameters:
+        parameters[WRITTEN] = f"{figures.files} files, {figures.bytes} bytes{PURGED}"
     if figures.rows >= 0:
         parameters["numRows"] = str(figures.rows)
     if any(key.startswith(STATISTICS_OF_SPARK) for key in part.obj.parameters):

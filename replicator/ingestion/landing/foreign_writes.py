@@ -23,8 +23,10 @@ from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
 from replicator.housekeeping.settings import REMOVE_EXPIRED
 from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
+from replicator.ingestion.landing.publishing_days import DAY_KEY
 from replicator.metastore.client import Metastore
 from replicator.purge.partitions import SIBLING
+from replicator.purge.swapping import WRITTEN
 
 FEW = 5
 """Names, users and events that are told of each table."""
@@ -33,13 +35,15 @@ EVENTS = 20_000
 """Events after a publication in which those of its table are looked for, at most."""
 
 
-JobsOf = Callable[[str, int], Iterable[tuple[int, Mapping[str, Any]]]]
-"""(DATABASE.TABLE, a job) -> the published jobs of the table, from that one on, with their facts."""
+JobsOf = Callable[[str, int], Iterable[tuple[int, float, Mapping[str, Any]]]]
+"""(DATABASE.TABLE, a job) -> the published jobs of the table, from that one on, oldest first: each with the time of its
+end or begin, and its facts."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True):
     """As the newest published job left a landing table. target: of the job, DATABASE.TABLE. at: when, in seconds since
-    1970. location: of an appended one, only of its newest partitions. columns: names and types."""
+    1970. location: of an appended one, only of its newest partitions. columns: names and types. files, bytes: that lie
+    there; -1: nobody says. sealed: whether its properties were."""
 
     db: str
     name: str
@@ -51,6 +55,9 @@ class PublishedTable(msgspec.Struct, frozen=True):
     appended: bool
     location: str
     columns: tuple[tuple[str, str], ...]
+    files: int = -1
+    bytes: int = -1
+    sealed: bool = False
 
 
 class ForeignWrite(msgspec.Struct, frozen=True):
@@ -104,16 +111,25 @@ def published_of(job: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[P
             appended=job["mode"] == "append",
             location=str(found.get("location") or ""),
             columns=tuple((column, kind) for column, kind in found.get("columns", ())),
+            files=int(found.get("files", -1)),
+            bytes=int(found.get("bytes", -1)),
+            sealed=bool(found.get("sealed")),
         )
 
 
-def partitions_of(table: PublishedTable, jobs: Iterable[tuple[int, Mapping[str, Any]]]) -> set[str]:
-    """Values of the partitions that these published jobs have made of a landing table."""
-    part, found = table.name.removeprefix(table.target.partition(".")[2]).removeprefix("__"), set[str]()
-    for job, facts in jobs:
+def partitions_of(table: PublishedTable, jobs: Iterable[tuple[int, float, Mapping[str, Any]]]) -> dict[str, PlaceTask]:
+    """The partitions that these published jobs have made of a landing table, by value, as the newest job of each left
+    it. What lies in a day's directory only its properties say."""
+    part, found = table.name.removeprefix(table.target.partition(".")[2]).removeprefix("__"), dict[str, PlaceTask]()
+    about = f"{table.db}.{table.name}"
+    for job, at, facts in jobs:
         own = facts.get("parts", {}).get(part, {}) if part else facts
-        if own.get("location"):
-            found |= set(own["days"]) if "days" in own else {str(job)}
+        location = own.get("location")
+        if location and "days" in own:
+            for day in own["days"]:
+                found[day] = PlaceTask(about, join(location, f"{DAY_KEY.name}={day}"), -1, -1, at)
+        elif location:
+            found[str(job)] = PlaceTask(about, location, int(own.get("files", -1)), int(own.get("bytes", -1)), at)
     return found
 
 
@@ -171,7 +187,9 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
         before, now = dict(of.columns), dict(columns)
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         what.append(f"its columns changed: {', '.join(names[:FEW]) or 'their order'}")
-    if table.parameters.get(SEAL, seal_of(table.parameters)) != seal_of(table.parameters):
+    given = table.parameters
+    is_sealed = of.sealed or SEAL in given or SINCE in given or WRITTEN in given  # else of an earlier release
+    if is_sealed and given.get(SEAL) != seal_of(given):
         what.append("properties by which purge and housekeeping know it changed")
     modified = [user] if (user := table.parameters.get("last_modified_by")) else []
     about = f"{of.db}.{of.name}"
@@ -179,19 +197,24 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
         parts = [part for some in metastore.all_partitions(of.db, of.name) for part in some]
         strange = [part for part in parts if marked(part.parameters) == (0, 0)]
         what += [f"partition {'/'.join(part.values)} was added" for part in strange[:FEW]]
-        if table.parameters.get(REMOVE_EXPIRED, "").lower() != "true":  # else they go by and by
-            wanted = partitions_of(of, jobs(of.target, _number(table.parameters.get(SINCE), of.job)))
-            gone = sorted(wanted - {part.values[0] for part in parts})
+        wanted = partitions_of(of, jobs(of.target, _number(given.get(SINCE), of.job)))
+        if given.get(REMOVE_EXPIRED, "").lower() != "true":  # else they go by and by
+            gone = sorted(wanted.keys() - {part.values[0] for part in parts})
             what += [f"partition {each} is gone" for each in gone[:FEW]]
-        return _Look(
-            of, what, modified if what else [], [_task(about, part, of.at) for part in parts if part not in strange]
-        )
-    if of.location and not _is_published(table.location or "", of.location):
-        what.append(f"its rows lie at {table.location}, not at {of.location}")
-        return _Look(of, what, modified, [])
+        places = list[PlaceTask]()
+        for part in parts:
+            if part in strange:
+                continue
+            told, task = _place(part, wanted.get(part.values[0], PlaceTask(about, "", -1, -1, of.at)), SINCE in given)
+            what += [f"partition {part.values[0]}: {told}"] if told else []
+            places += [task] if not told else []
+        return _Look(of, what[: 2 * FEW], modified if what else [], places)
+    told, task = _place(table, PlaceTask(about, of.location, of.files, of.bytes, of.at), False)
+    if told:
+        return _Look(of, [*what, told], modified, [])
     if marked(table.parameters)[0] != of.job:
         what.append(f"it says job {marked(table.parameters)[0]}, and job {of.job} has published it last")
-    return _Look(of, what, modified if what else [], [_task(about, table, of.at)])
+    return _Look(of, what, modified if what else [], [task])
 
 
 def _is_published(location: str, published: str) -> bool:
@@ -202,11 +225,20 @@ def _is_published(location: str, published: str) -> bool:
     )
 
 
-def _task(about: str, of: Table | Partition, at: float) -> PlaceTask:
-    files, size = written_sizes(of.parameters) or (-1, -1)
-    if name_of(Place(of.location or "/").parent.text).startswith(SIBLING):  # a purge wrote it, and says how much
-        files, size = (_number(of.parameters.get(key), -1) for key in ("numFiles", "totalSize"))
-    return PlaceTask(about, of.location or "", files, size, at)
+def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[str, PlaceTask]:
+    """How a place differs from where it was published, or "", and what has to lie there: as the store says, which a
+    writer does not change, else, also where a purge wrote it, as the properties do. says: whether these must."""
+    location = of.location or ""
+    if published.location and not _is_published(location, published.location):
+        return f"its rows lie at {location}, not at {published.location}", published
+    purged = name_of(Place(location or "/").parent.text).startswith(SIBLING)
+    sizes = written_sizes(of.parameters, purged)
+    if not purged and published.files >= 0:
+        sizes = published.files, published.bytes
+    if sizes is None and says and not purged:
+        return "it does not say any more what was published", published
+    files, size = sizes or (-1, -1)
+    return "", msgspec.structs.replace(published, location=location, files=files, bytes=size)
 
 
 def _number(text: str | None, otherwise: int) -> int:

@@ -10,19 +10,16 @@ import msgspec
 
 from replicator.core.model import EXTERNAL, Column, Serde, Storage, Table
 from replicator.errors import Error
-from replicator.housekeeping.settings import REMOVE_UNREFERENCED, UNREFERENCED_PERIOD
+from replicator.housekeeping.settings import REMOVE_EXPIRED, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_request import Asset, Format, Request, SchemaPolicy
+from replicator.purge.swapping import PURGED, WRITTEN
 from replicator.text.quantity import parse_duration
 
 PREFIX = "replicator.ingestion."
 """Of the parameters in which a landing table names its origin."""
 
-JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES, WRITTEN, SINCE, SEAL = (
-    PREFIX + each
-    for each in (
-        *("job", "fence", "asset", "source", "schema-hash"),
-        *("watermark", "files", "written", "since", "seal"),
-    )
+JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES, SINCE, SEAL = (
+    PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark", "files", "since", "seal")
 )
 LOAD = Column("landed", "bigint", "the job that brought the rows")
 """The partition key of a table to which jobs append: a job's rows appear with its partition, at once."""
@@ -31,7 +28,7 @@ DESCRIPTOR = "dataset.descriptor"
 """In which a purge looks for the column of people."""
 
 _LIFECYCLE = (DESCRIPTOR, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD)
-_SEALED = (ASSET, SOURCE, *_LIFECYCLE)
+_SEALED = (ASSET, SOURCE, *_LIFECYCLE, REMOVE_EXPIRED)
 
 _FORMATS: dict[Format, tuple[str, str, str]] = {
     "parquet": (
@@ -167,7 +164,8 @@ def written_text(files: int, size: int) -> str:
     return f"{files} files, {size} bytes"
 
 
-def written_sizes(parameters: dict[str, str]) -> tuple[int, int] | None:
-    """Files and bytes of `written_text`; None where it is not said."""
-    found = re.fullmatch(r"(\d+) files, (\d+) bytes", parameters.get(WRITTEN, ""), re.ASCII)
+def written_sizes(parameters: Mapping[str, str], purged: bool) -> tuple[int, int] | None:
+    """Files and bytes of `written_text`, purged: as a purge wrote it anew; None where it is not said."""
+    end = PURGED if purged else f"({PURGED})?"  # what it was before, where a purge was undone
+    found = re.fullmatch(rf"(\d+) files, (\d+) bytes{end}", parameters.get(WRITTEN, ""), re.ASCII)
     return (int(found[1]), int(found[2])) if found else None

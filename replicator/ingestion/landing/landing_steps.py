@@ -287,6 +287,7 @@ def _published(work: Work, facts: Facts) -> Facts:
         done = publish(work.metastore, work.asset, work.request, landed)
     said = schema_hash(columns, work.request.format, work.request.mode == "append")
     found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
+    found["sealed"] = work.request.mode != "append"  # those to which jobs append are, once, when they are made
     return {**facts, **_with(parts), **found, **({"location": ""} if done.empty else {})}
 
 

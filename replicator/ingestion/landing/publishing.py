@@ -26,7 +26,6 @@ from replicator.ingestion.landing.landing_schema import (
     SCHEMA_HASH,
     SINCE,
     WATERMARK,
-    WRITTEN,
     SchemaRefused,
     format_of,
     landing_table,
@@ -40,6 +39,7 @@ from replicator.ingestion.landing.landing_schema import (
 from replicator.ingestion.landing.source_keys import without_keys
 from replicator.ingestion.landing.watermarks import landed_until
 from replicator.metastore.client import Metastore
+from replicator.purge.swapping import WRITTEN
 
 ATTEMPTS = 5
 """Looks at a table that others change meanwhile."""

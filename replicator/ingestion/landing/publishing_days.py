@@ -15,7 +15,6 @@ from replicator.ingestion.landing.landing_schema import (
     FILES,
     SCHEMA_HASH,
     SINCE,
-    WRITTEN,
     SchemaRefused,
     landing_table,
     marked,
@@ -25,6 +24,7 @@ from replicator.ingestion.landing.landing_schema import (
 from replicator.ingestion.landing.landing_work import sizes_of
 from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken, Publication, landing_of, settle_table
 from replicator.metastore.client import Metastore
+from replicator.purge.swapping import WRITTEN
 
 DAY_KEY = Column("day", "date", "the day of the files, in UTC")
 """The partition key of what lies in a directory for each day."""
