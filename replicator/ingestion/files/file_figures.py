@@ -32,6 +32,9 @@ from replicator.purge.rewrite.avro import count_avro
 
 _OPENED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _ARROW = {".zst": "zstd", ".lz4": "lz4", ".snappy": "snappy"}
+LONGEST = 256 << 20
+"""Bytes of a row of csv."""
+
 TASKS = 4
 """For each that runs at once."""
 
@@ -130,6 +133,13 @@ class _Tally:
             for each in _entries(_at(row, below.via), below.is_map):
                 self.add_row(each, below.name)
 
+    def take(self, other: _Tally) -> None:
+        """What another one of the same parts has, too."""
+        for part, rows in other.rows.items():
+            self.rows[part] += rows
+            for name, count in other.counts[part].items():
+                self.add(part, name, count, other.totals[part].get(name))
+
     def only_rows(self, count: int) -> None:
         self.rows = {"": self.rows.get("", 0) + count}
         self.counts, self.totals = {}, {}
@@ -172,8 +182,27 @@ def _opened(raw: BinaryIO, name: str) -> Any:
 
 
 def _csv(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
+    """pyarrow reads blocks, and no row may be longer than one: where one is, the file is read again."""
+    size = 1 << 20
+    while True:
+        raw.seek(0)
+        mine = _Tally([*tally.parts.values()])
+        try:
+            _csv_in_blocks(raw, name, description, mine, size)
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error):
+                raise
+            size *= 2
+            if size > LONGEST:
+                raise ValueError(f"a row has more than {LONGEST:,} bytes, or a quote has no end") from error
+        else:
+            return tally.take(mine)
+
+
+def _csv_in_blocks(raw: BinaryIO, name: str, description: Description, tally: _Tally, size: int) -> None:
     columns = [each.name for each in description.columns]
-    read = csv.ReadOptions(encoding=description.encoding, column_names=None if description.header else columns)
+    header = None if description.header else columns
+    read = csv.ReadOptions(encoding=description.encoding, column_names=header, block_size=size)
     parse = csv.ParseOptions(
         delimiter=description.delimiter,
         quote_char=description.quote,
