@@ -10,13 +10,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from replicator.core.connections.source_config import IngestionConfig, SourceConfig
 from replicator.core.model import Column, Partition, Table
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
 from replicator.housekeeping.settings import UNREFERENCED_PERIOD
+from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
-from replicator.ingestion.landing.landing_schema import DESCRIPTOR, SEAL, seal_of
+from replicator.ingestion.landing.landing_schema import DESCRIPTOR, SEAL, RowsRefused, seal_of
+from replicator.ingestion.landing.landing_steps import _refuse_empty_list, describe
+from replicator.ingestion.landing.landing_work import Work
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
 from replicator.ingestion.landing.publishing_days import publish_days
+from replicator.ingestion.landing.settling import Erased
 from replicator.ingestion.landing.watermarks import landed_until, watermark_text
 from replicator.metastore.client import Metastore
 
@@ -193,3 +198,20 @@ def test_new_columns_of_a_table_that_is_appended_to_stand_at_its_end(tables: Tab
     phone = Column("phone", "string")
     land(tables, copied(tables, 2, 2, 20, columns=(COLUMNS[0], phone, COLUMNS[1])), request)
     assert tables.found and tables.found.storage and tables.found.storage.columns == (*COLUMNS, phone)
+
+
+def test_a_list_of_erased_people_is_remembered_by_a_job_that_has_no_rows(tables: Tables, tmp_path: Path) -> None:
+    """So one that is empty by a failed export is refused then, too."""
+    directory = tmp_path / "public" / "t"
+    directory.mkdir(parents=True)
+    (directory / "_description.json").write_text('{"format": "parquet", "days": {"layout": "%Y-%m-%d"}}')
+    config = IngestionConfig(landing=str(tmp_path / "l"), sources={"crm": SourceConfig(path=str(tmp_path))})
+    asset = msgspec.structs.replace(CRM, erasure_ids="gdpr.gone:id", erasure_column="id")
+    remembered: dict[str, Any] = {"erasure_ids": 40_000}
+    request = msgspec.structs.replace(APPEND, source="crm", schema="public", table="t")
+    for job in (2, 3):
+        claimed = Claimed(job, 1, job, "h", request, "", {})
+        work = Work(claimed, asset, config, cast(Any, tables), cast(Any, None), None, remembered, lambda _: None)
+        remembered = describe(work, {})
+    with pytest.raises(RowsRefused, match="had 40000 erased people, and has none now"):
+        _refuse_empty_list(replace(work, remembered=remembered), Erased(0, 0))

@@ -58,6 +58,7 @@ _OF_A_CLAIM = re.compile(r"(?:v|(in|st))-(?P<job>\d+)-\d+(?(1)(?:-\d+)?)")
 def describe(work: Work, facts: Facts) -> Facts:
     _check_scope(work, ())
     kept = {"base": _base(work), "consumers": work.remembered.get("consumers", [])}
+    kept["erasure_ids"] = work.remembered.get("erasure_ids", 0)  # also of a job that has no rows to apply the list to
     if work.source.path:
         return {**look_at_files(work), **kept}
     with opened(work.session, work.request.source, work.source) as database:
