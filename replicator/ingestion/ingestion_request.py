@@ -123,3 +123,16 @@ class Request(Value, frozen=True, omit_defaults=True):
                     "the source",
                 )
         return database, table
+
+
+class PartRequest(Request, frozen=True, omit_defaults=True):
+    """For a table that nested rows were taken apart into. whole: the table of the rows; part: its name among them, in
+    lower case."""
+
+    whole: str = ""
+    part: str = ""
+
+    @property
+    def place(self) -> str:
+        """Never that of a table of this name at the source."""
+        return f"{self.source}:{self.schema}.{self.whole}#{self.part}"

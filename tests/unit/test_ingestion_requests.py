@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 import replicator
 from replicator.cli.main import run
 from replicator.core.config import Config, parse_config
+from replicator.core.model import Column
 from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, StoreUnreachable, TypeRefused, UsageError
 from replicator.ingestion.doors import request_directory
 from replicator.ingestion.doors.intake import parse_request, this_user
 from replicator.ingestion.doors.validation import Requester
 from replicator.ingestion.files.nesting import parts_of
-from replicator.ingestion.ingestion_request import Request
+from replicator.ingestion.ingestion_job import Claimed
+from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.landing.landing_schema import landing_table
+from replicator.ingestion.landing.landing_work import Work
+from replicator.ingestion.landing.publishing import ForeignTable, landing_of
 
 PAUL: dict[str, Any] = {"by": "paul", "groups": ["staff", "crm_producer"]}
 
@@ -126,6 +132,30 @@ def test_nobody_approves_by_another_door_what_they_made(config: Config, maker: s
     with pytest.raises(Refused, match="has made it"):
         replicator.asset_approve("own", config=config, by=approver)
     assert replicator.asset_approve("own", config=config, by="proxy:anna").asset.approved_by == "proxy:anna"
+
+
+def test_a_table_of_lists_is_landed_over_by_no_other_request() -> None:
+    asset, columns = Asset(name="sales", owner="o"), [Column("row_id", "string"), Column("parent_id", "string")]
+    drop = Request("sales", "drop", "public", "Orders")
+    work = Work(Claimed(1, 1, 1, "c", drop, "", {}), asset, *(Mock() for _ in range(6)))
+    part, same = work.part("Items").request, Request("sales", "drop", "public", "orders__items")
+    other = msgspec.structs.replace(same, source="crm")
+    assert part.target == same.target == other.target
+
+    def lands(one: Request, of: Request, columns: list[Column] = columns) -> bool:
+        """Whether one's rows land where another's are."""
+        there = Mock()
+        there.table.return_value = landing_table(asset, of, columns, "file:/x")
+        try:
+            return landing_of(there, asset, one) is not None
+        except ForeignTable as error:
+            assert of.place in error.message and one.place in error.message
+            return False
+
+    assert all(lands(each, each) for each in (drop, part, same, other))
+    assert not any(lands(*two) for two in ((same, part), (other, part), (part, other), (same, other), (other, same)))
+    assert lands(part, same), "as an earlier release wrote it"
+    assert not lands(part, same, [Column("id", "int")])
 
 
 def test_two_lists_whose_tables_would_have_one_name_are_refused() -> None:

@@ -100,7 +100,7 @@ def landing_table(
     """A landing table that is not there yet. location: of its rows, or of a table whose partitions, by `key`, hold
     them."""
     db, name = request.target
-    parameters = {"EXTERNAL": "TRUE", ASSET: asset.name, SOURCE: f"{request.source}:{request.schema}.{request.table}"}
+    parameters = {"EXTERNAL": "TRUE", ASSET: asset.name, SOURCE: request.place}
     return Table(
         db=db,
         name=name,

@@ -14,7 +14,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.model import Column
 from replicator.errors import Error
 from replicator.ingestion.ingestion_job import Claimed
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.ingestion_request import Asset, PartRequest, Request
 from replicator.ingestion.landing.landing_schema import RowsRefused, landed_columns
 from replicator.ingestion.landing.publishing import columns_of, landing_of
 from replicator.metastore.client import Metastore
@@ -66,7 +66,8 @@ class Work:
     def part(self, name: str) -> Work:
         """The same for a table that nested rows were taken apart into."""
         table = f"{self.request.table}__{name}".lower()
-        asked = msgspec.structs.replace(self.request, table=table)
+        given = msgspec.structs.asdict(self.request) | {"table": table}
+        asked = PartRequest(**given, whole=self.request.table, part=name.lower())
         return replace(self, claimed=replace(self.claimed, request=asked))
 
     def directory(self, kind: str) -> str:

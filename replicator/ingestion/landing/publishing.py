@@ -17,7 +17,8 @@ import msgspec
 from cmroot.store.place import Place
 from replicator.core.model import Column, Database, Partition, Table
 from replicator.errors import CommitOutcomeUnknown, Error, MetastoreError, ObjectExists, ObjectNotFound
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.files.nesting import PARENT
+from replicator.ingestion.ingestion_request import Asset, PartRequest, Request
 from replicator.ingestion.landing.landing_schema import (
     ASSET,
     FENCE,
@@ -25,6 +26,7 @@ from replicator.ingestion.landing.landing_schema import (
     LOAD,
     SCHEMA_HASH,
     SINCE,
+    SOURCE,
     WATERMARK,
     SchemaRefused,
     format_of,
@@ -127,10 +129,21 @@ def landing_of(metastore: Metastore, asset: Asset, request: Request) -> Table | 
         raise ForeignTable(
             f"{db}.{name} is there, and no landing table of the asset {asset.name}", hint="rename or drop that table"
         )
+    if not _is_of(request, table):
+        told = f"{db}.{name} is landed from {table.parameters.get(SOURCE)}, not from {request.place}"
+        raise ForeignTable(told, hint="make a view of another name in the source, or drop that table")
     if table.is_partitioned != (request.mode == "append"):
         had = "was landed by append" if table.is_partitioned else "was not landed by append"
         raise SchemaRefused(f"{db}.{name} {had}", hint="drop it, or ask in the mode in which it was landed")
     return table
+
+
+def _is_of(request: Request, table: Table) -> bool:
+    """Whether a landing table has the rows of a request's source. Earlier releases called a part as a table."""
+    there = table.parameters.get(SOURCE, request.place)
+    if isinstance(request, PartRequest) and table.storage and PARENT in {each.name for each in table.storage.columns}:
+        return there in (request.place, f"{request.source}:{request.schema}.{request.table}")
+    return there == request.place
 
 
 def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) -> tuple[Column, ...]:
