@@ -215,18 +215,18 @@ def test_all_readers_and_figures_see_one_moment_of_postgresql(session: Any, pg: 
 
 def test_increments_are_those_behind_a_mark(session: Any, pg: Pg, maria: MariaDb) -> None:
     pg.sql("CREATE TABLE marked AS SELECT i AS id, timestamp '2020-01-01' + i * interval '1s' AS at,"
-           " 'a\\'' b' || i AS word FROM generate_series(1, 9) i")  # fmt: skip
+           " 'a\\'' b' || i AS word, (1234560 + i)::real AS part FROM generate_series(1, 9) i")  # fmt: skip
     db = maria.database()
     maria.sql(
-        "CREATE TABLE marked (id INT, at DATETIME(3), word VARCHAR(20)); INSERT INTO marked"
-        " SELECT seq, '2020-01-01' + INTERVAL seq SECOND, CONCAT('a\\\\'' b', seq) FROM seq_1_to_9",
+        "CREATE TABLE marked (id INT, at DATETIME(3), word VARCHAR(20), part FLOAT); INSERT INTO marked"
+        " SELECT seq, '2020-01-01' + INTERVAL seq SECOND, CONCAT('a\\\\'' b', seq), 1234560 + seq FROM seq_1_to_9",
         db,
     )
     mysql = of_mariadb(maria, db)
     for source, schema in ((pg.source, "public"), (mysql, db)):
         with opened(session, "any", source, PATIENCE) as database:
             table = database.table(schema, "marked")
-            for column in ("id", "at", "word"):
+            for column in ("id", "at", "word", "part"):
                 mark = database.greatest(table, column, "id < 7")
                 assert mark is not None
                 assert database.figures(table, where=database.after(table, column, mark)).rows == 3, mark

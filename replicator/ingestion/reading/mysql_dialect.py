@@ -170,7 +170,9 @@ class MySqlDialect:
         return column.expression if column.type in ("date", "timestamp") else self.name(column.name)
 
     def greatest(self, column: SourceColumn) -> str:
-        return f"CAST(MAX({self.name(comparable(column).name)}) AS CHAR)"
+        own = self.name(comparable(column).name)
+        value = f"({own} + 0e0)" if column.type == "float" else own  # as text, MySQL writes six digits of one
+        return f"CAST(MAX({value}) AS CHAR)"
 
     def after(self, column: SourceColumn, text: str, *, same: bool = False) -> str:
         own = f"{self.name(comparable(column).name)} {'>=' if same else '>'}"
