@@ -19,6 +19,7 @@ from replicator.errors import UsageError
 from replicator.service.alerts.alerting import Alerter
 from replicator.service.entrance.admitted import Admission
 from replicator.service.entrance.timed_connection import uvicorn_limits
+from replicator.service.entrance.tls_gate import gated
 from replicator.service.lag_watch import LagWatch
 from replicator.service.measuring.slow_watch import SlowWatch
 from replicator.service.scheduler import Scheduler
@@ -121,7 +122,13 @@ class _Server(uvicorn.Server):
             self.answers.set()
 
     async def startup(self, sockets: object = None) -> None:
-        await super().startup()
+        context, plain = self.config.ssl, self.config.http_protocol_class
+        if context is not None:  # the handshake is the gate's, which counts who does not begin it
+            self.config.ssl, self.config.http_protocol_class = None, gated(plain, context)  # type: ignore[assignment]
+        try:
+            await super().startup()
+        finally:
+            self.config.ssl = context
         for each in (one for server in self.servers for one in server.sockets):
             if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; connections have it from here
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW * 1000)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
 import pytest
+import uvicorn
+from certificates import Authority
+from test_service import eventually
 
 from replicator.core.config import parse_config
-from replicator.core.schedules.entrance_config import GroupConfig, ProxyConfig
+from replicator.core.schedules.entrance_config import GroupConfig, LimitConfig, ProxyConfig
 from replicator.errors import ConfigError
 from replicator.service.api_tokens import Identity
 from replicator.service.entrance.rates import Rates
+from replicator.service.entrance.timed_connection import uvicorn_limits
 from replicator.service.entrance.trusted_proxies import Proxies
+from replicator.service.service_process import _Server
 from replicator.service.store import ServiceStore
 
 CONFIG = ProxyConfig(
@@ -79,6 +91,57 @@ def test_a_client_asks_so_often_and_memory_is_bounded() -> None:
     for number in range(1000):
         assert rates.admit(f"c{number}", 100.0) == 0.0
     assert len(rates) == 10
+
+
+async def answers_ok(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": scope["scheme"][-2:].encode()})
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_who_connects_and_says_nothing_is_counted_and_has_a_time(tmp_path: Path, secured: bool) -> None:
+    tls: dict[str, Any] = {}
+    if secured:
+        tls["ssl_certfile"], tls["ssl_keyfile"] = Authority(tmp_path).issue("server")
+    limits = uvicorn_limits(LimitConfig(connections=5, header_time="2s"))
+    server = _Server(uvicorn.Config(answers_ok, port=0, log_config=None, lifespan="off", **tls, **limits))
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    assert server.answers.wait(30)
+
+    def ask() -> str:
+        url = f"{'https' if secured else 'http'}://127.0.0.1:{server.port}/"
+        return httpx.get(url, verify=False).text
+
+    def silent() -> socket.socket:
+        return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+
+    with ExitStack() as stack:
+        stack.callback(serving.join)
+        stack.callback(setattr, server, "should_exit", True)
+        assert ask() == ("ps" if secured else "tp")
+        eventually(lambda: not server.server_state.connections)
+        first = [silent() for _ in range(5)]
+        eventually(lambda: len(server.server_state.connections) == 5)
+        assert all(_end_of(silent()) == secured for _ in range(5)), "TLS has no answer before a handshake"
+        with pytest.raises((httpx.TransportError, AssertionError)):
+            assert ask() in ("ps", "tp")
+        for each in first:  # until their time is over
+            _end_of(each)
+        eventually(lambda: not server.server_state.connections)
+        assert ask() == ("ps" if secured else "tp")
+        silent()
+        if secured:
+            silent().sendall(b"GET / HTTP/1.1\r\n\r\n")  # no handshake
+    assert not server.server_state.connections
+
+
+def _end_of(connection: socket.socket) -> bool:
+    """Whether it ends without an answer."""
+    try:
+        return not connection.recv(1000)
+    except ConnectionError:
+        return True
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
     head, write = (parse_duration(each).total_seconds() for each in (limits.header_time, limits.write_time))
 
     class TimedConnection(H11Protocol):
+        most, head_time = limits.connections, head
         _head: asyncio.TimerHandle | None = None
         _write: asyncio.TimerHandle | None = None
 
