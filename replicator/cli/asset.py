@@ -101,6 +101,7 @@ def show(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @asset.command(name="approve")
 @click.argument("name")
+@click.option("--digest", default="", metavar="HEX", help="Only the definition that `asset show` gave with it.")
 @json_option
 @pass_session
 def approve(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -135,6 +136,7 @@ def _tell(done: AssetShown, as_json: bool) -> int:
         ("note", one.note or None),
         ("created by", one.created_by),
         ("approved by", one.approved_by or "nobody yet"),
+        ("digest", done.digest),
     ]
     lines += [("not made", each) for each in done.not_made]
     emit(done, as_json, aligned(lines))

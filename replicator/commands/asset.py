@@ -137,9 +137,11 @@ class AssetApproveOptions(AsRequester):
     """Arguments:
 
     name: the asset's.
+    digest: of the definition that is meant, as `asset_show` has it; empty: whichever is there.
     """
 
     name: str = field(kw_only=False)
+    digest: str = ""
 
 
 @verb(AssetApproveOptions)
@@ -149,9 +151,10 @@ def asset_approve(options: AssetApproveOptions) -> AssetShown:
 
         replicator.asset_approve("crm")
 
-    Raises ObjectNotFound when there is none; Refused for who has made or changed it."""
+    Raises ObjectNotFound when there is none; Refused for who has made or changed it, and where it is
+    another definition than that of `digest`."""
     with opened_store(options.settings) as store:
-        approved = store.approve_asset(options.name, options.asks.user)
+        approved = store.approve_asset(options.name, options.asks.user, options.digest)
     shown = AssetShown.of("approved", approved, options.settings.ingestion)
     shown.not_made = prepare_place(approved, options.settings.ingestion)
     return shown

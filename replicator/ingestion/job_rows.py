@@ -20,6 +20,11 @@ def definition_of(one: Asset) -> str:
     return msgspec.json.encode(msgspec.structs.replace(one, created_by="", approved_by="")).decode()
 
 
+def digest_of(one: Asset) -> str:
+    """Of what an approver approves: the definition, and who made it."""
+    return digest(f"{one.created_by}\n{definition_of(one)}")[:16]
+
+
 def to_asset(row: Mapping[str, Any]) -> Asset:
     found = msgspec.json.decode(row["definition"], type=Asset)
     return msgspec.structs.replace(found, created_by=row["created_by"], approved_by=row["approved_by"])

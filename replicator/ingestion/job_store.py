@@ -93,11 +93,15 @@ class IngestionStore(JobAnswers):
                 connection.execute(update(asset).where(asset.c.name == given.name).values(**values))
         return msgspec.structs.replace(given, approved_by="")
 
-    def approve_asset(self, name: str, by: str) -> Asset:
+    def approve_asset(self, name: str, by: str, digest: str = "") -> Asset:
         """Lets requests for it be made, and its jobs that waited for that go on. May run twice; the first approver
-        stays. Raises ObjectNotFound, and Refused for who has made or changed it."""
+        stays. digest: of the definition that is meant; empty: whichever is there. Raises ObjectNotFound, and Refused
+        for who has made or changed it, and for another definition."""
         with self._turn() as connection:
             found = queries.find_asset(connection, name)
+            if digest and digest != rows.digest_of(found):
+                told = f"asset {name} was changed since it was looked at"
+                raise Refused(told, hint="look at it again, and approve what is there now")
             if found.approved_by:
                 return found
             if is_same_person(found.created_by, by):

@@ -363,8 +363,13 @@ def test_assets_and_requests_of_ingestion(made: Made, tmp_path: Path) -> None:
     assert post("assets", eve, **asset).status_code == 403
     assert post("assets", ann, **asset).json()["status"] == "created"
     assert post("assets", ann, **asset, engine="spark").status_code == 422
-    assert post("assets/crm:approve", ann).json()["detail"] == "asset crm: ann has made it"
-    assert post("assets/crm:approve", bob).json()["approved_by"] == "bob"
+    assert "no digest" in post("assets/crm:approve", bob).json()["detail"]
+    seen = {"digest": server.get("/api/v1/assets/crm", look).json()["digest"]}
+    assert post("assets", ann, **asset, consumers=["eve"], overwrite=True).json()["status"] == "changed"
+    assert "was changed since" in post("assets/crm:approve", bob, **seen).json()["detail"]
+    assert post("assets", ann, **asset, overwrite=True).json()["digest"] == seen["digest"]
+    assert post("assets/crm:approve", ann, **seen).json()["detail"] == "asset crm: ann has made it"
+    assert post("assets/crm:approve", bob, **seen).json()["approved_by"] == "bob"
     assert [each["name"] for each in server.get("/api/v1/assets", look).json()["assets"]] == ["crm"]
     assert server.get("/api/v1/assets/cmr", look).json()["hint"] == "did you mean crm?"
 

@@ -12,6 +12,7 @@ from replicator.core.report import Report, Rows
 from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, Submitted
 from replicator.ingestion.ingestion_request import OF_A_CLASS, Asset, with_class
 from replicator.ingestion.job_figures import LandingFigures, QueueFigures
+from replicator.ingestion.job_rows import digest_of
 from replicator.ingestion.notices.outbox import Undelivered
 from replicator.ingestion.replication_scope import allowed_policies
 
@@ -26,13 +27,14 @@ class AssetShown(Report):
     """An asset, with what its class gives it. status: "created", "unchanged", "changed", "approved" or "shown".
     given_by: where retention and erasure come from: "asset", or "class NAME"; without those that it has not.
     policies: those that may replicate what lands of it, as its class says; None: all. not_made: of what an approval
-    makes."""
+    makes. digest: of the definition without its class, by which an approval names it."""
 
     status: str
     asset: Asset
     given_by: dict[str, str] = field(default_factory=dict)
     policies: tuple[str, ...] | None = None
     not_made: list[str] = field(default_factory=list)
+    digest: str = ""
 
     @classmethod
     def of(cls, status: str, asset: Asset, ingestion: IngestionConfig) -> Self:
@@ -40,12 +42,12 @@ class AssetShown(Report):
         for name in OF_A_CLASS:
             if getattr(whole, name) is not None:
                 said[name] = "asset" if getattr(asset, name) is not None else f"class {asset.classification}"
-        return cls(status, whole, said, allowed_policies(asset, ingestion))
+        return cls(status, whole, said, allowed_policies(asset, ingestion), digest=digest_of(asset))
 
     def to_dict(self) -> dict[str, Any]:
         policies = None if self.policies is None else list(self.policies)
         more = {"given_by": self.given_by, "policies": policies, "not_made": self.not_made}
-        return {"status": self.status, **_asset_fields(self.asset), **more}
+        return {"status": self.status, **_asset_fields(self.asset), **more, "digest": self.digest}
 
 
 @dataclass

@@ -19,6 +19,7 @@ from replicator.ingestion.ingestion_request import is_same_person
 from replicator.service.pages.places.root_asking import Said, asked, config_of, said
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting, Visitor
+from replicator.service.web.deeds.bodies import ApproveAssetAsk
 from replicator.service.web.deeds.ingestion_deeds import SECONDS as ACTING
 from replicator.service.web.deeds.ingestion_deeds import Name, approve_asset, cancel_request
 from replicator.service.web.permission import require
@@ -112,7 +113,8 @@ def one_landing(request: Request, visitor: Visiting, job: Number) -> Response:
 @ingesting.post("/ingestion/assets/{asset}/approve")
 def approve(request: Request, visitor: Acting, fields: Fields, asset: Name) -> Response:
     """Approves an asset, and leads back."""
-    approve_asset(request, visitor.identity, asset, _ask(fields))
+    ask = ApproveAssetAsk(_ask(fields).reason, digest=fields.get("digest", "")[:100])
+    approve_asset(request, visitor.identity, asset, ask)
     return RedirectResponse(f"/ingestion/assets/{quote(asset)}", 303)
 
 

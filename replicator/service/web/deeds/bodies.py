@@ -180,6 +180,13 @@ class AssetAsk(Ask):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ApproveAssetAsk(Ask):
+    """digest: of the definition that is meant, as `assets/A` has it."""
+
+    digest: Words = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LandingAsk(Ask):
     """As the options of `replicator ingest request`. table: SOURCE:SCHEMA.TABLE."""
 

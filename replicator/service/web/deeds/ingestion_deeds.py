@@ -11,8 +11,9 @@ from fastapi.routing import APIRoute
 
 from replicator.commands.asset import asset_approve, asset_create
 from replicator.commands.ingest import ingest_cancel, ingest_request
+from replicator.errors import UsageError
 from replicator.service.api_tokens import NOBODY
-from replicator.service.web.deeds.bodies import AssetAsk, LandingAsk, fields_of
+from replicator.service.web.deeds.bodies import ApproveAssetAsk, AssetAsk, LandingAsk, fields_of
 from replicator.service.web.deeds.recorded import What, do_once, serving_of
 from replicator.service.web.permission import NEEDED, Who, require
 from replicator.service.web.questions.within import within
@@ -47,12 +48,17 @@ def create_asset(request: Request, who: Who, ask: AssetAsk) -> dict[str, Any]:
 
 
 @ingestion_deeds.post("/assets/{asset}:approve")
-def approve_asset(request: Request, who: Who, asset: Name, ask: Ask) -> dict[str, Any]:
-    """Lets requests for it be made, as `replicator asset approve`; not by who made or changed it. Asked by admins."""
+def approve_asset(request: Request, who: Who, asset: Name, ask: ApproveAssetAsk) -> dict[str, Any]:
+    """Lets requests for it be made, as `replicator asset approve`; not by who made or changed it. Needs its
+    `digest`: what was changed meanwhile is not approved unseen. Asked by admins."""
     require(who, "admin", "")
+    if not ask.digest:
+        raise UsageError(f"approve asset {asset}: no digest", hint=f"send the digest that GET assets/{asset} has")
 
     def do() -> Any:
-        return asset_approve(asset, by=who.name, groups=who.groups, config=_config(request)).to_dict()
+        return asset_approve(
+            asset, digest=ask.digest, by=who.name, groups=who.groups, config=_config(request)
+        ).to_dict()
 
     return _given(do_once(request, who, What("approve asset", asset, ask.reason), do))
 
