@@ -169,7 +169,9 @@ def test_erased_people_take_what_belongs_to_them_along(warehouse: Warehouse, tmp
     assert replicator.ingest_show(job.job, config=dropping.config).detail.facts["erased_rows"] == 1
 
 
-def test_days_land_when_they_are_closed_and_again_when_files_come_late(dropping: Dropping) -> None:
+def test_days_land_when_they_are_closed_and_again_when_files_come_late(
+    dropping: Dropping, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dropping.describe("clicks", format="json", days={"layout": "%Y/%m/%d", "watermark": "_written", "lateness": "1h"})
     for day, number in (("2026/01/01", 1), ("2026/01/02", 2), ("2026/01/03", 3)):
         dropping.write("clicks", f"{day}/a.json", json.dumps({"n": number}) + "\n")
@@ -198,6 +200,10 @@ def test_days_land_when_they_are_closed_and_again_when_files_come_late(dropping:
     assert dropping.land("clicks", **asked).rows == 2
     shown.append((date(2026, 1, 2), 20))
     assert dropping.sql("SELECT day, n FROM {db}.clicks ORDER BY 1, 2") == shown, "of the directory's day"
+    monkeypatch.setattr(drop_directory, "MOST", 2)
+    dropping.write("clicks", "_written", "2026-01-04T02:00:00Z")
+    assert dropping.land("clicks", **asked).rows == 1, "files of days that have landed are none of this job"
+    assert "has more than 2 files to land" in dropping.land("clicks").errors[0]
     dropping.write("clicks", "elsewhere.json", "{}")
     assert "elsewhere.json is in no directory of a day" in dropping.land("clicks", **asked).errors[0]
 
@@ -300,7 +306,7 @@ def test_what_changes_while_it_is_read_or_is_too_much_is_not_landed(
     assert job.state == "failed" and job.due is not None, "it is tried again"
     assert dropping.land("t").rows == 2
     monkeypatch.setattr(drop_directory, "MOST", 1)
-    assert "has more than 1 files" in dropping.land("t").errors[0]
+    assert "has more than 1 files to land" in dropping.land("t").errors[0]
 
 
 def test_a_job_that_fails_between_the_tables_of_nested_rows_goes_on(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 
 from cmroot.store.local import Child
 from cmroot.store.place import Place, name_of
@@ -37,8 +38,9 @@ class SourceChanged(Error):
 
 @dataclass(frozen=True)
 class Listing:
-    """names: of files, relative to the table's directory, in order. digest: of their names, sizes and times. days: the
-    digests of the closed days, by "YYYY-MM-DD"; empty where the directory has none. open: days that are not closed."""
+    """names: of files to land, relative to the table's directory, in order; bytes: theirs. digest: of names, sizes and
+    times of all, also in days that have landed. days: the digests of the closed days to land, by "YYYY-MM-DD"; empty
+    where the directory has none. open: days that are not closed."""
 
     names: tuple[str, ...]
     bytes: int
@@ -61,36 +63,50 @@ def table_directory(path: str, schema: str, table: str) -> Place:
     return place
 
 
-def listing_of(directory: Place, description: Description, now: datetime) -> Listing:
-    """Raises SourceRefused for links and for too many files, SourceMissing for none."""
+def listing_of(
+    directory: Place, description: Description, now: datetime, landed: Mapping[str, str] | None = None
+) -> Listing:
+    """landed: digests of days that need not land again. Raises SourceRefused for links and for too many files to land,
+    SourceMissing for none."""
     days = description.days
-    until = _written_until(directory, days, now) if days else None
-    names, total, digest = list[str](), 0, _Digest()
-    closed, opened = dict[str, _Digest](), set[str]()
-    for name, child in _files(directory, "", 0):
-        if days is not None:
-            day = day_of(days, name)
-            if day is None:
-                raise SourceRefused(f"{directory}/{name} is in no directory of a day", hint=f"they are {days.layout}")
-            if not _is_closed(day, days, until or now):
-                opened.add(day.isoformat())
+    until = _written_until(directory, days, now) if days else now
+    names, total, digest, closed, opened = list[str](), 0, _Digest(), dict[str, str](), 0
+    # a day is one directory, so its files follow each other
+    for day, files in groupby(_files(directory, "", 0), lambda file: _day_of(directory, days, file[0])):
+        if days is not None and day is not None and not _is_closed(day, days, until):
+            opened += 1
+            continue
+        mine, size, own = list[str](), 0, _Digest()
+        for name, child in files:
+            own.add(name, child)
+            digest.add(name, child)
+            mine.append(name)
+            size += child.size
+            _refuse_many(directory, mine, days)
+        if day is not None:
+            if (landed or {}).get(str(day)) == own.text:
                 continue
-            closed.setdefault(day.isoformat(), _Digest()).add(name, child)
-        digest.add(name, child)
-        names.append(name)
-        total += child.size
-        if len(names) > MOST:
-            raise SourceRefused(
-                f"{directory} has more than {MOST:,} files", hint="pack them, or write a directory for each day"
-            )
-    found = {day: each.text for day, each in sorted(closed.items())}
-    return Listing(tuple(sorted(names)), total, digest.text, found, len(opened))
+            closed[str(day)] = own.text
+        names += mine
+        total += size
+        _refuse_many(directory, names, days)
+    return Listing(tuple(sorted(names)), total, digest.text, dict(sorted(closed.items())), opened)
 
 
-def of_days(listing: Listing, days: Days, wanted: set[str]) -> Listing:
-    """Only the files of some days."""
-    names = tuple(name for name in listing.names if str(day_of(days, name)) in wanted)
-    return Listing(names, listing.bytes, listing.digest, {day: listing.days[day] for day in sorted(wanted)})
+def _refuse_many(directory: Place, names: Sequence[str], days: Days | None) -> None:
+    if len(names) > MOST:
+        by_day = "let the sink's watermark come to them day by day"
+        hint = f"pack them, or {by_day if days else 'write a directory for each day'}"
+        raise SourceRefused(f"{directory} has more than {MOST:,} files to land", hint=hint)
+
+
+def _day_of(directory: Place, days: Days | None, name: str) -> date | None:
+    if days is None:
+        return None
+    day = day_of(days, name)
+    if day is None:
+        raise SourceRefused(f"{directory}/{name} is in no directory of a day", hint=f"they are {days.layout}")
+    return day
 
 
 def day_of(days: Days, name: str) -> date | None:

@@ -19,14 +19,7 @@ from replicator.core.model import Column
 from replicator.errors import TypeRefused
 from replicator.ingestion.files.avro_reader import avro_jar
 from replicator.ingestion.files.description import Description, read_description
-from replicator.ingestion.files.drop_directory import (
-    Listing,
-    SourceChanged,
-    directory_of,
-    listing_of,
-    of_days,
-    table_directory,
-)
+from replicator.ingestion.files.drop_directory import Listing, SourceChanged, directory_of, listing_of, table_directory
 from replicator.ingestion.files.file_figures import file_figures
 from replicator.ingestion.files.file_frames import DAY, rows_of
 from replicator.ingestion.files.nesting import PARENT, POSITION, ROW, Part, frames_of, keys_of, parts_of
@@ -46,13 +39,14 @@ _OWN = (ROW, PARENT, POSITION)
 
 @dataclass(frozen=True)
 class _Drop:
-    """A table's directory at one moment. listing: what is to be landed; all: of everything that is closed at `now`."""
+    """A table's directory at one moment. listing: what is closed at `now` and is to be landed. landed: digests of the
+    days that are there; None: it does not land by day."""
 
     now: datetime
     directory: Place
     description: Description
-    all: Listing
     listing: Listing
+    landed: dict[str, str] | None
 
     @property
     def paths(self) -> list[str]:
@@ -68,28 +62,24 @@ class _Drop:
 def look_at_files(work: Work) -> Facts:
     """Raises SourceMissing and SourceRefused for what the directory or its description lacks."""
     drop = _opened(work)
-    return {"source_files": len(drop.listing.names), "open_days": drop.all.open}
+    return {"source_files": len(drop.listing.names), "open_days": drop.listing.open}
 
 
 def _opened(work: Work) -> _Drop:
     directory = table_directory(work.source.path, work.request.schema, work.request.table)
     description = read_description(directory)
-    now = datetime.now(UTC)
-    listing = listing_of(directory, description, now)
     appends = work.request.mode == "append"
     if appends and description.days is None:
         raise RowsRefused(
             f"{directory}: files are appended by day, and the description has no days", hint="ask with mode overwrite"
         )
-    if not appends or description.days is None:
-        if not listing.names:
-            raise RowsRefused(
-                f"{directory} has no files to land", hint="an empty directory is more often a failed export"
-            )
-        return _Drop(now, directory, description, listing, listing)
-    there = landed_days(work.metastore, landing_of(work.metastore, work.asset, work.request))
-    wanted = {day for day, digest in listing.days.items() if there.get(day) != digest}
-    return _Drop(now, directory, description, listing, of_days(listing, description.days, wanted))
+    table = landing_of(work.metastore, work.asset, work.request) if appends else None
+    landed = landed_days(work.metastore, table) if appends else None
+    now = datetime.now(UTC)
+    listing = listing_of(directory, description, now, landed)
+    if not appends and not listing.names:
+        raise RowsRefused(f"{directory} has no files to land", hint="an empty directory is more often a failed export")
+    return _Drop(now, directory, description, listing, landed)
 
 
 def copy_files(work: Work) -> Facts:
@@ -103,7 +93,7 @@ def copy_files(work: Work) -> Facts:
         found = _copied(work, drop)
     except Exception as error:
         raise source_error(error, work.request.source, "") from None
-    if listing_of(drop.directory, drop.description, drop.now).digest != drop.all.digest:
+    if listing_of(drop.directory, drop.description, drop.now, drop.landed).digest != drop.listing.digest:
         raise SourceChanged(f"{drop.directory}: files came or changed while they were read", hint="it is tried again")
     return {**found, "copy_seconds": round(time.time() - began, 3)}
 
@@ -212,8 +202,8 @@ def _facts(
         "changed_meanwhile": False,
         "consistent": True,
         "source_files": len(drop.listing.names),
-        "open_days": drop.all.open,
-        **({"days": dict(drop.listing.days)} if drop.listing is not drop.all else {}),
+        "open_days": drop.listing.open,
+        **({"days": dict(drop.listing.days)} if drop.landed is not None else {}),
     }
 
 
