@@ -306,6 +306,27 @@ def test_a_receiver_that_speaks_no_http_does_not_silence_others(world: Callable[
     assert len(asked) == 1, "it is tried again later"
 
 
+def test_who_was_told_is_remembered_before_the_next_is(
+    world: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = {name: {"command": ["tee", "-a", str(tmp_path / name)]} for name in ("first", "second")}
+    at = world(commands=commands)
+    at.ran("certify", "partial")
+    sent = at.alerter._failure
+
+    def dies(channel: str, *given: Any) -> str:
+        if channel.endswith("second"):
+            raise KeyboardInterrupt
+        return sent(channel, *given)
+
+    monkeypatch.setattr(at.alerter, "_failure", dies)
+    with pytest.raises(KeyboardInterrupt):
+        at.alerter.step()
+    at.restart()
+    at.alerter.step()
+    assert [len((tmp_path / name).read_text().splitlines()) for name in ("first", "second")] == [1, 1]
+
+
 def test_an_alert_that_a_receiver_refuses_holds_up_no_other(world: Callable[..., World], tmp_path: Path) -> None:
     heard, refusing = tmp_path / "heard", f"grep -v certificate >>{tmp_path / 'heard'}"
     at = world(commands={"page": {"command": ["sh", "-c", refusing]}})

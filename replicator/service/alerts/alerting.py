@@ -134,11 +134,10 @@ class Alerter:
                 continue
             self._next_try.pop(name, None)
             told[name] = (event, now)
+            remember(self.store, each.key, told)  # the next channel may take long
         waits = any(told.get(name, ("over",))[0] != "over" for name in channels)
         if each.over is not None and not waits:
             forget(self.store, each.key)
-        elif told != each.told:
-            remember(self.store, each.key, told)
 
     def _failure(self, channel: str, send: Send, message: Message) -> str:
         """Why nobody got it; empty: somebody did. A receiver that takes too long keeps its own messages waiting."""
