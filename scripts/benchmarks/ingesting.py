@@ -144,8 +144,8 @@ def _measure(
 
 def _land(session: Any, source: SourceConfig, name: str, place: Path) -> None:
     with opened(session, "bench", source) as database:
-        table = database.table("public", name)
-        with database.snapshot() as snapshot:
+        with database.snapshot("public", name) as snapshot:
+            table = database.table("public", name)
             ranges = database.ranges(table, Split("v"), READERS)
             frame = database.frame(table, ranges, snapshot)
             figures, _ = database.counted(table, snapshot, "", lambda: frame.write.parquet(f"file:{place}"))

@@ -113,7 +113,7 @@ def landed(
     engine: Engine = LocalEngine(2),  # noqa: B008
 ) -> list[int]:
     """Writes the table, compares its figures, and returns how many rows each reader had."""
-    with database.snapshot() as snapshot:
+    with database.snapshot(table.schema, table.name) as snapshot:
         expected = database.figures(table, snapshot)
         frame = database.frame(table, ranges, snapshot)
         frame.write.format(format_).save(str(place))
@@ -199,7 +199,7 @@ def test_all_readers_and_figures_see_one_moment_of_postgresql(session: Any, pg: 
     with opened(session, "crm", pg.source, PATIENCE) as database:
         table = database.table("public", "moving")
         ranges = database.ranges(table, Split("id"), 4)
-        with database.snapshot() as snapshot:
+        with database.snapshot("public", "moving") as snapshot:
             assert snapshot.consistent
             before = database.figures(table, snapshot)
             pg.sql("UPDATE moving SET id = 5001 - id, amount = amount + 1")  # from each range to another
@@ -213,13 +213,91 @@ def test_all_readers_and_figures_see_one_moment_of_postgresql(session: Any, pg: 
         assert [text.split(":")[0] for text in differences(copied, now)[1:]] == ["column amount", "column id"]
 
 
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["TRUNCATE {t}", "INSERT INTO {t} SELECT i, i FROM generate_series(1, 5000) i"],
+        ["CREATE TABLE {t}_new AS TABLE {t}", "ALTER TABLE {t} RENAME TO {t}_old", "ALTER TABLE {t}_new RENAME TO {t}"],
+        ["ALTER TABLE {t} ALTER amount TYPE bigint"],
+    ],
+    ids=["emptied", "swapped", "rewritten"],
+)
+def test_a_table_that_another_transaction_replaces_is_read_as_it_is_then(
+    session: Any, pg: Pg, statements: list[str], request: pytest.FixtureRequest
+) -> None:
+    t = f"reload_{request.node.callspec.id}"
+    pg.sql(f"CREATE TABLE {t} AS SELECT i AS id, i AS amount FROM generate_series(1, 5000) i")
+    if "ALTER" not in statements[0]:
+        pg.sql(f"CREATE VIEW {t}_shown AS TABLE {t}")
+    names = [t, *([f"{t}_shown"] if "TRUNCATE" in statements[0] else [])]
+    for name in names:
+        with psycopg.connect(pg.url) as other, ThreadPoolExecutor(1) as pool:
+            for each in statements:
+                other.execute(each.format(t=t))  # type: ignore[call-overload]
+
+            def read(name: str = name) -> tuple[int, int]:
+                with (
+                    opened(session, "crm", pg.source, Patience(login=10, lock=30, answer=60)) as database,
+                    database.snapshot("public", name) as snapshot,
+                ):
+                    table = database.table("public", name)
+                    ranges = database.ranges(table, Split("id"), 4)
+                    return database.figures(table, snapshot).rows, database.frame(table, ranges, snapshot).count()
+
+            asked = pool.submit(read)
+            _await(pg, "SELECT count(*) FROM pg_locks WHERE NOT granted")
+            other.commit()
+            assert asked.result() == (5000, 5000), name
+
+
+def _await(pg: Pg, query: str) -> None:
+    """Until it gives another number than 0."""
+    deadline = time.monotonic() + 60
+    with psycopg.connect(pg.url, autocommit=True) as connection:
+        while not (connection.execute(query).fetchone() or (0,))[0]:  # type: ignore[call-overload]
+            assert time.monotonic() < deadline, query
+            time.sleep(0.05)
+
+
+def test_rows_and_columns_that_its_user_does_not_see_are_an_error(
+    session: Any, pg: Pg, maria: MariaDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pg.sql("CREATE TABLE people AS SELECT i AS id, 'CH' AS country FROM generate_series(1, 9) i")
+    pg.sql("DROP ROLE IF EXISTS seldom; CREATE ROLE seldom LOGIN; GRANT SELECT ON people TO seldom")
+    pg.sql("ALTER TABLE people ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON people USING (id < 5)")
+    seldom = msgspec.structs.replace(pg.source, user="seldom")
+    with opened(session, "crm", seldom, PATIENCE) as database, pytest.raises(SourceRefused, match="row-level security"):
+        database.figures(database.table("public", "people"))
+    with opened(session, "crm", pg.source, PATIENCE) as database:
+        assert database.figures(database.table("public", "people")).rows == 9, "who sees all rows reads all"
+    maria.sql(
+        "CREATE DATABASE part; CREATE TABLE part.t (id INT, secret INT); "
+        "CREATE USER seldom@'%' IDENTIFIED BY 'seldom'; GRANT SELECT (id) ON part.t TO seldom@'%'"
+    )
+    monkeypatch.setenv(PASSWORD + "_SELDOM", "seldom")
+    few = msgspec.structs.replace(of_mariadb(maria, "part"), user="seldom", password=f"env:{PASSWORD}_SELDOM")
+    with opened(session, "crm", few, PATIENCE) as database, pytest.raises(SourceRefused, match=r"(?i)denied"):
+        database.table("part", "t")
+
+
+def test_rows_of_a_view_are_cut_by_values_only(session: Any, pg: Pg) -> None:
+    pg.sql("CREATE TABLE ev AS SELECT i AS id, 'n' || i AS name FROM generate_series(1, 5000) i")
+    pg.sql("CREATE VIEW stamped AS SELECT 1 AS kind, id, name, clock_timestamp() AS read_at FROM ev")
+    with opened(session, "crm", pg.source, PATIENCE) as database, database.snapshot("public", "stamped") as snapshot:
+        table = database.table("public", "stamped")
+        assert database.ranges(table, Split("kind"), 4) == ONE
+        ranges = database.ranges(table, Split("id"), 4)
+        assert len(ranges.predicates) == 4
+        assert database.frame(table, ranges, snapshot).select("name").distinct().count() == 5000
+
+
 def test_increments_are_those_behind_a_mark(session: Any, pg: Pg, maria: MariaDb) -> None:
     pg.sql("CREATE TABLE marked AS SELECT i AS id, timestamp '2020-01-01' + i * interval '1s' AS at,"
            " 'a\\'' b' || i AS word, (1234560 + i)::real AS part FROM generate_series(1, 9) i")  # fmt: skip
     db = maria.database()
     maria.sql(
-        "CREATE TABLE marked (id INT, at DATETIME(3), word VARCHAR(20), part FLOAT); INSERT INTO marked"
-        " SELECT seq, '2020-01-01' + INTERVAL seq SECOND, CONCAT('a\\\\'' b', seq), 1234560 + seq FROM seq_1_to_9",
+        "CREATE TABLE marked (id INT, at DATETIME(3), word VARCHAR(20) COLLATE utf8mb4_unicode_ci, part FLOAT);"
+        " INSERT INTO marked SELECT seq, '2020-01-01' + INTERVAL seq SECOND, CONCAT('a\\\\'' b', seq), 1234560 + seq FROM seq_1_to_9",
         db,
     )
     mysql = of_mariadb(maria, db)
@@ -470,7 +548,7 @@ def test_a_source_that_dies_in_the_middle_is_a_failed_component(session: Any, pg
     pg.sql("CREATE TABLE dying AS SELECT i AS id FROM generate_series(1, 3000) i")
     with opened(session, "crm", pg.source, PATIENCE) as database:
         table = database.table("public", "dying")
-        with database.snapshot() as snapshot, ThreadPoolExecutor(1) as pool:
+        with database.snapshot("public", "dying") as snapshot, ThreadPoolExecutor(1) as pool:
             slow = database.frame(table, ONE, snapshot, "pg_sleep(0.02) IS NOT NULL")
             written = pool.submit(lambda: slow.write.parquet(str(tmp_path / "t")))
             with psycopg.connect(pg.url, autocommit=True) as other:

@@ -22,7 +22,9 @@ from replicator.ingestion.landing.landing_work import Work
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
 from replicator.ingestion.landing.publishing_days import publish_days
 from replicator.ingestion.landing.settling import Erased
+from replicator.ingestion.landing.source_keys import constraints_of
 from replicator.ingestion.landing.watermarks import landed_until, watermark_text
+from replicator.ingestion.reading.source_table import ForeignKey, SourceTable
 from replicator.metastore.client import Metastore
 
 CRM = Asset("crm", "olga", sources=("crm",))
@@ -215,3 +217,19 @@ def test_a_list_of_erased_people_is_remembered_by_a_job_that_has_no_rows(tables:
         remembered = describe(work, {})
     with pytest.raises(RowsRefused, match="had 40000 erased people, and has none now"):
         _refuse_empty_list(replace(work, remembered=remembered), Erased(0, 0))
+
+
+@pytest.mark.parametrize(
+    "asked, holds",
+    [
+        ({}, [True, False]),
+        ({"mode": "merge", "key": ("ID",)}, [True, False]),
+        ({"mode": "merge", "key": ("email",)}, [False, False]),
+        ({"mode": "append", "watermark": "id"}, []),
+    ],
+)
+def test_planners_rely_only_on_keys_that_hold(asked: dict[str, Any], holds: list[bool]) -> None:
+    foreign = ForeignKey("f", ("customer",), "public", "customers", ("id",))
+    source = SourceTable("public", "t", (), primary_key=("Id",), foreign_keys=(foreign,))
+    request = Request(asset="crm", source="crm", schema="public", table="t", **asked)
+    assert [each.rely for each in constraints_of(source, request)] == holds

@@ -95,7 +95,10 @@ def _copy_table(work: Work, end: str = "") -> Facts:
     request, source = work.request, work.source
     directory = work.directory("in" if work.settles else "v") + end
     began = time.time()
-    with opened(work.session, request.source, source) as database, database.snapshot() as snapshot:
+    with (
+        opened(work.session, request.source, source) as database,
+        database.snapshot(request.schema, request.table) as snapshot,
+    ):
         table = database.table(request.schema, request.table)
         columns = _columns_of(work, table)  # it may have changed since it was described
         landing = landing_of(work.metastore, work.asset, request)

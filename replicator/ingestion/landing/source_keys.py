@@ -1,4 +1,5 @@
-"""Constraints of a source as those of its landing table: nobody enforces them, and planners profit."""
+"""Constraints of a source as those of its landing table: nobody enforces them, and planners profit of those that hold
+(RELY)."""
 
 from __future__ import annotations
 
@@ -17,14 +18,17 @@ log = logging.getLogger(__name__)
 
 def constraints_of(source: SourceTable, request: Request) -> list[Constraint]:
     """Of a landing table: its primary key, and foreign keys to tables of the same source schema, which land beside
-    it. A table to which rows are appended has none: a row that has changed stands there twice."""
+    it. A table to which rows are appended has none: a row that has changed stands there twice. A planner may rely on
+    the primary key where all rows are replaced, or merged by it; on no foreign key: the other table lands at another
+    moment."""
     if request.mode == "append":
         return []
     db, table = request.target
     found = []
     if source.primary_key:
         columns = tuple(each.lower() for each in source.primary_key)
-        found.append(Constraint(kind=PRIMARY_KEY, name=f"{db}_{table}_pk", columns=columns, rely=True))
+        holds = request.mode == "overwrite" or {each.lower() for each in request.key} == set(columns)
+        found.append(Constraint(kind=PRIMARY_KEY, name=f"{db}_{table}_pk", columns=columns, rely=holds))
     for number, key in enumerate(source.foreign_keys, 1):
         if key.schema == source.schema:
             found.append(
@@ -34,7 +38,6 @@ def constraints_of(source: SourceTable, request: Request) -> list[Constraint]:
                     columns=tuple(each.lower() for each in key.columns),
                     parent=(db, key.table.lower()),
                     parent_columns=tuple(each.lower() for each in key.references),
-                    rely=True,
                 )
             )
     return found
@@ -103,4 +106,4 @@ def _has_parent(metastore: Metastore, constraint: Constraint) -> bool:
 
 
 def _facts(one: Constraint) -> tuple[object, ...]:
-    return one.kind, one.name, one.columns, one.parent, one.parent_columns
+    return one.kind, one.name, one.columns, one.parent, one.parent_columns, one.rely

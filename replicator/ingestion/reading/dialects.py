@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -18,6 +19,8 @@ TEXT = 64
 """Letters of a text by which rows are put in order."""
 
 MASK = HASHES - 1
+
+Another = Callable[[], AbstractContextManager[Control]]
 
 
 class Dialect(Protocol):
@@ -70,7 +73,9 @@ class Dialect(Protocol):
         """A condition: greater than this text of `greatest`. same: or equal to it."""
         ...
 
-    def snapshot(self, control: Control) -> AbstractContextManager[Snapshot]: ...
+    def snapshot(self, control: Control, another: Another, schema: str, name: str) -> AbstractContextManager[Snapshot]:
+        """For reading one table. another: opens a second control connection."""
+        ...
 
 
 _PLAIN = re.compile(r"[\w:+. -]*", re.ASCII)

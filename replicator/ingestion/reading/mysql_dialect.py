@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from replicator.errors import SourceRefused, TypeRefused
 from replicator.ingestion.reading.control import Control, Patience, Row
-from replicator.ingestion.reading.dialects import MASK, SAMPLE, TEXT, comparable, plain
+from replicator.ingestion.reading.dialects import MASK, SAMPLE, TEXT, Another, comparable, plain
 from replicator.ingestion.reading.source_table import ForeignKey, Snapshot, SourceColumn, SourceTable
 
 _TABLE = """SELECT TABLE_TYPE, TABLE_ROWS FROM information_schema.TABLES
@@ -80,6 +80,7 @@ class MySqlDialect:
         if not found:
             return None
         columns = tuple(self._column(row) for row in control.rows(_COLUMNS, *asked))
+        control.rows(f"SELECT * FROM {self.name(schema, name)} LIMIT 0")  # the catalog hides columns without a right
         keys: dict[tuple[str, str], list[Row]] = {}
         for row in control.rows(_KEYS, *asked):
             keys.setdefault((row[0] or "", row[1] or ""), []).append(row)
@@ -179,11 +180,11 @@ class MySqlDialect:
         if column.type in ("date", "timestamp") and plain(text):
             return f"{own} '{text}'"
         if column.compared == "bytes":
-            return f"{own} CONVERT(x'{text.encode().hex()}' USING utf8mb4)"
+            return f"{own} _utf8mb4 x'{text.encode().hex()}'"  # a literal: it is compared by the column's collation
         return f"{own} {self.literal(column.compared, text.encode().hex())}"
 
     @contextmanager
-    def snapshot(self, control: Control) -> Iterator[Snapshot]:
+    def snapshot(self, control: Control, another: Another, schema: str, name: str) -> Iterator[Snapshot]:
         yield Snapshot("", consistent=False)
 
 

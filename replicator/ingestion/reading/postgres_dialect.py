@@ -8,13 +8,15 @@ from contextlib import contextmanager
 
 from replicator.errors import TypeRefused
 from replicator.ingestion.reading.control import Control, Patience, Row
-from replicator.ingestion.reading.dialects import MASK, SAMPLE, TEXT, comparable, plain
+from replicator.ingestion.reading.dialects import MASK, SAMPLE, TEXT, Another, comparable, plain
 from replicator.ingestion.reading.source_table import ForeignKey, Snapshot, SourceColumn, SourceTable
 
 PAGES = 2000
 """Of a larger table, the sample is of about so many pages."""
 
-_TABLE = """SELECT c.oid, c.relkind FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+_TABLE = """SELECT c.oid, c.relkind,
+  (c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid))::int
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ? AND c.relname = ? AND c.relkind IN ('r', 'p', 'm', 'v', 'f')"""
 
 _PAGES = """WITH RECURSIVE tree AS (SELECT {oid}::oid AS oid
@@ -39,7 +41,7 @@ _KEYS = """SELECT conname, contype, n.nspname, f.relname,
    JOIN pg_catalog.pg_attribute a ON a.attrelid = confrelid AND a.attnum = k.number)::text
 FROM pg_catalog.pg_constraint LEFT JOIN pg_catalog.pg_class f ON f.oid = confrelid
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = f.relnamespace
-WHERE conrelid = {oid} AND contype IN ('p', 'u', 'f') ORDER BY conname"""
+WHERE conrelid = {oid} AND contype IN ('p', 'u', 'f') AND convalidated ORDER BY conname"""
 
 _PLAIN_TYPES = {  # (in the warehouse, type of literals)
     "int2": ("smallint", "bigint"),
@@ -78,9 +80,9 @@ class PostgresDialect:
 
     def begin_reader(self, patience: Patience, snapshot: Snapshot | None) -> str:
         if snapshot is None or not snapshot.name:
-            return _session(patience)
+            return f"{_session(patience)}; {_SAME}"
         taken = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-        return f"{taken}; SET TRANSACTION SNAPSHOT {_literal(snapshot.name)}; {_session(patience)}"
+        return f"{taken}; SET TRANSACTION SNAPSHOT {_literal(snapshot.name)}; {_session(patience)}; {_SAME}"
 
     def name(self, *parts: str) -> str:
         return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
@@ -92,13 +94,13 @@ class PostgresDialect:
         found = control.rows(_TABLE, schema, name)
         if not found:
             return None
-        oid, kind = int(found[0][0] or 0), found[0][1]
+        oid, kind, has_heirs = int(found[0][0] or 0), found[0][1], found[0][2] == "1"  # whose keys nobody compares
         columns = tuple(self._column(row) for row in control.rows(_COLUMNS.format(oid=oid)))
         table = kind in ("r", "p", "m")
         pages = control.rows(_PAGES.format(oid=oid))[0][0] if table else "0"
         primary: tuple[str, ...] = ()
         unique, foreign = [], []
-        for named, of, other_schema, other, own, theirs in control.rows(_KEYS.format(oid=oid)):
+        for named, of, other_schema, other, own, theirs in control.rows(_KEYS.format(oid=oid)) if not has_heirs else ():
             names = tuple(json.loads(own or "[]"))
             if of == "p":
                 primary = names
@@ -138,6 +140,7 @@ class PostgresDialect:
                 landed,
                 nullable,
                 f"CAST({value} AS numeric(19, 2))",
+                unfit=f"{value} <> round({value}, 2)",  # a currency of three places
                 split=value,
                 compared="numeric",
                 summed=True,
@@ -174,12 +177,11 @@ class PostgresDialect:
         )
 
     def hashed(self, table: SourceTable) -> str:
-        own = self.name(table.schema, table.name)
         if table.primary_key:
             parts = ", ".join(f"{self.name(each)}::text" for each in table.primary_key)
             text = f"concat_ws(',', {parts})"
         else:
-            text = "ctid::text" if table.kind == "table" else f"CAST(ROW({own}.*) AS text)"
+            text = "ctid::text"  # views are not cut so
         return f'(hashtext({text} COLLATE "C") & {MASK})'
 
     def as_text(self, expression: str) -> str:
@@ -196,16 +198,32 @@ class PostgresDialect:
         return f"{self.name(column.name)} {sign} {_literal(text, comparable(column).compared)}"
 
     @contextmanager
-    def snapshot(self, control: Control) -> Iterator[Snapshot]:
-        """On a standby too; it lasts as long as the control connection's transaction."""
-        with control.transaction():
-            control.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            yield Snapshot(control.rows("SELECT pg_export_snapshot()")[0][0] or "", consistent=True)
+    def snapshot(self, control: Control, another: Another, schema: str, name: str) -> Iterator[Snapshot]:
+        """On a standby too; it lasts as long as the other connection's transaction. The table is locked first, and the
+        snapshot is later: to an earlier one, a table that another transaction empties, rewrites or replaces meanwhile
+        has no rows at all. Rows of a foreign table are another server's, of one moment for each connection."""
+        with another() as holder, holder.transaction(), control.transaction():
+            holder.run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
+            found = holder.rows(_TABLE, schema, name)
+            if found:  # who asks for its columns says that there is none
+                holder.rows(f"SELECT 1 FROM {self.name(schema, name)} LIMIT 0")
+            exported = holder.rows("SELECT pg_export_snapshot()")[0][0] or ""
+            taken = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+            control.run(f"{taken}; SET TRANSACTION SNAPSHOT {_literal(exported)}")
+            yield Snapshot(exported, consistent=not found or found[0][1] != "f")
 
 
 def _session(patience: Patience) -> str:
-    """Texts of times and intervals are the same whatever the server's settings are."""
-    return f"SET lock_timeout = '{patience.lock}s'; SET TIME ZONE 'UTC'; SET intervalstyle = 'iso_8601'"
+    """Texts of times and intervals are the same whatever the server's settings are. A policy by which this user sees
+    only some rows is an error."""
+    return (
+        f"SET lock_timeout = '{patience.lock}s'; SET TIME ZONE 'UTC'; SET intervalstyle = 'iso_8601'; "
+        "SET row_security = off"
+    )
+
+
+_SAME = "SET synchronize_seqscans = off; SET max_parallel_workers_per_gather = 0"
+"""Of readers: each one that scans a table comes upon its rows in the same order."""
 
 
 def _literal(text: str, type_: str = "") -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from replicator.core.connections.source_config import SourceConfig
@@ -63,13 +64,14 @@ class SourceDatabase:
             raise SourceRefused(f"{schema}.{name}: {why}", hint="land a view that names them otherwise")
         return found
 
-    def snapshot(self) -> AbstractContextManager[Snapshot]:
-        """What is read in it, by whomever, is of one moment where it is consistent."""
-        return self.dialect.snapshot(self.control)
+    def snapshot(self, schema: str, name: str) -> AbstractContextManager[Snapshot]:
+        """What is read of a table in it, by whomever, is of one moment where it is consistent."""
+        another = partial(_connected, self.session, self.name, self.source, self.patience)
+        return self.dialect.snapshot(self.control, another, schema, name)
 
     def ranges(self, table: SourceTable, split: Split, readers: int, where: str = "") -> Ranges:
         """For at most `readers`. Raises SourceRefused for a column that `split` names and that has no order."""
-        named = split.column or next(iter(table.primary_key), None)
+        named = split.column or (next(iter(table.primary_key), None) if table.kind == "table" else None)
         count = min(split.readers or readers, readers)
         if named is None or count < 2:
             return ONE
@@ -83,6 +85,8 @@ class SourceDatabase:
         if len(planned) < 2:
             return ONE
         hashed = any(piece.hashes for reader in planned for piece in reader.pieces)
+        if hashed and table.kind == "view":
+            return ONE  # a row of a view may be another one to each reader, as of one with now()
         return Ranges(
             column.name,
             tuple(" OR ".join(self._condition(column, piece) for piece in reader.pieces) for reader in planned),
@@ -198,13 +202,19 @@ class SourceDatabase:
 def opened(session: Any, name: str, source: SourceConfig, patience: Patience = PATIENT) -> Iterator[SourceDatabase]:
     """session: a SparkSession with the driver of `source` (see `driver_jars`). name: as in `[ingestion.sources]`. The
     secret is read now, and again by each frame."""
+    with _connected(session, name, source, patience) as control:
+        yield SourceDatabase(session, name, source, control, _DIALECTS[source.kind](), patience)
+
+
+@contextmanager
+def _connected(session: Any, name: str, source: SourceConfig, patience: Patience) -> Iterator[Control]:
     dialect: Dialect = _DIALECTS[source.kind]()
     given = {"user": source.user, "password": source.secret(name)}
     properties = dialect.properties(patience, source.url) | {key: each for key, each in given.items() if each}
     control = connect(session, CLASSES[source.kind], spark_url(source), properties, name, patience)
     try:
         control.run(dialect.begin(patience))
-        yield SourceDatabase(session, name, source, control, dialect, patience)
+        yield control
     finally:
         control.close()
 
