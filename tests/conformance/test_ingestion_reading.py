@@ -297,7 +297,8 @@ def test_increments_are_those_behind_a_mark(session: Any, pg: Pg, maria: MariaDb
     db = maria.database()
     maria.sql(
         "CREATE TABLE marked (id INT, at DATETIME(3), word VARCHAR(20) COLLATE utf8mb4_unicode_ci, part FLOAT);"
-        " INSERT INTO marked SELECT seq, '2020-01-01' + INTERVAL seq SECOND, CONCAT('a\\\\'' b', seq), 1234560 + seq FROM seq_1_to_9",
+        " INSERT INTO marked SELECT seq, '2020-01-01' + INTERVAL seq SECOND, CONCAT('a\\\\'' b', seq), 1234560 + seq"
+        " FROM seq_1_to_9",
         db,
     )
     mysql = of_mariadb(maria, db)
