@@ -64,9 +64,8 @@ class LagWatch:
     _measured: dict[str, tuple[float, MeasuredLag]] = field(default_factory=dict)
     _wanted: dict[str, tuple[float, float]] = field(default_factory=dict)
     _disks: dict[str, Disk | None] = field(default_factory=dict)
-    _queue: tuple[float, IngestionStats | None] = (0.0, None)
-    queue_trouble: str = ""
-    """Why the queue of ingestion could not be counted last."""
+    _queue: tuple[float, IngestionStats | None] = field(default_factory=lambda: (time.monotonic(), None))
+    _queue_error: str = ""
     _due: dict[str, float] = field(default_factory=dict)
     _policies: Apart = field(default_factory=lambda: Apart(AT_ONCE, PATIENCE))
     _directories: Apart = field(default_factory=lambda: Apart(AT_ONCE, PATIENCE))
@@ -102,6 +101,16 @@ class LagWatch:
         """Of ingestion; None where it is not configured, or its store did not answer."""
         at, found = self._queue
         return found if time.monotonic() - at <= self.stale_after else None
+
+    @property
+    def queue_trouble(self) -> str:
+        """Why nobody knows the queue of ingestion; "" where it is known, not configured, or asked for just now."""
+        if not self.config().ingestion.sources:
+            return ""
+        age = time.monotonic() - self._queue[0]
+        if age > self.stale_after:
+            return f"not counted for {duration_text(age)}: its store takes that long, or hangs"
+        return self._queue_error
 
     def run(self) -> None:
         """Until `stopping` is set."""
@@ -145,9 +154,9 @@ class LagWatch:
 
     def _count(self, config: Config) -> None:
         try:
-            self._queue, self.queue_trouble = (time.monotonic(), ingest_stats(within=QUEUE_OF, config=config)), ""
+            self._queue, self._queue_error = (time.monotonic(), ingest_stats(within=QUEUE_OF, config=config)), ""
         except Error as error:
-            self._queue, self.queue_trouble = (time.monotonic(), None), error.message
+            self._queue, self._queue_error = (time.monotonic(), None), error.message
             log.warning("the queue of ingestion: %s", error.message)
 
     def _look(self, directory: str) -> None:

@@ -205,3 +205,20 @@ def test_a_root_that_hangs_keeps_only_its_own_policy_waiting(tmp_path: Path) -> 
     os.close(writer)  # it is there again
     eventually(lambda: "hung" in watch.found)
     assert not watch.found["hung"].stale
+
+
+def test_nobody_knows_a_queue_of_ingestion_that_is_not_counted(tmp_path: Path) -> None:
+    sources = {"crm": {"url": "jdbc:mysql://crm/crm"}}
+    away = parse_config({"ingestion": {"store": f"sqlite:///{tmp_path}/no/i.sqlite", "sources": sources}}, "test")
+    without, configs = parse_config({}, "test"), [away]
+    watch = LagWatch(lambda: configs[-1], threading.Event(), stale_after=60.0)
+    assert watch.queue is None and watch.queue_trouble == "", "it is asked just now"
+    watch._count(away)
+    assert watch.queue is None and "i.sqlite" in watch.queue_trouble
+    configs.append(without)
+    assert watch.queue_trouble == "", "no store is configured any more"
+    configs.append(parse_config({"ingestion": {"store": f"sqlite:///{tmp_path}/i.sqlite", "sources": sources}}, "test"))
+    watch._count(configs[-1])
+    assert watch.queue is not None and watch.queue_trouble == ""
+    watch.stale_after = -1.0  # it has hung for longer
+    assert watch.queue is None and "its store takes that long, or hangs" in watch.queue_trouble
