@@ -98,7 +98,7 @@ def test_closing_ends_calls_under_way(source_metastore: Running) -> None:
             _until(proxy, 2)
             client.close()
             with pytest.raises(MetastoreUnreachable):
-                waiting.result(timeout=5)
+                waiting.result(timeout=60)
         proxy.stalled = False
         assert client.database_names()
 

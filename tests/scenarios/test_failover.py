@@ -137,7 +137,7 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     began = time.monotonic()
     answer = command(*arguments, "--force")
     assert (answer.code, answer.output["status"], answer.output["primary"]) == (0, "done", "target")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert replicas(pair) == {"primary at epoch 3"}
     assert pair.replica("a").shown() == held
     assert tables(answer.output["loss"]) == tables(loss)
@@ -154,7 +154,7 @@ def test_a_metastore_that_hangs_is_not_waited_for(pair: Replication, silent: str
     lose(pair, silent)
     began = time.monotonic()
     done = turn(pair, seconds=0.5, force=True)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert done.status == "done" and done.loss and "no answer within" in done.loss["metastore"]
     assert replicas(pair) == {"primary at epoch 3"}
 

@@ -199,7 +199,7 @@ def test_a_gateway_that_stops_does_not_wait_for_a_handshake(
         slow.sendall(b"\x01\0\0\0\x06GSS")
         began = time.monotonic()
         assert guard.gateway.stop().cut_off == 0
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30
         with suppress(ConnectionResetError):
             assert slow.recv(1) == b""
 

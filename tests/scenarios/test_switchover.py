@@ -101,8 +101,10 @@ def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Re
             writer.join()
 
     writer.start()
+    began = time.monotonic()
     try:
         done = turn(pair, reported=reported)
+        taken = time.monotonic() - began
     finally:
         stop.set()
         writer.join()
@@ -113,7 +115,7 @@ def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Re
     steps = {step.name: step for step in done.steps}
     assert done.downtime_seconds is not None
     measured = sum(steps[name].seconds or 0 for name in ("fence", "drain", "verify", "promote"))
-    assert done.downtime_seconds == pytest.approx(measured, abs=1.0)
+    assert measured - 0.1 <= done.downtime_seconds < taken
     assert steps["drain"].detail["rounds"] >= 2 and steps["late"].detail["changes"] == 0
 
 

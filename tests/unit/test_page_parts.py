@@ -199,7 +199,7 @@ def test_a_line_has_gaps_where_nobody_knows_and_keeps_its_peaks() -> None:
 def test_times_are_relative_with_the_absolute_one_at_hand() -> None:
     text = when(time.time() - 660)
     assert re.fullmatch(r'<time datetime="\S+\+00:00" title="[\d-]+ [\d:]+ UTC">11 min ago</time>', text), text
-    assert when(time.time() + 38).endswith(("in 38 s</time>", "in 37 s</time>"))
+    assert re.search(r">in 3\d s</time>$", when(time.time() + 38))
     assert when(None) == "" and when("<b>") == "&lt;b&gt;" and when(1e300) == "1e+300"
 
 
