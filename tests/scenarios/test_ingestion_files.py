@@ -90,6 +90,10 @@ def test_a_value_that_would_be_changed_is_refused_in_each_format(dropping: Dropp
             assert f"has 1 values that do not fit, such as '{value}'" in told, told
         (job, *_) = replicator.ingest_ls(config=dropping.config).jobs
         assert job.state == "failed_type"
+    for format_, text in ((None, "2020-02-01 10:00:00.1234567"), ("yyyyMMdd.SSSSSSSSS", "20200201.123456789")):
+        dropping.describe("t", format="csv", columns=[{"name": "at", "type": "timestamp", "format": format_}])
+        dropping.write("t", "a", f"at\n{text}\n")
+        assert f"has 1 values that do not fit, such as '{text}'" in dropping.refused("t")
     dropping.describe("t", format="json", columns=[{"name": "a", "type": "array<struct<paid:decimal(12,2)>>"}])
     dropping.write("t", "a", '{"a": [{"paid": 1.124}, {"paid": 1.126}]}')
     assert "has 1 values that do not fit, such as '1.124'" in dropping.refused("t")
@@ -99,6 +103,30 @@ def test_a_value_that_would_be_changed_is_refused_in_each_format(dropping: Dropp
     dropping.write("t", "a", f'{{"n": {large}, "p": 120e-2, "born": "2020-02-01"}}\n{{"p": 0E-18}}\n')
     assert dropping.land("t").rows == 2
     assert dropping.rows("t")[0] == {"n": Decimal(large), "p": Decimal("1.20"), "born": date(2020, 1, 2)}
+
+
+def test_a_value_of_which_spark_keeps_one_of_two_is_refused(dropping: Dropping) -> None:
+    """Where the table has a list for them, all are kept."""
+    dropping.write("t", "a", '{"a": 1, "b": {"c": 1, "c": 2}}\n')
+    for columns, told in (
+        ([], "`c` already exists"),
+        ([{"name": "a", "type": "int"}, {"name": "b", "type": "struct<c: int>"}], "'c' is twice in an object"),
+    ):
+        dropping.describe("t", format="json", columns=columns)
+        found = dropping.refused("t")
+        assert told in found and "correct" in found, found
+    dropping.describe("t", format="xml", row="o", columns=[{"name": "a"}, {"name": "b", "type": "struct<c: int>"}])
+    dropping.write("t", "a", "<all><o><a>1</a><b><c>1</c></b></o><o><a>1</a><A>2</A></o></all>")
+    assert "the tag a is more than once where one value is expected" in dropping.refused("t")
+    dropping.write("t", "a", "<all><o><a>1</a><b><c>1</c><c>2</c></b></o></all>")
+    assert "the tag b.c is more than once" in dropping.refused("t")
+    items = {"name": "i", "type": "array<struct<q: int>>"}
+    dropping.describe("t", format="xml", row="o", columns=[{"name": "a"}, items])
+    dropping.write("t", "a", "<all><o><a>1</a><i><q>1</q></i><i><q>2</q><q>3</q></i></o></all>")
+    assert "the tag q is more than once" in dropping.refused("t")
+    dropping.write("t", "a", "<all><o><a>1</a><x/><x/><i><q>1</q></i><i><q>2</q></i></o></all>")
+    assert dropping.land("t").status == "done"
+    assert dropping.sql("SELECT q FROM {db}.t__i ORDER BY 1") == [(1,), (2,)]
 
 
 ORDERS = [

@@ -106,13 +106,13 @@ def figures_of_some(task: FilesTask) -> Counted:
 
 
 class _Tally:
-    """Figures of parts that grow."""
+    """Figures of parts that grow. below: parts by the name of the one whose lists they are."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {part.name: part for part in parts}
-        self._below: dict[str, list[Part]] = {part.name: [] for part in parts}
+        self.below: dict[str, list[Part]] = {part.name: [] for part in parts}
         for part in parts[1:]:
-            self._below[part.parent].append(part)
+            self.below[part.parent].append(part)
         self.rows = dict.fromkeys(self.parts, 0)
         self.counts = {part.name: {each.name.lower(): 0 for each in part.columns} for part in parts}
         self.totals: dict[str, dict[str, Decimal]] = {part.name: {} for part in parts}
@@ -129,7 +129,7 @@ class _Tally:
             value = _at(row, column.path)
             if value is not None:
                 self.add(part, column.name.lower(), 1, Decimal(value) if column.summed else None)
-        for below in self._below[part]:
+        for below in self.below[part]:
             for each in _entries(_at(row, below.via), below.is_map):
                 self.add_row(each, below.name)
 
@@ -259,13 +259,22 @@ def _json(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> 
     """Numbers with a point are exact: Python's own `float` has them no better than Spark's."""
     text = io.TextIOWrapper(_opened(raw, name), encoding=description.encoding)
     if description.multiline:
-        found = json.load(text, parse_float=Decimal)
+        found = json.load(text, parse_float=Decimal, object_pairs_hook=_named_once)
         for row in found if isinstance(found, list) else [found]:
             tally.add_row(row)
         return
     for line in text:
         if line.strip():
-            tally.add_row(json.loads(line, parse_float=Decimal))
+            tally.add_row(json.loads(line, parse_float=Decimal, object_pairs_hook=_named_once))
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Spark keeps one of two values of a name, and says nothing."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
+        raise ValueError(f"{twice[:60]!r} is twice in an object")
+    return found
 
 
 def _parquet(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
@@ -297,10 +306,42 @@ def _xml(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> N
         root = element if root is None else root
         if element.tag.rpartition("}")[2] == description.row.rpartition(":")[2]:
             inside += 1 if event == "start" else -1
-            count += event == "end" and not inside
+            if event == "end" and not inside:
+                count += 1
+                _refuse_repeated(element, tally)
         if event == "end" and not inside:
             root.clear()  # else it keeps an element for each row
     tally.only_rows(count)
+
+
+def _refuse_repeated(row: ElementTree.Element, tally: _Tally, part: str = "") -> None:
+    """Of tags that stand more than once where the table has one value, Spark keeps the last, and says nothing."""
+    lists = {_tags(below.via): below.name for below in tally.below[part] if not below.is_map}
+    paths = [*(_tags(column.path) for column in tally.parts[part].columns), *lists]
+    single = {path[:length] for path in paths for length in range(1, len(path) + 1)} - lists.keys()
+
+    def look(element: ElementTree.Element, at: tuple[str, ...]) -> None:
+        seen = set[str]()
+        for child in element:
+            path = (*at, _tag(child.tag))
+            if path in lists:
+                _refuse_repeated(child, tally, lists[path])
+            elif path in single:
+                if child.tag.lower() in seen:
+                    raise ValueError(f"the tag {'.'.join(path)[:60]} is more than once where one value is expected")
+                seen.add(child.tag.lower())
+                look(child, path)
+
+    look(row, ())
+
+
+def _tag(name: str) -> str:
+    """Without its namespace: Spark's names have a prefix, the parser's a URI."""
+    return name.rpartition("}")[2].rpartition(":")[2].lower()
+
+
+def _tags(path: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(_tag, path))
 
 
 def _binary(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:

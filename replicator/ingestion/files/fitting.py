@@ -19,6 +19,9 @@ _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "boolean")
 _TIMES = ("date", "timestamp", "timestamp_ntz")
 _SIZED = re.compile(r"(?:char|varchar)\((\d+)\)", re.ASCII | re.IGNORECASE)
 _DAY = quoted_text(r"^\s*[+-]?[0-9]{4,}-[0-9]{1,2}-[0-9]{1,2}")
+_TOO_FINE = quoted_text(r"[.,][0-9]{6,}[1-9]")
+"""More than microseconds, which Spark's times have."""
+
 _NUMBER = quoted_text(r"^\s*[-+.0-9eE]+\s*$")
 _NO_DIGIT = quoted_text("[eE].*$|[^0-9]")
 
@@ -96,15 +99,18 @@ def _fit_one(at: str, type_: str, column: FileColumn, format_: str) -> tuple[str
 
 
 def _value(text: str, type_: str, column: FileColumn) -> str:
-    """Exact, or NULL: a decimal is never rounded, a year is no date, and a time of day no time."""
+    """Exact, or NULL: a decimal is never rounded, a year is no date, a time of day no time, and no
+    digit of a second is cut."""
     if type_ == "string":
         sized = _SIZED.fullmatch(column.type)
         return f"CASE WHEN char_length({text}) <= {sized[1]} THEN {text} END" if sized else text
     if type_ in _TIMES:
         if column.format is None and type_ != "date":  # by way of a moment: a zone in the text counts
-            return f"CASE WHEN {text} RLIKE {_DAY} THEN CAST(try_cast({text} AS timestamp) AS {type_}) END"
-        moment = f"try_to_timestamp({text}, {quoted_text(column.format or 'yyyy-MM-dd')})"
-        return f"CAST({moment} AS {type_})"
+            fits = f"{text} RLIKE {_DAY} AND NOT {text} RLIKE {_TOO_FINE}"
+            return f"CASE WHEN {fits} THEN CAST(try_cast({text} AS timestamp) AS {type_}) END"
+        moment = f"CAST(try_to_timestamp({text}, {quoted_text(column.format or 'yyyy-MM-dd')}) AS {type_})"
+        is_fine = "SSSSSSS" in (column.format or "")
+        return f"CASE WHEN NOT {text} RLIKE {_TOO_FINE} THEN {moment} END" if is_fine else moment
     made = f"try_cast({text} AS {type_})"
     if type_ in ("float", "double"):  # a number is finite
         return f"CASE WHEN ({text} RLIKE {_NUMBER}) = (abs({made}) < double('infinity')) THEN {made} END"

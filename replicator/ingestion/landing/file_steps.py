@@ -92,7 +92,7 @@ def copy_files(work: Work) -> Facts:
     try:
         found = _copied(work, drop)
     except Exception as error:
-        raise source_error(error, work.request.source, "") from None
+        raise source_error(error, work.request.source, of_files=True) from None
     if listing_of(drop.directory, drop.description, drop.now, drop.landed).digest != drop.listing.digest:
         raise SourceChanged(f"{drop.directory}: files came or changed while they were read", hint="it is tried again")
     return {**found, "copy_seconds": round(time.time() - began, 3)}

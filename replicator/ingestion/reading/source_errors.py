@@ -58,6 +58,19 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
 )
 """By what is said, where a job of Spark has only told the text."""
 
+_HINTS: dict[Kind, str] = {
+    "component": "check that the database of [ingestion.sources.{name}] answers; this is tried again",
+    "lock": "this is tried again later; see who holds the lock (pg_locks, SHOW PROCESSLIST)",
+    "user": "check user, password and url of [ingestion.sources.{name}], and what this user may read",
+    "type": "make a view of the table in which the column fits, and request that",
+}
+_FILES_HINTS: dict[Kind, str] = {
+    "component": "check that Spark reads the directory of [ingestion.sources.{name}]; this is tried again",
+    "lock": "this is tried again later",
+    "user": "correct the files, or their description; names that differ in case only are one name",
+    "type": "correct the files, or describe the column by another type",
+}
+
 _SQL_ERROR = re.compile(
     r"(?:org\.postgresql\.util\.PSQL\w*|java\.sql\.\w*Exception|org\.mariadb\.jdbc\.[\w.]*Exception"
     r"|org\.apache\.spark\.Spark\w*(?:Arithmetic|DateTime|NumberFormat)\w*): (.*)"
@@ -94,20 +107,16 @@ def said(error: BaseException) -> str:
     return re.sub(r"^\(conn=\d+\) ", "", lines[0])[:300] if lines else type(error).__name__
 
 
-def source_error(error: BaseException, name: str, secret: str = "") -> Error:
-    """The error of ours for one of source `name`; what is `secret` is left out, whoever said it."""
+def source_error(error: BaseException, name: str, secret: str = "", *, of_files: bool = False) -> Error:
+    """The error of ours for one of source `name`, a database or a drop zone; what is `secret` is left out, whoever said
+    it."""
     if isinstance(error, Error):
         return error
     kind, text = classify(error), said(error)
     if secret:
         text = text.replace(secret, "***")
-    hint = {
-        "component": f"check that the database of [ingestion.sources.{name}] answers; this is tried again",
-        "lock": "this is tried again later; see who holds the lock (pg_locks, SHOW PROCESSLIST)",
-        "user": f"check user, password and url of [ingestion.sources.{name}], and what this user may read",
-        "type": "make a view of the table in which the column fits, and request that",
-    }[kind]
-    return _CLASSES[kind](f"source {name}: {text}", hint=hint)
+    hints = _FILES_HINTS if of_files else _HINTS
+    return _CLASSES[kind](f"source {name}: {text}", hint=hints[kind].format(name=name))
 
 
 def _of_ours(error: AnyError) -> Kind:
