@@ -450,6 +450,15 @@ def test_a_type_or_value_that_does_not_fit_is_refused_by_its_column(session: Any
         for name, column in (("wide", "huge"), ("drawn", "place")):
             with pytest.raises(TypeRefused, match=f"column {column} has the type"):
                 database.table(db, name)
+        maria.sql("CREATE TABLE days (day DATE, hour DATETIME)", db)
+        table = database.table(db, "days")
+        for column in ("day", "hour"):
+            values = "('2020-02-29', '2020-01-31 23:59:59'), (NULL, '0000-00-00'), ('2020-00-05', NULL)"
+            maria.sql(f"DELETE FROM days; SET sql_mode = 'ALLOW_INVALID_DATES'; INSERT INTO days VALUES {values}", db)
+            assert database.figures(table).counts == {"day": 1, "hour": 1}
+            maria.sql(f"SET sql_mode = 'ALLOW_INVALID_DATES'; INSERT INTO days ({column}) VALUES ('2021-02-29')", db)
+            with pytest.raises(TypeRefused, match=f"column {column} .* do not fit .*, such as 2021-02-29"):
+                database.figures(table)
 
 
 # ---- names, keys --------------------------------------------------------------------------------------------------

@@ -117,10 +117,13 @@ class MySqlDialect:
             return SourceColumn(name, declared, base, nullable, value, split=value, compared="number")
         if base in ("date", "datetime", "timestamp"):
             # 0000-00-00 and 2020-01-00 are no days. `+ 0`: they are no literals either, as numbers all are in order
-            value = f"CASE WHEN MONTH({own}) > 0 AND DAY({own}) > 0 THEN CAST({own} AS CHAR) END"
+            is_day = f"MONTH({own}) > 0 AND DAY({own}) > 0"
+            value = f"CASE WHEN {is_day} THEN CAST({own} AS CHAR) END"
+            first = f"CONCAT(LPAD(YEAR({own}), 4, '0'), '-', MONTH({own}), '-1')"
+            unfit = f"{is_day} AND DAY({own}) > DAY(LAST_DAY({first}))"  # with ALLOW_INVALID_DATES
             landed, cast = ("date", "") if base == "date" else ("timestamp", "CAST({} || '+00:00' AS timestamp)")
             split = f"({own} + 0)"
-            return SourceColumn(name, declared, landed, nullable, value, cast=cast, split=split, compared="number")
+            return SourceColumn(name, declared, landed, nullable, value, cast, unfit, split, compared="number")
         if base == "year":
             value = f"CAST({own} AS SIGNED)"
             return SourceColumn(name, declared, "int", nullable, value, split=own, compared="number", summed=True)
