@@ -17,7 +17,7 @@ import msgspec
 
 from replicator.core.telling.about import SERVICE_RUN
 from replicator.core.telling.progress_file import VARIABLE
-from replicator.service.store import Ended, RunState
+from replicator.service.service_run import Ended, RunState
 
 ANSWER, LOG, PROGRESS = "answer.json", "log.txt", "progress.json"
 STATES: Mapping[int, RunState] = {0: "done", 3: "partial", 4: "differs"}

@@ -22,7 +22,8 @@ from replicator.errors import ConfigError, Error, StoreUnreachable
 from replicator.service.children import Child, outputs_before
 from replicator.service.errands import is_errand, placed
 from replicator.service.jobs import Job, jobs_of
-from replicator.service.store import ALL, SCHEDULE, TOO_LONG, Ended, JobState, ServiceRun, ServiceStore
+from replicator.service.service_run import SCHEDULE, TOO_LONG, Ended, ServiceRun
+from replicator.service.store import ALL, JobState, ServiceStore
 from replicator.text.quantity import parse_duration
 
 LEASE = 30.0  # seconds

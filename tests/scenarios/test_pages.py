@@ -32,7 +32,7 @@ from replicator.ingestion.job_store import IngestionStore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
-from replicator.service.api_tokens import Role, create_token, revoke_token
+from replicator.service.entrance.api_tokens import Role, create_token, revoke_token
 from replicator.service.series.series_store import RootSample, record_root
 from replicator.service.store import ServiceStore
 

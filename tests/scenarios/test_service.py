@@ -29,7 +29,8 @@ from replicator.metastore.embedded.running import Running
 from replicator.service.actions import Action, action_of, actions_about, is_open, open_action, recording, set_answer
 from replicator.service.errands import Errand
 from replicator.service.jobs import Job
-from replicator.service.store import Ended, ServiceStore
+from replicator.service.service_run import Ended
+from replicator.service.store import ServiceStore
 from replicator.service.timetable import Every
 
 PATIENCE = 90.0  # seconds

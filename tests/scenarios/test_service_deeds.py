@@ -22,7 +22,7 @@ from test_service import Service, eventually, hanging, processes, service, silen
 from replicator.metastore.embedded.running import Running
 from replicator.service import schema
 from replicator.service.actions import Action, open_action
-from replicator.service.api_tokens import create_token
+from replicator.service.entrance.api_tokens import create_token
 from replicator.service.store import ServiceStore
 from replicator.service.web.deeds.recorded import LONG
 

@@ -16,7 +16,7 @@ import pytest
 from leaks import search
 from test_service import Service, eventually, processes, service, silent
 
-from replicator.service.api_tokens import Role, create_token
+from replicator.service.entrance.api_tokens import Role, create_token
 from replicator.service.store import ServiceStore
 
 __all__ = ["service", "silent"]

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from replicator.core.config import parse_config
-from replicator.service.api_tokens import Role, create_token
 from replicator.service.entrance.admitted import Admission
+from replicator.service.entrance.api_tokens import Role, create_token
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore

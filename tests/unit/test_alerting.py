@@ -39,7 +39,8 @@ from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
 from replicator.service.measuring.disks import Disk
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import run
-from replicator.service.store import Ended, RunState, ServiceStore
+from replicator.service.service_run import Ended, RunState
+from replicator.service.store import ServiceStore
 from replicator.service.web.metrics import metrics_of
 from replicator.service.web.serving import Serving
 

@@ -13,7 +13,7 @@ from replicator import database
 from replicator.database import Database
 from replicator.errors import StoreUnreachable, UsageError
 from replicator.ingestion.job_store import IngestionStore
-from replicator.service.api_tokens import create_token, tokens
+from replicator.service.entrance.api_tokens import create_token, tokens
 from replicator.service.store import ServiceStore
 
 

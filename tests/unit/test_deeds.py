@@ -23,7 +23,7 @@ from replicator.core.policy import parse_policy
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
 from replicator.core.telling.progress_file import ProgressFile
 from replicator.errors import ConfigError, Refused
-from replicator.service.api_tokens import Identity
+from replicator.service.entrance.api_tokens import Identity
 from replicator.service.errands import Errand, placed
 from replicator.service.jobs import jobs_of
 from replicator.service.store import ServiceStore

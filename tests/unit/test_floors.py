@@ -32,6 +32,7 @@ LIBRARIES = {
         "replicator.ingestion.notices",
         "replicator.service",
         "replicator.service.alerts",
+        "replicator.service.entrance",
         "replicator.service.measuring",
         "replicator.service.migrations.versions",
         "replicator.service.series",

@@ -19,8 +19,8 @@ from replicator.ingestion.job_figures import AssetQueue, QueueFigures
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
 from replicator.service.alerts.alert_store import OpenAlert
-from replicator.service.api_tokens import Identity, create_token, revoke_token
-from replicator.service.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
+from replicator.service.entrance.api_tokens import Identity, create_token, revoke_token
+from replicator.service.entrance.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
 from replicator.service.errands import Errand
 from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
 from replicator.service.pages.differing_tables import Differences, still_said
@@ -30,7 +30,8 @@ from replicator.service.pages.rendering import HERE, lines, said, schedule, when
 from replicator.service.pages.run_progress import about_of, figures_of, tasks_of
 from replicator.service.pages.runbook import RUNBOOKS, filled, kinds_of, values_of
 from replicator.service.pages.visiting import safe_place
-from replicator.service.store import TOO_LONG, Ended, ServiceRun, ServiceStore
+from replicator.service.service_run import TOO_LONG, Ended, ServiceRun
+from replicator.service.store import ServiceStore
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 
 DOCS = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists()) / "docs"

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from replicator.core.config import Config, parse_config
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.service.api_tokens import NOBODY, Identity
+from replicator.service.entrance.api_tokens import NOBODY, Identity
 from replicator.service.series.series_store import (
     LagSample,
     RootSample,

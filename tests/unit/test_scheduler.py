@@ -19,12 +19,13 @@ from test_service import eventually
 from replicator.core.config import read_config
 from replicator.errors import ConfigError, UsageError
 from replicator.service import scheduler as scheduling
-from replicator.service.api_tokens import create_token
+from replicator.service.entrance.api_tokens import create_token
 from replicator.service.errands import Errand
 from replicator.service.jobs import Job
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
-from replicator.service.store import ALL, SCHEDULE, Ended, ServiceStore
+from replicator.service.service_run import SCHEDULE, Ended
+from replicator.service.store import ALL, ServiceStore
 from replicator.service.timetable import Cron, Every
 from replicator.service.web.app import STALE, make_app
 from replicator.service.web.serving import Serving

@@ -28,7 +28,8 @@ from replicator.service.alerts.trends import POINTS, Trend
 from replicator.service.jobs import Job
 from replicator.service.lag_watch import MeasuredLag
 from replicator.service.measuring.disks import disk_of
-from replicator.service.store import Ended, JobState, ServiceStore
+from replicator.service.service_run import Ended
+from replicator.service.store import JobState, ServiceStore
 from replicator.service.timetable import Cron, Every
 
 CONFIG = AlertConfig()

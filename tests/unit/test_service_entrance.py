@@ -17,7 +17,7 @@ from test_service import eventually
 from replicator.core.config import parse_config
 from replicator.core.schedules.entrance_config import GroupConfig, LimitConfig, ProxyConfig
 from replicator.errors import ConfigError
-from replicator.service.api_tokens import Identity
+from replicator.service.entrance.api_tokens import Identity
 from replicator.service.entrance.rates import Rates
 from replicator.service.entrance.timed_connection import uvicorn_limits
 from replicator.service.entrance.trusted_proxies import Proxies

@@ -25,7 +25,8 @@ from replicator.service.measuring.counters import Sample, counts, remember, samp
 from replicator.service.measuring.families import of_counts, of_policies, of_roots, text_of, verified_age
 from replicator.service.measuring.root_sizes import sample_root
 from replicator.service.measuring.tally import counts_of
-from replicator.service.store import Ended, ServiceStore
+from replicator.service.service_run import Ended
+from replicator.service.store import ServiceStore
 from replicator.service.timetable import Every
 from replicator.service.web.questions.time_limits import AT_ONCE, Askers, Late
 

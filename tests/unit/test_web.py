@@ -18,10 +18,11 @@ from cmroot.root import create_or_open
 from replicator.core.config import parse_config
 from replicator.policies.memory import Compared
 from replicator.service.actions import actions
-from replicator.service.api_tokens import revoke_token
+from replicator.service.entrance.api_tokens import revoke_token
 from replicator.service.errands import Errand
 from replicator.service.lag_watch import MeasuredLag
-from replicator.service.store import Ended, JobState, ServiceStore
+from replicator.service.service_run import Ended
+from replicator.service.store import JobState, ServiceStore
 from replicator.service.web.questions.time_limits import OF_ONE
 
 

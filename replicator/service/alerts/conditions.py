@@ -13,7 +13,8 @@ from replicator.service.jobs import Job
 from replicator.service.lag_watch import PERIOD, MeasuredLag
 from replicator.service.measuring.disks import Disk
 from replicator.service.measuring.families import two_primaries, verified_age
-from replicator.service.store import JobState, ServiceRun
+from replicator.service.service_run import ServiceRun
+from replicator.service.store import JobState
 from replicator.text.quantity import count_text, duration_text, parse_duration, size_text
 
 FAILURES = ("failed", "lost")

@@ -1,1 +1,1 @@
-"""The entrance of the service: proxies, limits, sizes and times of requests, before they are answered."""
+"""The entrance of the service: tokens, sessions, proxies, limits and times of requests, before they are answered."""

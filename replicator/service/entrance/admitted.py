@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from replicator.core.schedules.service_config import ServiceConfig
-from replicator.service.api_tokens import bearer_of, digest_of
+from replicator.service.entrance.api_tokens import bearer_of, digest_of
 from replicator.service.entrance.rates import CLIENTS, Rates
 from replicator.service.entrance.trusted_proxies import Headers, Proxies, Sender
 from replicator.service.web.problems import problem

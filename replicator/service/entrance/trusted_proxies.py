@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from replicator.core.schedules.entrance_config import ProxyConfig
-from replicator.service.api_tokens import ROLES, Identity
+from replicator.service.entrance.api_tokens import ROLES, Identity
 
 SCHEME = "X-Forwarded-Proto"
 HOPS = 20  # addresses of a chain of proxies that are looked at

@@ -12,7 +12,7 @@ from replicator.policies.lag import Lag
 from replicator.service.alerts.alert_store import OpenAlert
 from replicator.service.pages.differing_tables import Differences, differ_text
 from replicator.service.pages.runbook import kinds_of
-from replicator.service.store import TOO_LONG
+from replicator.service.service_run import TOO_LONG
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 from replicator.text.quantity import count_text, duration_text, size_text
 

@@ -16,7 +16,7 @@ from replicator.service.pages.policy_routes import beside_of
 from replicator.service.pages.rendering import ASSETS, BYTES, render
 from replicator.service.pages.run_progress import about_of, figures_of, steps_of, tasks_of
 from replicator.service.pages.visiting import PageRoute, Visiting
-from replicator.service.store import RunState
+from replicator.service.service_run import RunState
 from replicator.service.web import api
 from replicator.service.web.deeds.known_roots import sees
 from replicator.service.web.permission import require

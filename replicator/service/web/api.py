@@ -15,7 +15,8 @@ from replicator.errors import ObjectNotFound
 from replicator.service.actions import ActionFilter, actions
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
-from replicator.service.store import ALL, RunFilter, RunState, ServiceRun
+from replicator.service.service_run import RunFilter, RunState, ServiceRun
+from replicator.service.store import ALL
 from replicator.service.web.deeds.known_roots import refuse_unseen, sees
 from replicator.service.web.deeds.recorded import What, do_once, queue_once
 from replicator.service.web.known_parameters import refuse_unknown_parameters

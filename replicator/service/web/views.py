@@ -9,7 +9,8 @@ from pydantic import Field
 
 from replicator.service.actions import UNFINISHED, Action
 from replicator.service.jobs import Job
-from replicator.service.store import JobState, RunState, ServiceRun
+from replicator.service.service_run import RunState, ServiceRun
+from replicator.service.store import JobState
 from replicator.service.times import iso
 
 Words = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00]*$")]

@@ -12,7 +12,7 @@ from fastapi import HTTPException, Request
 
 from replicator.core.config import Config
 from replicator.errors import Error
-from replicator.service.api_tokens import Identity
+from replicator.service.entrance.api_tokens import Identity
 from replicator.service.pages.visiting import PageRoute
 from replicator.service.web.deeds.bodies import body_from
 from replicator.service.web.deeds.known_roots import known_roots

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from replicator.commands.asset import asset_approve, asset_create
 from replicator.commands.ingest import ingest_cancel, ingest_request
 from replicator.errors import UsageError
-from replicator.service.api_tokens import NOBODY
+from replicator.service.entrance.api_tokens import NOBODY
 from replicator.service.web.deeds.bodies import ApproveAssetAsk, AssetAsk, LandingAsk, fields_of
 from replicator.service.web.deeds.recorded import What, do_once, serving_of
 from replicator.service.web.permission import NEEDED, Who, require

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fastapi import HTTPException, Request
 
 from replicator.core.config import Config
-from replicator.service.api_tokens import Identity, Role
-from replicator.service.store import ServiceRun
+from replicator.service.entrance.api_tokens import Identity, Role
+from replicator.service.service_run import ServiceRun
 from replicator.service.web.deeds.recorded import serving_of
 from replicator.service.web.permission import Who, require
 from replicator.service.web.questions.named_roots import normal_place

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from replicator.errors import ObjectNotFound, Refused
 from replicator.service.actions import Action, actions_about, is_open
-from replicator.service.api_tokens import Role
 from replicator.service.children import answer_of
+from replicator.service.entrance.api_tokens import Role
 from replicator.service.errands import Errand
-from replicator.service.store import RunFilter, ServiceRun, ServiceStore
+from replicator.service.service_run import RunFilter, ServiceRun
+from replicator.service.store import ServiceStore
 from replicator.service.times import iso
 from replicator.service.web.deeds.bodies import ApplyAsk, Id, consented, options_of
 from replicator.service.web.deeds.policy_deeds import PLAN, policy_for

@@ -10,7 +10,7 @@ from fastapi import APIRouter, HTTPException, Request
 
 from replicator.core.policy import Policy, matching_databases
 from replicator.errors import UsageError
-from replicator.service.api_tokens import Role
+from replicator.service.entrance.api_tokens import Role
 from replicator.service.errands import Errand
 from replicator.service.web.deeds.bodies import (
     Consent,

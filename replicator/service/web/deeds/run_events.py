@@ -21,7 +21,7 @@ from fastapi.responses import StreamingResponse
 
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.children import LOG, PROGRESS
-from replicator.service.store import ServiceRun
+from replicator.service.service_run import ServiceRun
 from replicator.service.web.deeds.bodies import Id
 from replicator.service.web.deeds.known_roots import refuse_unseen
 from replicator.service.web.deeds.recorded import serving_of

@@ -10,7 +10,7 @@ from cmroot.root import FORMAT
 from cmroot.store.resolve import as_written
 from replicator.core.config import Config, nearest
 from replicator.errors import Error, ObjectNotFound, UsageError
-from replicator.service.api_tokens import Identity
+from replicator.service.entrance.api_tokens import Identity
 from replicator.service.web.permission import require
 
 OPTIONS = ("cmroot", "source_cmroot", "target_cmroot")

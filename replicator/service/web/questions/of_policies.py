@@ -22,7 +22,7 @@ from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, shown_roles
 from replicator.service.children import answer_of
 from replicator.service.series.series_store import LagSample, lag_samples
-from replicator.service.store import ServiceRun
+from replicator.service.service_run import ServiceRun
 from replicator.service.times import iso
 from replicator.service.web.questions.named_roots import normal_place, option_of, roots_of
 from replicator.service.web.questions.question import Asking

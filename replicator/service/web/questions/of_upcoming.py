@@ -20,7 +20,7 @@ from replicator.housekeeping.store import ItemStore
 from replicator.removal.legal import ResolvedHold, read_holds
 from replicator.removal.remove import sizes_of
 from replicator.service.children import answer_of
-from replicator.service.store import ServiceRun
+from replicator.service.service_run import ServiceRun
 from replicator.service.times import iso
 from replicator.service.web.questions.named_roots import normal_place, option_of, roots_of
 from replicator.service.web.questions.of_policies import has_root

@@ -18,7 +18,7 @@ from replicator.commands.ranges import Between
 from replicator.core.policy import Policy
 from replicator.core.report import Report
 from replicator.errors import UsageError
-from replicator.service.api_tokens import Identity
+from replicator.service.entrance.api_tokens import Identity
 from replicator.service.web.questions.named_roots import NamedRoot
 from replicator.service.web.questions.time_limits import run_command
 from replicator.service.web.serving import Serving

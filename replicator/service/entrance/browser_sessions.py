@@ -9,7 +9,7 @@ import secrets
 
 from sqlalchemy import delete, insert, or_, select
 
-from replicator.service.api_tokens import Identity, digest_of, identify
+from replicator.service.entrance.api_tokens import Identity, digest_of, identify
 from replicator.service.schema import session, token
 from replicator.service.store import ServiceStore
 

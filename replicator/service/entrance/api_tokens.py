@@ -14,7 +14,8 @@ from sqlalchemy import delete, insert, literal, select
 
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.service.schema import token
-from replicator.service.store import SCHEDULE, ServiceStore
+from replicator.service.service_run import SCHEDULE
+from replicator.service.store import ServiceStore
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
