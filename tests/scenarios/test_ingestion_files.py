@@ -94,6 +94,8 @@ def test_a_value_that_would_be_changed_is_refused_in_each_format(dropping: Dropp
         dropping.describe("t", format="csv", columns=[{"name": "at", "type": "timestamp", "format": format_}])
         dropping.write("t", "a", f"at\n{text}\n")
         assert f"has 1 values that do not fit, such as '{text}'" in dropping.refused("t")
+    dropping.describe("t", format="csv", columns=[{"name": "at", "type": "timestamp", "format": "HHmmssSSSSSSSSS"}])
+    assert "more than six digits of a second" in dropping.refused("t")
     dropping.describe("t", format="json", columns=[{"name": "a", "type": "array<struct<paid:decimal(12,2)>>"}])
     dropping.write("t", "a", '{"a": [{"paid": 1.124}, {"paid": 1.126}]}')
     assert "has 1 values that do not fit, such as '1.124'" in dropping.refused("t")

@@ -537,12 +537,14 @@ def test_a_queue_ten_times_as_long_costs_at_most_ten_times_as_much(store: Ingest
     requested, chosen = steps(store, lambda: store.submit(request("u"))), steps(store, lambda: claimed(store))
     _multiply(store, 10)
     assert len(store.jobs(limit=10_000)) > 3000
+    queued = sum(each.state == "queued" for each in store.jobs(limit=10_000))
     assert steps(store, lambda: store.submit(request("v"))) <= 11 * requested
+    assert store.submit(request("w")).position == queued + 2
     assert steps(store, lambda: claimed(store)) <= 11 * chosen
 
 
 def _multiply(store: IngestionStore, times: int) -> None:
-    """Queues all jobs that wait again, with other identities."""
+    """Queues all jobs that wait again, with other identities, before those that are there."""
     own = ("id", "identity", "slot", "place")
     names = ", ".join(column.name for column in job.columns if column.name not in own)
     with store.transaction() as connection:
@@ -550,7 +552,7 @@ def _multiply(store: IngestionStore, times: int) -> None:
             f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {times - 1}) "
             f"INSERT INTO ingestion_job ({names}, identity, slot, place) "
             f"SELECT {names}, identity || '.{times}.' || i, slot || '.{times}.' || i, "
-            "(SELECT max(place) FROM ingestion_job) + id * i FROM ingestion_job, n WHERE state = 'queued'"
+            f"id - 1000000 * {times} * i FROM ingestion_job, n WHERE state = 'queued'"
         )
 
 

@@ -144,6 +144,9 @@ def _check_column(found: Description, column: FileColumn, about: str) -> None:
         raise SourceRefused(f"{about}: column {column.name}: {error}", hint="write a type of Hive") from error
     if column.format is not None and not _TIME.fullmatch(column.type):
         raise SourceRefused(f"{about}: column {column.name}: a format of {column.type[:80]}", hint="leave it out")
+    if re.search(r"(?<![.,S])S{7}", column.format or ""):
+        told = f"{about}: column {column.name}: nothing is before more than six digits of a second"
+        raise SourceRefused(told, hint="write a point before them, or six: times have microseconds")
     if not column.name.strip():
         raise SourceRefused(f"{about}: a column has no name", hint="name it")
 

@@ -11,6 +11,7 @@ import bz2
 import gzip
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, BinaryIO
@@ -272,7 +273,7 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Spark keeps one of two values of a name, and says nothing."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"{twice[:60]!r} is twice in an object")
     return found
 
@@ -302,30 +303,42 @@ def _avro(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> 
 
 def _xml(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
     count, inside, root = 0, 0, None
+    shapes = {part: _shape_of(tally, part) for part in tally.parts}
     for event, element in ElementTree.iterparse(_opened(raw, name), ("start", "end")):
         root = element if root is None else root
         if element.tag.rpartition("}")[2] == description.row.rpartition(":")[2]:
             inside += 1 if event == "start" else -1
             if event == "end" and not inside:
                 count += 1
-                _refuse_repeated(element, tally)
+                _refuse_repeated(element, shapes)
         if event == "end" and not inside:
             root.clear()  # else it keeps an element for each row
     tally.only_rows(count)
 
 
-def _refuse_repeated(row: ElementTree.Element, tally: _Tally, part: str = "") -> None:
-    """Of tags that stand more than once where the table has one value, Spark keeps the last, and says nothing."""
+Path = tuple[str, ...]
+"""Of tags, from a part's row."""
+
+
+def _shape_of(tally: _Tally, part: str) -> tuple[dict[Path, str], set[Path]]:
+    """Of a part's rows in xml: the lists, and the names of their parts; the tags that stand once."""
     lists = {_tags(below.via): below.name for below in tally.below[part] if not below.is_map}
     paths = [*(_tags(column.path) for column in tally.parts[part].columns), *lists]
-    single = {path[:length] for path in paths for length in range(1, len(path) + 1)} - lists.keys()
+    return lists, {path[:length] for path in paths for length in range(1, len(path) + 1)} - lists.keys()
 
-    def look(element: ElementTree.Element, at: tuple[str, ...]) -> None:
+
+def _refuse_repeated(
+    row: ElementTree.Element, shapes: Mapping[str, tuple[dict[Path, str], set[Path]]], part: str = ""
+) -> None:
+    """Of tags that stand more than once where the table has one value, Spark keeps the last, and says nothing."""
+    lists, single = shapes[part]
+
+    def look(element: ElementTree.Element, at: Path) -> None:
         seen = set[str]()
         for child in element:
             path = (*at, _tag(child.tag))
             if path in lists:
-                _refuse_repeated(child, tally, lists[path])
+                _refuse_repeated(child, shapes, lists[path])
             elif path in single:
                 if child.tag.lower() in seen:
                     raise ValueError(f"the tag {'.'.join(path)[:60]} is more than once where one value is expected")
@@ -340,7 +353,7 @@ def _tag(name: str) -> str:
     return name.rpartition("}")[2].rpartition(":")[2].lower()
 
 
-def _tags(path: Sequence[str]) -> tuple[str, ...]:
+def _tags(path: Sequence[str]) -> Path:
     return tuple(map(_tag, path))
 
 

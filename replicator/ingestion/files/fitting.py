@@ -99,8 +99,8 @@ def _fit_one(at: str, type_: str, column: FileColumn, format_: str) -> tuple[str
 
 
 def _value(text: str, type_: str, column: FileColumn) -> str:
-    """Exact, or NULL: a decimal is never rounded, a year is no date, a time of day no time, and no
-    digit of a second is cut."""
+    """Exact, or NULL: a decimal is never rounded, a year is no date, a time of day no time, no digit of a second is
+    cut."""
     if type_ == "string":
         sized = _SIZED.fullmatch(column.type)
         return f"CASE WHEN char_length({text}) <= {sized[1]} THEN {text} END" if sized else text
@@ -109,8 +109,8 @@ def _value(text: str, type_: str, column: FileColumn) -> str:
             fits = f"{text} RLIKE {_DAY} AND NOT {text} RLIKE {_TOO_FINE}"
             return f"CASE WHEN {fits} THEN CAST(try_cast({text} AS timestamp) AS {type_}) END"
         moment = f"CAST(try_to_timestamp({text}, {quoted_text(column.format or 'yyyy-MM-dd')}) AS {type_})"
-        is_fine = "SSSSSSS" in (column.format or "")
-        return f"CASE WHEN NOT {text} RLIKE {_TOO_FINE} THEN {moment} END" if is_fine else moment
+        may_be_finer = "SSSSSSS" in (column.format or "")
+        return f"CASE WHEN NOT {text} RLIKE {_TOO_FINE} THEN {moment} END" if may_be_finer else moment
     made = f"try_cast({text} AS {type_})"
     if type_ in ("float", "double"):  # a number is finite
         return f"CASE WHEN ({text} RLIKE {_NUMBER}) = (abs({made}) < double('infinity')) THEN {made} END"
