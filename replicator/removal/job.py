@@ -1,6 +1,7 @@
 """A job that removes: the steps that housekeeping, retention, purge and purge retain have in common. Acts.
 
     lease        two runs of one job never decide about the same; a rehearsal takes none
+    file         what a killed run had taken comes into the record, also where nothing is left to go
     plan         what a killed run left is completed, and the job decides what is to go, in pages
     judge        by the guard: limits, legal holds, and what the metastore refers to; the plan as a whole is refused
                  before anything goes
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar, Generic, Self, TypeVar
 
+from cmroot.errors import LeaseHeld
 from cmroot.lease import Lease, acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
@@ -28,11 +30,11 @@ from replicator.core.runtime import Runtime
 from replicator.events.root_catalog import bind_catalog, refuse_other_catalog
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
-from replicator.removal.audit import begin_audit
+from replicator.removal.audit import AuditLog, begin_audit
 from replicator.removal.live import LiveLocations, Unregistered
 from replicator.removal.removal import Limits
 from replicator.removal.removal_report import Removals
-from replicator.removal.remove import Remover
+from replicator.removal.remove import Remover, finish_begun
 
 Page = TypeVar("Page")
 Done = TypeVar("Done", bound=Removals)
@@ -93,6 +95,8 @@ class Job(ABC, Generic[Page, Done]):
                 )
                 self.done = done = self.report()
                 done.run = "" if dry_run else audit.run
+                if not dry_run:
+                    self._file_begun(audit)
                 stack.enter_context(self.planned())
                 for page in self.pages():
                     if dry_run:
@@ -146,6 +150,15 @@ class Job(ABC, Generic[Page, Done]):
 
     def finish(self) -> None:
         """After all pages."""
+
+    def _file_begun(self, audit: AuditLog) -> None:
+        """A root that is at work for longer stops no job that may have nothing to remove."""
+        try:
+            finish_begun(audit)
+        except LeaseHeld as error:
+            self.done.warnings.append(
+                f"{error.message}; what a killed run may have taken comes into the record with a later run"
+            )
 
     @contextmanager
     def _held(self) -> Iterator[None]:

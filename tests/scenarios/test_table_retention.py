@@ -301,6 +301,19 @@ def test_a_killed_run_is_completed_by_the_next_one(db: Dated, fault: Fault) -> N
     assert db.files("orders") == set(values)
 
 
+def test_a_run_with_nothing_to_remove_records_the_files_of_a_killed_one(db: Dated) -> None:
+    values = db.dated("orders", 1, 4)
+    assert run_with(Fault("after", "rename", "incoming/recycle-"), db.arguments("--set", DELETES)).killed
+    assert not [row for row in db.audit("--outcome", "removed") if row["what"] == "file"]
+    done = db.run("--set", DELETES)
+    assert (done["selected"], done["dropped"]) == (0, 1)
+    assert [row["path"] for row in db.audit("--run", done["run"], "--outcome", "removed")] == [
+        str(db.home / "orders" / f"datepartition={values[1]}" / "part-0")
+    ]
+    db.put_back(done["run"])
+    assert db.files("orders") == set(values)
+
+
 def test_a_partition_of_which_a_killed_run_removed_a_part_is_as_old_as_it_was(db: Dated) -> None:
     """By its directory's time, with `$cmroot` on another device."""
     if not (memory := Path("/dev/shm")).is_dir() or memory.stat().st_dev == db.place.stat().st_dev:
