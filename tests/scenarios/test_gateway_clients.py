@@ -243,7 +243,7 @@ def test_a_call_hidden_in_another_by_a_wrong_type_is_not_let_through(guard: Guar
 
 # ---- who takes too long ----------------------------------------------------------------------------------------------
 
-SOON = Timeouts(client=timedelta(seconds=1), answer=timedelta(seconds=1), stop=timedelta(seconds=1))
+SOON = Timeouts(client=timedelta(seconds=3), answer=timedelta(seconds=3), stop=timedelta(seconds=3))
 
 
 def is_served(guard: Guarded) -> None:

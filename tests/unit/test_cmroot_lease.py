@@ -315,7 +315,7 @@ from cmroot.lease import acquire
 from cmroot.errors import LeaseHeld
 from cmroot.log.captured import SegmentWriter, sweep_log
 root, when = sys.argv[1:]
-with acquire(root, "pause", ttl=timedelta(seconds=1)) as lease:
+with acquire(root, "pause", ttl=timedelta(seconds=4)) as lease:
     with SegmentWriter(root, 2, lease=lease) as writer:
         writer.append_record(b'{"position":2}')
         writer.append_record(b'{"position":3}')
