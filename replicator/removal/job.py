@@ -157,7 +157,7 @@ class Job(ABC, Generic[Page, Done]):
             finish_begun(audit)
         except LeaseHeld as error:
             self.done.warnings.append(
-                f"{error.message}; what a killed run may have taken comes into the record with a later run"
+                f"{error.message}; files that a killed run may have taken are not in this run's record"
             )
 
     @contextmanager

@@ -19,10 +19,12 @@ from config_store import write_store
 from faults import Fault, run_with
 from plain_tables import PlainDatabase, text_storage
 
+from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Column, Partition, Storage, Table
 from replicator.metastore.thrift import ThriftMetastore
+from replicator.removal import remove
 
 DELETES = "gobblin.retention.hive.shouldDeleteData=true"
 _numbers = itertools.count(1)
@@ -312,6 +314,21 @@ def test_a_run_with_nothing_to_remove_records_the_files_of_a_killed_one(db: Date
     ]
     db.put_back(done["run"])
     assert db.files("orders") == set(values)
+
+
+def test_a_root_at_work_is_named_where_a_killed_run_may_have_taken_files(
+    db: Dated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.dated("orders", 1, 4)
+    assert run_with(Fault("after", "rename", "incoming/recycle-"), db.arguments("--set", DELETES)).killed
+    monkeypatch.setattr(remove, "PATIENCE", timedelta(0))
+    with acquire(db.cmroot, "load"):
+        busy = db.run("--set", DELETES)
+    assert busy["dropped"] == 1 and any("a killed run may have taken" in each for each in busy["warnings"])
+    assert not [row for row in db.audit("--outcome", "removed") if row["what"] == "file"]
+    after = db.run("--set", DELETES)
+    assert not any("a killed run" in each for each in after["warnings"])
+    assert len(db.audit("--run", after["run"], "--outcome", "removed")) == 1
 
 
 def test_a_partition_of_which_a_killed_run_removed_a_part_is_as_old_as_it_was(db: Dated) -> None:
