@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ingestion_stores import clock, courier, land, opened
 from kafka_broker import kafka_broker
-from test_ingestion_jobs import Clock, clock, opened
-from test_ingestion_notices import courier, land
+from waiting import Clock
 
 from replicator.core.config import parse_config
 from replicator.errors import ConfigError

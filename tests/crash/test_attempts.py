@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from test_copy_task import bucket, task
+from copy_tasks import bucket, task
 
 from cmroot.log.captured import FILES
 from cmroot.root import create_or_open

@@ -8,148 +8,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from crash_story import Crashing, crashing, keep, run_again
 from faults import Fault, run_with, standing
-from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
+from replication_fixture import command
 
 from replicator.metastore.embedded.running import Running
 
+__all__ = ["crashing", "keep"]
+
 SEED = 20260301
 KILLS = 20
-
-
-class BusySource:
-    """Changes of every kind, round after round, on one database."""
-
-    def __init__(self, database: PlainDatabase, *, tables: int = 2, partitions: int = 4) -> None:
-        self.database, self.tables, self.partitions = database, tables, partitions
-        self.round = 0
-
-    def begin(self) -> None:
-        self.database.create()
-        for number in range(self.tables):
-            files = {"kept": f"{number}", "replaced": f"old {number}", "removed": f"removed {number}"}
-            self.database.table(f"t{number}", files)
-        self.database.partitioned("parts", {f"{number:03}": self._files(number) for number in range(self.partitions)})
-        self.database.table("dropped0", {"file": "dropped 0"})
-        self.database.table("renamed0", {"file": "renamed"})
-        self.database.table("anew", {"file": "anew 0", "first": "first"})
-        self.database.partitioned("cycle0", {"short": {"file": "short 0"}, "long": {"file": "long 0"}})
-        for name in ("live", "stage", "left", "right", "young0"):
-            self.database.table(name, {"file": f"{name} 0"})
-        self.database.function("f0")
-
-    def change(self) -> None:
-        database, before, now = self.database, self.round, self.round + 1
-        self.round = now
-        for number in range(0, self.tables, 2):
-            database.write(f"t{number}", {f"added{now}": f"{number} {now}", "replaced": f"new {number} {now}"})
-            (database.home / f"t{number}" / ("removed" if now == 1 else f"added{before}")).unlink()
-        database.alter("t0", round=str(now))
-        values = sorted(path.name.removeprefix("p=") for path in (database.home / "parts").iterdir())
-        gone, altered, written = values[0], values[1], values[2]
-        database.drop_partitions("parts", [gone])
-        database.alter_partition("parts", altered, round=str(now))
-        database.write(f"parts/p={written}", {"more": f"more {now}"})
-        added = [f"{now * 1000 + number:06}" for number in range(max(1, self.partitions // 8))]
-        database.add("parts", {value: self._files(int(value)) for value in added})
-        database.drop(f"dropped{before}")
-        database.table(f"dropped{now}", {"file": f"dropped {now}"})
-        database.rename(f"renamed{before}", f"renamed{now}")
-        database.write(f"renamed{now}", {f"after{now}": f"renamed {now}"})
-        database.drop("anew")
-        database.table("anew", {"file": f"anew {now}"})
-        database.rename(f"young{before}", f"grown{before}")
-        database.table(f"young{now}", {"file": f"young {now}"})
-        database.drop_partitions(f"cycle{before}", ["short"])
-        database.partitioned(f"cycle{now}", {"short": {"file": f"short {now}"}, "long": {"file": f"long {now}"}})
-        if now > 1:
-            database.drop(f"grown{before - 1}")
-            database.drop(f"cycle{before - 1}")
-        database.drop("live")
-        database.rename("stage", "live")  # under the name of one that is gone
-        database.table("stage", {"file": f"stage {now}"})
-        for old, new in (("left", "aside"), ("right", "left"), ("aside", "right")):
-            database.rename(old, new)
-        database.function(f"f{now}")
-        if now > 1:
-            database.metastore.drop_function(database.name, f"f{before}")
-
-    def _files(self, number: int) -> dict[str, str]:
-        return {"file": f"content of {number}", "other": f"{number}"}
-
-
-@dataclass
-class Crashing:
-    """A story that is bootstrapped, and its busy source; tests of a module go on where the one before ended."""
-
-    fixture: ReplicationFixture
-    source: BusySource
-    replicas: Iterator[int]
-
-    @classmethod
-    def begin(cls, source: Running, target: Running, here: Path, **size: int) -> Crashing:
-        fixture = ReplicationFixture(source, target, here)
-        busy = BusySource(fixture.source, **size)
-        busy.begin()
-        fixture.bootstrap()
-        return cls(fixture, busy, itertools.count(1))
-
-    def next_dump(self) -> list[str]:
-        """The arguments of the next incremental dump of a source that has changed."""
-        self.source.change()
-        before = self.fixture.last
-        self.fixture.dumps += 1
-        return self.fixture.dump_arguments(self.fixture.last, since=before)
-
-    def fresh_replica(self) -> tuple[PlainDatabase, list[str]]:
-        """A bootstrap dump, and the arguments to load it into a database that is not there yet."""
-        out = self.fixture.here / f"whole{next(self.replicas)}"
-        assert self.fixture.dump(out=out).code == 0
-        replica = PlainDatabase(self.fixture.target.metastore, f"{self.fixture.db}_{out.name}", self.fixture.warehouse)
-        rename = ["--rename-db", f"{self.fixture.db}={replica.name}"]
-        return replica, [*self.fixture.load_arguments(out), *rename]
-
-    def finish_dump(self, arguments: list[str]) -> None:
-        """Runs a dump again until it has succeeded; one whose marker was written has."""
-        if not (self.fixture.last / "_finished_dump").exists():
-            run_again(arguments)
-
-    def finish_load(self, arguments: list[str]) -> None:
-        run_again(arguments)
-        self.fixture.is_same()
-
-
-def run_again(arguments: list[str]) -> Answer:
-    answer = command(*arguments)
-    assert answer.code == 0, answer
-    return answer
-
-
-@pytest.fixture(scope="module")
-def keep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Crashing]:
-    return {}
-
-
-@pytest.fixture
-def crashing(
-    keep: dict[str, Crashing],
-    source_metastore: Running,
-    target_metastore: Running,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> Crashing:
-    """The module's story; a new one after a failure, so that one failure is not all."""
-    if "story" not in keep or keep.get("failed") != request.session.testsfailed:
-        keep["story"] = Crashing.begin(source_metastore, target_metastore, tmp_path)
-        keep["failed"] = request.session.testsfailed  # type: ignore[assignment]
-    return keep["story"]
 
 
 # ---- at a given step ----------------------------------------------------------------------------------------------

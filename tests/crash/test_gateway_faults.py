@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from faults import Fault, _install, _Steps
+from faults import Fault, Steps, install
 from gateways import FILES, Guarded, Wire, contents, guarded
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
@@ -225,7 +225,7 @@ def _gateway(uri: str, root: str, fault: Fault, pipe: Connection) -> None:
     """Runs in a child: a gateway that is killed at a step. It never ends by itself."""
     with connect(uri) as upstream:
         gateway = Gateway(upstream, create_or_open(root), "127.0.0.1:0", GatewaySettings(grace=timedelta(0)))
-        _install(_Steps(fault))
+        install(Steps(fault))
         pipe.send(gateway.uri)
         pipe.recv()
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from busy_source import BusySource
 from engines import local_runtime
 from faults import Fault, run_with
 from plain_tables import PlainDatabase
 from policies import Replication
-from test_crash import BusySource
 
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify

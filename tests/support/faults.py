@@ -148,7 +148,7 @@ def delayed(fault: Fault, arguments: Sequence[str], meanwhile: Callable[[], None
 # ---- in the child -------------------------------------------------------------------------------------------------
 
 
-class _Steps:
+class Steps:
     """Counts steps, and ends the process at the one it was reported."""
 
     def __init__(self, fault: Fault) -> None:
@@ -179,7 +179,7 @@ class _Steps:
                 os.kill(os.getpid(), signal.SIGSTOP if "FAULTS_STOP" in os.environ else signal.SIGKILL)
 
 
-def _install(steps: _Steps) -> None:
+def install(steps: Steps) -> None:
     """Wraps what changes the world. Thrift is wrapped where a change is sent, so answers are read before `after`."""
     from cmroot.store.hdfs.hdfs_store import HdfsStore
     from cmroot.store.hdfs.native import Hdfs
@@ -234,7 +234,7 @@ def _main() -> None:
     from replicator.cli.main import main
 
     if fault != ["-"]:
-        _install(_Steps(Fault(fault[0], fault[1], fault[2], int(fault[3]))))
+        install(Steps(Fault(fault[0], fault[1], fault[2], int(fault[3]))))
     print(BEGINS, file=sys.stderr, flush=True)
     sys.argv[1:] = arguments
     main()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from crash_story import Crashing, crashing, keep, run_again
 from faults import Fault, run_with
-from test_crash import Crashing, crashing, keep, run_again
-from test_retention import History
+from slot_histories import History
 
 from replicator.metastore.embedded.running import Running
 

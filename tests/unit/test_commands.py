@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator
 from typing import get_args, get_type_hints
 
 import click
 import pytest
+from command_leaves import COMMANDS
 
 import replicator
 from replicator.cli import table
@@ -20,26 +20,6 @@ from replicator.errors import UsageError
 
 DOOR_ONLY = {"as_json", "json_lines", "nagios", "allow_gaps"}
 """Options about the door itself: how an answer looks and ends."""
-
-NOT_YET = {"completion"}
-"""Commands without a function, or paths of them such as "purge_certify"."""
-
-
-def leaves() -> Iterator[tuple[str, click.Command]]:
-    def below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-        if path in NOT_YET:
-            return
-        if not isinstance(command, click.Group) or command.invoke_without_command:
-            yield path.replace("-", "_"), command
-        for name, each in getattr(command, "commands", {}).items():
-            if not each.hidden:
-                yield from below(f"{path}_{name}", each)
-
-    for name, command in table.commands().items():
-        yield from below(name, command)
-
-
-COMMANDS = dict(leaves())
 
 
 @pytest.mark.parametrize("name", COMMANDS)

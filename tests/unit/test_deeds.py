@@ -15,7 +15,7 @@ import click
 import pytest
 from fastapi import HTTPException
 from pydantic import TypeAdapter
-from test_service import eventually
+from waiting import eventually
 
 from replicator.cli import table
 from replicator.core.connections.metastore_config import MetastoreConfig

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_ingestion_jobs import Clock, clock, opened, request
+from ingestion_stores import clock, opened, request
+from waiting import Clock
 
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.model import Table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,60 +13,26 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ingestion_stores import claim, claimed, clock, opened, request
 from landing_figures import counted_landed, counted_queue, said
+from waiting import Clock
 
 from replicator.errors import Fenced, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.fairness import Candidate, most, pick
 from replicator.ingestion.ingestion_job import STEPS, Claimed, Failure, JobFilter
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.ingestion_request import Asset
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.schema import REVISIONS, job, metadata
 
+__all__ = ["clock"]
+
 DAY = 86_400.0
-
-
-class Clock:
-    """Turned by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[IngestionStore]:
     with opened(f"sqlite:///{tmp_path}/i.sqlite", clock) as made:
         yield made
-
-
-def opened(url: str, clock: Callable[[], float] = time.time) -> IngestionStore:
-    store = IngestionStore(url, clock, lambda: 0.0)
-    store.prepare()
-    for name in ("crm", "shop", "web"):
-        store.put_asset(Asset(name=name, owner="olga", producers=("paul",), sources=("db",), created_by="olga"))
-        store.approve_asset(name, "anna")
-    return store
-
-
-def request(table: str = "orders", asset: str = "crm") -> Request:
-    return Request(asset=asset, source="db", schema="public", table=table, requested_by="paul")
-
-
-def claim(store: IngestionStore, holder: str = "c1", slots: int = 4) -> Claimed | None:
-    return store.claim(holder, 60.0, slots, 0.5)
-
-
-def claimed(store: IngestionStore, holder: str = "c1", slots: int = 4) -> Claimed:
-    found = claim(store, holder, slots)
-    assert found is not None
-    return found
 
 
 def work(store: IngestionStore, one: Claimed) -> None:

@@ -7,24 +7,24 @@ import hmac
 import http.server
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ingestion_jobs import Clock, claimed, clock, opened, request
+from ingestion_stores import claimed, clock, courier, land, opened
+from waiting import Clock, eventually
 
 from replicator.core.config import parse_config
 from replicator.core.schedules.lineage_config import LineageConfig
 from replicator.core.schedules.notify_config import NotifyConfig
 from replicator.errors import ConfigError
 from replicator.ingestion.controller import Worked
-from replicator.ingestion.ingestion_job import STEPS, Failure
+from replicator.ingestion.ingestion_job import Failure
 from replicator.ingestion.ingestion_request import Asset
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.notices.courier import Courier, Send, senders_of
+from replicator.ingestion.notices.courier import Send, senders_of
 from replicator.ingestion.notices.outbox import SENDING, Outbox
 
 __all__ = ["clock"]
@@ -97,35 +97,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Itera
 
 
 on_both = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
-
-
-def courier(store: IngestionStore, senders: dict[str, Send]) -> Courier:
-    return Courier(store, senders, 7 * 86_400.0)
-
-
-def land(store: IngestionStore, columns: list[list[str]], table: str = "orders", fail: Failure | None = None) -> int:
-    """A job that is done, as a controller does it; or fails."""
-    store.submit(request(table))
-    one = claimed(store)
-    if fail is not None:
-        store.fail(one, fail)
-        return one.job
-    place = f"/landing/crm/public/{table}/v-{one.job}-{one.fence}"
-    facts = {"columns": columns, "schema_hash": repr(columns), "location": place, "rows": 3, "bytes": 9}
-    for step in STEPS:
-        if step == "publish":
-            store.published(one, 7, facts)
-        else:
-            store.step_done(one, step, {})
-    store.done(one)
-    return one.job
-
-
-def until(happened: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @on_both
@@ -231,7 +202,7 @@ def test_failures_are_told_on_a_channel_of_their_own(
 ) -> None:
     with courier(store, senders):
         wrong = land(store, [], fail=Failure("user", "there is no table orders"))
-        until(lambda: receiver.of("/ops"))
+        eventually(lambda: receiver.of("/ops"))
     ((key, told),) = receiver.of("/ops")
     assert (key, told["state"], told["error_text"]) == (f"{wrong}-1-failed_user", "failed_user",
                                                         "there is no table orders")  # fmt: skip

@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 import pytest
 from no_spark import environment_without_spark
 from plain_tables import PlainDatabase
-from test_service import eventually
+from waiting import eventually
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

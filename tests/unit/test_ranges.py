@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import pytest
-from test_commands import COMMANDS
+from command_leaves import COMMANDS
 
 import replicator
 from replicator.cli.options import Duration

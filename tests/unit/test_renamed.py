@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from test_commands import COMMANDS
+from command_leaves import COMMANDS
 
 import replicator
 from replicator.cli import table

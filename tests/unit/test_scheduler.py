@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from sqlalchemy import event
-from test_service import eventually
+from waiting import eventually
 
 from replicator.core.config import read_config
 from replicator.errors import ConfigError, UsageError

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 from certificates import Authority
-from test_service import eventually
+from waiting import eventually
 
 from replicator.core.config import parse_config
 from replicator.core.schedules.entrance_config import GroupConfig, LimitConfig, ProxyConfig

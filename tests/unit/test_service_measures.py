@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from test_service import eventually
+from waiting import eventually
 
 from cmroot.pins import Hold, Slot, create_slot, hold
 from cmroot.root import FORMAT, create_or_open
