@@ -12,8 +12,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from kept_databases import KeptDatabase, Sides, databases, two_sides  # noqa: F401
 from object_servers import ACCOUNT, make_bucket
-from test_keepers import ReplicationFixture, Sides, fixture, sides  # noqa: F401
 
 import replicator
 from cmroot.errors import KeepError
@@ -48,8 +48,8 @@ def container(azure: str) -> None:
 
 
 @pytest.fixture
-def it(request: pytest.FixtureRequest, fixture: Callable[..., ReplicationFixture]) -> Callable[..., ReplicationFixture]:  # noqa: F811
-    def make(store: str = "", root_on: str = "") -> ReplicationFixture:
+def it(request: pytest.FixtureRequest, fixture: Callable[..., KeptDatabase]) -> Callable[..., KeptDatabase]:
+    def make(store: str = "", root_on: str = "") -> KeptDatabase:
         for place in (store, root_on):
             if place.startswith("gs:"):
                 request.getfixturevalue("gcs_buckets")
@@ -74,12 +74,7 @@ def it(request: pytest.FixtureRequest, fixture: Callable[..., ReplicationFixture
     ],
 )
 def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
-    it: Callable[..., ReplicationFixture],
-    sides: Sides,  # noqa: F811
-    keeper: str,
-    store: str,
-    root_on: str,
-    asked: str,
+    it: Callable[..., KeptDatabase], sides: Sides, keeper: str, store: str, root_on: str, asked: str
 ) -> None:
     """Event 1 adds p=1 with A, event 2 drops it, event 3 adds it again with B at the same place."""
     at = it(store, root_on)
@@ -107,7 +102,7 @@ def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
     "store", [pytest.param(VERSIONED, marks=GCS), pytest.param(CONTAINER, marks=AZURE)], ids=["gs", "abfss"]
 )
 def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loaded(
-    it: Callable[..., ReplicationFixture], store: str
+    it: Callable[..., KeptDatabase], store: str
 ) -> None:
     """Only a listing tells; what did not change is not read again."""
     at = it(store)
@@ -129,7 +124,7 @@ def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loade
 @pytest.mark.parametrize(
     "store", [pytest.param(PLAIN, marks=GCS), pytest.param(CONTAINER, marks=AZURE)], ids=["gs", "abfss"]
 )
-def test_a_dump_lies_on_the_store_and_is_loaded_from_there(it: Callable[..., ReplicationFixture], store: str) -> None:
+def test_a_dump_lies_on_the_store_and_is_loaded_from_there(it: Callable[..., KeptDatabase], store: str) -> None:
     at = it(store, store)
     at.table("t", store)
     at.add("t", "1", "A")
@@ -141,7 +136,7 @@ def test_a_dump_lies_on_the_store_and_is_loaded_from_there(it: Callable[..., Rep
 
 
 @pytest.mark.gcs
-def test_a_generation_that_somebody_deleted_is_named_as_missing(it: Callable[..., ReplicationFixture]) -> None:
+def test_a_generation_that_somebody_deleted_is_named_as_missing(it: Callable[..., KeptDatabase]) -> None:
     at = it(VERSIONED)
     at.table("t", VERSIONED)
     at.add("t", "1", "A")
@@ -166,7 +161,7 @@ def test_a_generation_that_somebody_deleted_is_named_as_missing(it: Callable[...
     ids=["gs", "abfss"],
 )
 def test_versions_that_a_store_cannot_have_are_refused_by_name(
-    it: Callable[..., ReplicationFixture], store: str, why: str
+    it: Callable[..., KeptDatabase], store: str, why: str
 ) -> None:
     at = it(store)
     at.table("t", store)
@@ -179,7 +174,7 @@ def test_versions_that_a_store_cannot_have_are_refused_by_name(
 @pytest.mark.parametrize(
     "store", [pytest.param(PLAIN, marks=GCS), pytest.param(CONTAINER, marks=AZURE)], ids=["gs", "abfss"]
 )
-def test_what_is_kept_there_expires(it: Callable[..., ReplicationFixture], store: str) -> None:
+def test_what_is_kept_there_expires(it: Callable[..., KeptDatabase], store: str) -> None:
     at = it(store, store)
     at.table("t", store)
     at.add("t", "1", "A")

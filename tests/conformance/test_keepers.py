@@ -7,50 +7,28 @@ this process, written and removed by the tests as Spark or Hive would.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from engines import local_engine
-from metastores import MetastoreFactory
+from kept_databases import KeptDatabase, Sides, databases, s3, set_versioning, two_sides  # noqa: F401
 from plain_tables import text_storage
-from stores import S3_SERVERS, s3_of, s3a_as_directories
+from stores import S3_SERVERS, s3_of
 from versity import ON_VERSITYGW
 
-import replicator
 from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.keepers import recycle_tree
 from cmroot.log.captured import segments
-from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import Place, is_local, join
-from cmroot.store.remote import FsspecStore
-from replicator.captures.recording import Captured
-from replicator.core.engine import AutoEngine
-from replicator.core.model import Column, Database, Partition, Table
+from replicator.core.model import Column, Table
 from replicator.errors import FilesMissing
-from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.replay.apply.load import Loaded
 
 VERSIONED, PLAIN, OTHER, LATE = BUCKETS = [f"s3a://{name}-bucket" for name in ("versioned", "plain", "other", "late")]
 
 
 # ---- what the tests run on ----------------------------------------------------------------------------------------
-
-
-def s3(operation: str, bucket: str, **arguments: Any) -> Any:
-    name = bucket.partition("://")[2]
-    return FsspecStore(bucket).filesystem.call_s3(operation, Bucket=name, **arguments)
-
-
-def set_versioning(bucket: str, status: str) -> None:
-    s3("put_bucket_versioning", bucket, VersioningConfiguration={"Status": status})
 
 
 @pytest.fixture(scope="module")
@@ -76,138 +54,6 @@ def served(s3_buckets: None) -> None:
 
 on_both_servers = pytest.mark.parametrize("s3_buckets", S3_SERVERS, indirect=True)
 on_versitygw = partial(pytest.param, "versitygw", marks=ON_VERSITYGW)
-
-
-@dataclass
-class Sides:
-    """Two metastores; `outside` lies in no warehouse."""
-
-    source: Running
-    target: Running
-    outside: Path
-    engine: AutoEngine
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-
-@pytest.fixture(scope="module")
-def sides(
-    buckets: list[str], metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Sides]:
-    mounts = tmp_path_factory.mktemp("mounts")
-    source = metastore_factory("source", settings=s3a_as_directories(mounts, buckets))
-    engine = local_engine()
-    yield Sides(source, metastore_factory("target"), tmp_path_factory.mktemp("outside"), engine)
-    engine.stop()
-
-
-@dataclass
-class ReplicationFixture:
-    """One database, its `$cmroot`, and what happens to them."""
-
-    sides: Sides
-    db: str
-    root: ChangeRoot
-    source: ThriftMetastore
-    work: Path
-    homes: dict[str, str] = field(default_factory=dict)
-    dumps: int = 0
-
-    def table(self, name: str, store: str) -> None:
-        """A table, partitioned by p, on some store."""
-        self.homes[name] = f"{store}/{self.db}/{name}"
-        keys = (Column("p", "string"),)
-        self.source.create_table(
-            Table(db=self.db, name=name, storage=text_storage(self.homes[name]), partition_keys=keys)
-        )
-
-    def place(self, table: str, value: str) -> str:
-        return f"{self.homes[table]}/p={value}/part-0"
-
-    def write(self, table: str, value: str, text: str) -> None:
-        """By somebody who tells no metastore. Bytes are this story's own: the target keeps those of all stories."""
-        place = self.place(table, value)
-        Place(place).remove()  # a new inode, as every writer makes
-        Place(place).write_bytes(f"{self.db}: {text}".encode())
-
-    def add(self, table: str, value: str, text: str) -> None:
-        self.write(table, value, text)
-        partition = Partition(values=(value,), storage=text_storage(f"{self.homes[table]}/p={value}"))
-        self.source.add_partitions(self.db, table, [partition])
-
-    def drop(self, table: str, value: str, remove: Callable[[str], None] | None = None) -> None:
-        """The metastore forgets it, then `remove` takes its directory away."""
-        self.source.drop_partitions(self.db, table, [f"p={value}"])
-        place = f"{self.homes[table]}/p={value}"
-        (remove or Place(place).store.remove_tree)(place)
-
-    def capture(self, keeper: str = "auto", **options: Any) -> Captured:
-        return replicator.capture(
-            source=self.sides.source.uri,
-            cmroot=self.root.place,
-            db=self.db,
-            keeper=keeper,
-            engine=self.sides.engine,
-            **options,
-        )
-
-    def dump(self, **options: Any) -> str:
-        """Of what was captured already."""
-        self.dumps += 1
-        dumped = replicator.dump(
-            source=self.sides.source.uri,
-            cmroot=self.root.place,
-            db=self.db,
-            **{"out": str(self.work / f"dump{self.dumps}")} | options,
-            capture_first=False,
-            engine=self.sides.engine,
-        )
-        return dumped.dump
-
-    def load(self, dump: str, **options: Any) -> Loaded:
-        return replicator.load(dump, target=self.sides.target.uri, engine=self.sides.engine, **options)
-
-    def replica(self, table: str, db: str | None = None) -> Mapping[str, str]:
-        """The target's files of a table: name below the table -> text."""
-        with connect(self.sides.target.uri) as target:
-            home = Path((target.table(db or self.db, table).location or "").removeprefix("file:"))
-        files = (path for path in home.rglob("*") if path.is_file() and not path.name.startswith("."))
-        return {str(path.relative_to(home)): path.read_text().removeprefix(f"{self.db}: ") for path in files}
-
-    def differences(self) -> list[Any]:
-        return replicator.verify(
-            source=self.sides.source.uri, target=self.sides.target.uri, db=self.db, engine=self.sides.engine
-        ).differences
-
-    def entries(self, op: str = "add") -> list[dict[str, Any]]:
-        rows = [
-            row
-            for segment in segments(self.root.place)
-            for batch in segment.file_batches()
-            for row in batch.to_pylist()
-        ]
-        return [row for row in rows if row["op"] == op]
-
-    def kept_files(self) -> list[str]:
-        return (Place(self.root.place) / "files").find()
-
-
-@pytest.fixture
-def fixture(sides: Sides, tmp_path: Path) -> Iterator[Callable[..., ReplicationFixture]]:
-    """`fixture(store, root_on)`: a new database on a store ("" is a local directory), its root on another."""
-    opened: list[ThriftMetastore] = []
-
-    def make(store: str = "", root_on: str = "") -> ReplicationFixture:
-        db = f"db{next(sides.numbers)}"
-        metastore = connect(sides.source.uri)
-        opened.append(metastore)
-        home = store or str(sides.outside)
-        metastore.create_database(Database(name=db, location=text_storage(f"{home}/{db}.db").location))
-        root = create_or_open(f"{root_on or sides.outside}/{db}-cmroot")
-        return ReplicationFixture(sides, db, root, metastore, tmp_path)
-
-    yield make
-    for metastore in opened:
-        metastore.close()
 
 
 def local(sides: Sides) -> str:
@@ -240,7 +86,7 @@ LOCAL = ""
     indirect=["s3_buckets"],
 )
 def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
-    fixture: Callable[..., ReplicationFixture], sides: Sides, keeper: str, store: str, root_on: str, asked: str
+    fixture: Callable[..., KeptDatabase], sides: Sides, keeper: str, store: str, root_on: str, asked: str
 ) -> None:
     """Event 1 adds p=1 with A, event 2 drops it, event 3 adds it again with B at the same place."""
     it = fixture(store, root_on)
@@ -268,7 +114,7 @@ def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
     assert it.differences() == []
 
 
-def recycle(it: ReplicationFixture, place: str) -> None:
+def recycle(it: KeptDatabase, place: str) -> None:
     if is_local(place):
         recycle_tree(it.root.place, place)
         return
@@ -280,7 +126,7 @@ def recycle(it: ReplicationFixture, place: str) -> None:
 
 @on_both_servers
 def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loaded(
-    fixture: Callable[..., ReplicationFixture],
+    fixture: Callable[..., KeptDatabase],
 ) -> None:
     """On a bucket only a listing tells; what did not change is not read again."""
     it = fixture(VERSIONED)
@@ -300,7 +146,7 @@ def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loade
 
 
 def test_a_capture_of_several_stores_keeps_each_in_its_own_way(
-    fixture: Callable[..., ReplicationFixture], sides: Sides
+    fixture: Callable[..., KeptDatabase], sides: Sides
 ) -> None:
     it = fixture()
     stores = {"linked": local(sides), "versioned": VERSIONED, "copied": PLAIN}
@@ -322,9 +168,7 @@ def test_a_capture_of_several_stores_keeps_each_in_its_own_way(
     assert it.differences() == []
 
 
-def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(
-    fixture: Callable[..., ReplicationFixture],
-) -> None:
+def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(fixture: Callable[..., KeptDatabase]) -> None:
     """The metastore's rename gives every object another key: the versions of the old ones are not theirs."""
     it = fixture(VERSIONED)
     it.homes["t"] = f"{VERSIONED}/{it.db}.db/t"
@@ -356,7 +200,7 @@ def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(
 
 
 @on_both_servers
-def test_a_version_that_somebody_deleted_is_named_as_missing(fixture: Callable[..., ReplicationFixture]) -> None:
+def test_a_version_that_somebody_deleted_is_named_as_missing(fixture: Callable[..., KeptDatabase]) -> None:
     it = fixture(VERSIONED)
     it.table("t", VERSIONED)
     it.add("t", "1", "A")
@@ -372,7 +216,7 @@ def test_a_version_that_somebody_deleted_is_named_as_missing(fixture: Callable[.
 
 @on_both_servers
 def test_what_was_there_before_versioning_is_copied_once_versioning_is_suspended(
-    fixture: Callable[..., ReplicationFixture],
+    fixture: Callable[..., KeptDatabase],
 ) -> None:
     """A null version is overwritten in a suspended bucket; one with a name of its own stays."""
     it = fixture(LATE)
@@ -394,7 +238,7 @@ def test_what_was_there_before_versioning_is_copied_once_versioning_is_suspended
 # ---- nothing can be kept ------------------------------------------------------------------------------------------
 
 
-def test_a_root_that_takes_nothing_fails_the_capture_and_says_so(fixture: Callable[..., ReplicationFixture]) -> None:
+def test_a_root_that_takes_nothing_fails_the_capture_and_says_so(fixture: Callable[..., KeptDatabase]) -> None:
     it = fixture(PLAIN, PLAIN)
     it.table("t", PLAIN)
     it.add("t", "1", "A")
@@ -410,7 +254,7 @@ def test_a_root_that_takes_nothing_fails_the_capture_and_says_so(fixture: Callab
 
 
 def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(
-    fixture: Callable[..., ReplicationFixture],
+    fixture: Callable[..., KeptDatabase],
 ) -> None:
     it = fixture(PLAIN, PLAIN)
     forbid_writing(it.root.place, "")
@@ -430,7 +274,7 @@ def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(
     ],
 )
 def test_a_keeper_that_a_store_cannot_have_is_refused_by_name(
-    fixture: Callable[..., ReplicationFixture], sides: Sides, asked: str, store: str, output: str
+    fixture: Callable[..., KeptDatabase], sides: Sides, asked: str, store: str, output: str
 ) -> None:
     it = fixture(store)
     it.table("t", store or local(sides))

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from faults import Fault, run_with
-from plain_tables import KEYS, PlainDatabase
+from placed_tables import bootstrap, catch_up, held, partition, write
+from plain_tables import KEYS, PlainDatabase, text_storage
 from replication_fixture import ReplicationFixture
-from test_geometry import bootstrap, catch_up, held, partition, text_storage, write
 
 from replicator.core.model import Storage, Table
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
+from kept_databases import KeptDatabase, Sides, databases, s3, set_versioning, two_sides  # noqa: F401
 from object_servers import make_bucket
 from stores import s3_server
-from test_keepers import ReplicationFixture, Sides, fixture, s3, set_versioning, sides  # noqa: F401
 
 import replicator
 from cmroot.keep.versions import drop_versions, old_versions
@@ -40,7 +40,7 @@ def gs_bucket(gcs: str) -> str:
 
 
 @pytest.fixture(params=["s3_bucket", pytest.param("gs_bucket", marks=pytest.mark.gcs)])
-def at(request: pytest.FixtureRequest, fixture: Callable[..., ReplicationFixture]) -> ReplicationFixture:  # noqa: F811
+def at(request: pytest.FixtureRequest, fixture: Callable[..., KeptDatabase]) -> KeptDatabase:
     """A table of two partitions, of which one was written three times."""
     made = fixture(store := request.getfixturevalue(request.param))
     made.table("t", store)
@@ -53,12 +53,12 @@ def at(request: pytest.FixtureRequest, fixture: Callable[..., ReplicationFixture
     return made
 
 
-def expire(at: ReplicationFixture, **options: object) -> RootExpired:
+def expire(at: KeptDatabase, **options: object) -> RootExpired:
     given = {"older_than": timedelta(0), "versions": True} | options
     return replicator.cm_expire(cmroot=at.root.place, engine=at.sides.engine, **given)
 
 
-def texts(at: ReplicationFixture) -> list[str]:
+def texts(at: KeptDatabase) -> list[str]:
     """Of versions that no object shows, but for marks of deletion, in the order of their texts."""
     from cmroot.keep.versions import open_version
 
@@ -69,7 +69,7 @@ def texts(at: ReplicationFixture) -> list[str]:
     return sorted(found)
 
 
-def test_versions_that_nobody_needs_go_and_only_when_asked(at: ReplicationFixture) -> None:
+def test_versions_that_nobody_needs_go_and_only_when_asked(at: KeptDatabase) -> None:
     assert texts(at) == ["first", "second"]
     expire(at, versions=False)
     planned = expire(at, dry_run=True)
@@ -83,7 +83,7 @@ def test_versions_that_nobody_needs_go_and_only_when_asked(at: ReplicationFixtur
     assert at.differences() == []
 
 
-def test_what_a_hold_or_the_retention_needs_stays(at: ReplicationFixture) -> None:
+def test_what_a_hold_or_the_retention_needs_stays(at: KeptDatabase) -> None:
     replicator.cm_hold("audit", cmroot=at.root.place)
     at.write("t", "1", "fourth")
     at.capture()
@@ -93,7 +93,7 @@ def test_what_a_hold_or_the_retention_needs_stays(at: ReplicationFixture) -> Non
     assert (expire(at).removed_versions["entries"], texts(at)) == (1, [])
 
 
-def test_a_version_that_its_object_shows_stays_though_its_table_is_dropped(at: ReplicationFixture) -> None:
+def test_a_version_that_its_object_shows_stays_though_its_table_is_dropped(at: KeptDatabase) -> None:
     """An external table's files are their owner's."""
     at.source.drop_table(at.db, "t")
     at.capture()
@@ -105,7 +105,7 @@ def test_a_version_that_its_object_shows_stays_though_its_table_is_dropped(at: R
     assert Place(at.homes["t"]).find() == ["p=2/part-0"]
 
 
-def test_bytes_that_another_table_has_keep_all_versions_with_them(at: ReplicationFixture) -> None:
+def test_bytes_that_another_table_has_keep_all_versions_with_them(at: KeptDatabase) -> None:
     store = at.homes["t"].removesuffix(f"/{at.db}/t")
     at.table("u", store)
     at.add("u", "1", "first")
@@ -116,7 +116,7 @@ def test_bytes_that_another_table_has_keep_all_versions_with_them(at: Replicatio
     assert (expire(at).removed_versions["entries"], texts(at)) == (2, [])
 
 
-def test_versions_are_dropped_twice_without_error(at: ReplicationFixture) -> None:
+def test_versions_are_dropped_twice_without_error(at: KeptDatabase) -> None:
     found = list(old_versions(at.homes["t"]))
     for _ in range(2):
         drop_versions(found)

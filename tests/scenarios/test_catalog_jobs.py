@@ -10,11 +10,11 @@ from typing import Any
 import gobblin_examples as examples
 import msgspec
 import pytest
+from catalogs import Hives, in_catalog
 from hive_metastore import ttypes
 from hive_objects import hive_client
 from housekeeping import EXPIRED, UNREFERENCED, LifecycleFixture
 from plain_tables import KEYS, PlainDatabase, text_storage
-from test_catalogs import Hives, in_catalog
 
 import replicator
 from cmroot.root import create_or_open

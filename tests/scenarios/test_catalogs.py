@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from catalogs import Hives, in_catalog
 from engines import local_runtime
-from hive_metastore import ttypes
-from newer_calls import newer_client
 from plain_tables import PlainDatabase
 from policies import Replication
 
@@ -23,23 +21,13 @@ from replicator.core.policy import parse_policy
 from replicator.errors import ObjectNotFound, Refused
 from replicator.events.root_catalog import refuse_other_catalog
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import connect
 from replicator.policies.direction import Sides
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
 from replicator.policies.steps import SyncSettings
 from replicator.removal.live import LiveLocations
 from replicator.replay.places.neighbours import Neighbours
-
-Hives = Callable[..., Running]
-
-
-def in_catalog(running: Running, place: Path) -> ThriftMetastore:
-    """A handle of a new catalog."""
-    name = f"c{uuid.uuid4().hex[:8]}"
-    with newer_client(running.uri) as client:
-        client.create_catalog(ttypes.CreateCatalogRequest(ttypes.Catalog(name, "", f"file:{place}/{name}")))
-    return connect(MetastoreConfig(running.uri, catalog=name))
 
 
 @pytest.mark.parametrize("version", ["3.1", "4.2"])

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from hostile import world
-from plain_tables import KEYS
+from placed_tables import held, path_of, table, toggle, write
+from plain_tables import KEYS, text_storage
 from replication_fixture import ReplicationFixture
-from test_geometry import held, path_of, table, text_storage, toggle, write
 
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table, partition_name
 
