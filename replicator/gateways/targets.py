@@ -228,7 +228,7 @@ def _reported(event: NotificationEvent, journal: Journal, kind: str, tables: set
     if (event.db or "").lower() != journal.db:
         return set()
     if kind == "truncate":
-        return {(event.table or "").lower()} & tables if _is_truncation(event) else set()
+        return {(event.table or "").lower()} & tables if is_truncation(event) else set()
     match decode(event).change:
         case DropTable(name=name):
             return {name} & tables
@@ -239,7 +239,7 @@ def _reported(event: NotificationEvent, journal: Journal, kind: str, tables: set
     return set()
 
 
-def _is_truncation(event: NotificationEvent) -> bool:
+def is_truncation(event: NotificationEvent) -> bool:
     """Servers that truncate announce it as an alteration with a mark; any other may be somebody else's."""
     try:
         message = msgspec.json.decode(message_text(event)) if event.type.startswith("ALTER_") else {}

@@ -249,7 +249,7 @@ def type_at(type_: str, path: tuple[str, ...]) -> str:
             raise ValueError(f"a {type_[:80]} cannot be compared with an id") from error
     if not type_.lower().startswith("struct<") or not type_.endswith(">"):
         raise ValueError(f"{type_[:80]} has no field {path[0]}")
-    for name, inner in _fields(type_[len("struct<") : -1]):
+    for name, inner in struct_fields(type_[len("struct<") : -1]):
         if name.lower() == path[0]:
             return type_at(inner, path[1:])
     raise ValueError(f"{type_[:80]} has no field {path[0]}")
@@ -259,11 +259,11 @@ def spelled_in(type_: str, path: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a field inside of structs as the type spells them; the path must be one that `type_at` takes."""
     if not path:
         return ()
-    name, inner = next(each for each in _fields(type_[len("struct<") : -1]) if each[0].lower() == path[0])
+    name, inner = next(each for each in struct_fields(type_[len("struct<") : -1]) if each[0].lower() == path[0])
     return name, *spelled_in(inner, path[1:])
 
 
-def _fields(text: str) -> Iterator[tuple[str, str]]:
+def struct_fields(text: str) -> Iterator[tuple[str, str]]:
     """Names and types of a struct's fields."""
     tokens = re.findall(r"`(?:[^`]|``)*`|[<(>),]|[^`<(>),]+", text)
     depth, field = 0, ""

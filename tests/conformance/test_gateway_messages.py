@@ -48,7 +48,7 @@ from replicator.gateways.messages import (
     with_field,
     write_struct,
 )
-from replicator.gateways.targets import _is_truncation
+from replicator.gateways.targets import is_truncation
 
 SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 KINDS = st.sampled_from([*SIZES, STRING, STRUCT, MAP, SET, LIST])
@@ -376,7 +376,7 @@ def test_a_refusal_is_an_error_that_its_method_declares(name: str) -> None:
     ],
 )
 def test_only_an_alteration_that_says_so_is_a_truncation(type: str, message: str, truncated: bool) -> None:
-    assert _is_truncation(NotificationEvent(1, 1, type, "db", "t", message)) == truncated
+    assert is_truncation(NotificationEvent(1, 1, type, "db", "t", message)) == truncated
 
 
 def test_errors_are_what_the_bindings_raise() -> None:

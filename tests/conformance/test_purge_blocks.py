@@ -12,7 +12,7 @@ from record_files import vint as written
 from cmroot.errors import FormatError
 from replicator.purge.rewrite.avro_schema import parse_schema
 from replicator.purge.rewrite.blocks import avro_codec, hadoop_codec
-from replicator.purge.rewrite.sequence import _as_vint, vint
+from replicator.purge.rewrite.sequence import as_vint, vint
 
 AVRO = ("null", "deflate", "snappy", "bzip2", "zstandard", "xz")
 HADOOP = ("Default", "Deflate", "Gzip", "BZip2", "ZStandard", "Snappy", "Lz4")
@@ -51,7 +51,7 @@ def test_frames_as_hadoop_has_them(name: str, raw: str) -> None:
 def test_numbers_of_variable_length() -> None:
     for value in (0, 1, 127, 128, 255, 256, 65535, 65536, 2**31 - 1):
         output = written(value)
-        assert _as_vint(value) == output and vint(b"x" + output + b"x", 1) == (value, 1 + len(output))
+        assert as_vint(value) == output and vint(b"x" + output + b"x", 1) == (value, 1 + len(output))
     assert [vint(data, 0)[0] for data in (b"\xff", b"\x90", b"\x87\x70", b"\x86\1\0")] == [-1, -112, -113, -257]
     for data in (b"", b"\x8f", b"\x8e\1"):
         with pytest.raises(FormatError, match="not there as a whole"):

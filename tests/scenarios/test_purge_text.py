@@ -12,7 +12,7 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.cli.main import run
 from replicator.core.model import Column
-from replicator.purge.onboarding import _fields, onboard
+from replicator.purge.onboarding import onboard, struct_fields
 from replicator.text.sql_text import quoted_name, quoted_text
 
 SECRET = "the diary of somebody else"
@@ -98,7 +98,7 @@ def test_quoted_text_is_what_it_was(warehouse: Warehouse) -> None:
     warehouse.purge(root, "h.gone:mem`ber", "h.q")
     assert warehouse.sql(f"SELECT {quoted_text(odd)} AS {quoted_name(odd)}") == [(odd,)]
     assert warehouse.session.sql(f"SELECT 1 AS {quoted_name(odd)}").columns == [odd]
-    assert list(_fields("`a``:,<b`:int,c d:struct<x:decimal(3,1),`y`:int>, E :array<int>")) == [
+    assert list(struct_fields("`a``:,<b`:int,c d:struct<x:decimal(3,1),`y`:int>, E :array<int>")) == [
         ("a`:,<b", "int"),
         ("c d", "struct<x:decimal(3,1),`y`:int>"),
         ("E", "array<int>"),

@@ -144,8 +144,8 @@ class _SequenceFile:
             if len(left_out) == count:
                 yield count, left_out, b""
                 continue
-            buffers = b"".join(_as_vint(len(each)) + each for each in packed)
-            yield count, left_out, _ESCAPE + self._sync + _as_vint(count - len(left_out)) + buffers
+            buffers = b"".join(as_vint(len(each)) + each for each in packed)
+            yield count, left_out, _ESCAPE + self._sync + as_vint(count - len(left_out)) + buffers
 
     def _blocks(self, read: bool = True) -> Iterator[tuple[int, list[bytes]]]:
         """(records, lengths of keys, keys, lengths of values and values as compressed). read: False leaves the bytes
@@ -249,7 +249,7 @@ def vint(data: bytes, at: int) -> tuple[int, int]:
     return ~found if first < -120 else found, end
 
 
-def _as_vint(value: int) -> bytes:
+def as_vint(value: int) -> bytes:
     """value: not negative."""
     if value <= 127:
         return bytes((value,))
