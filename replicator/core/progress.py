@@ -72,10 +72,12 @@ class Amounts:
         files: int | None = None,
         size: int | None = None,
         live: Callable[[], int] | None = None,
+        clock: Callable[[], float] = clocks.monotonic,
     ) -> None:
         self.title, self.of_steps, self.of_files, self.of_size = title, total, files, size
         self.steps = self.files = self._size = 0
-        self.began = clocks.monotonic()
+        self._clock = clock
+        self.began = clock()
         self._live, self._before = live, live() if live else 0
         self._samples: deque[tuple[float, int]] = deque([(self.began, 0)], SAMPLES)
         self._lock = threading.Lock()
@@ -95,7 +97,7 @@ class Amounts:
     @property
     def rate(self) -> float:
         """Bytes in a second, of about the last half minute."""
-        now, size = clocks.monotonic(), self.size
+        now, size = self._clock(), self.size
         with self._lock:
             since, before = self._samples[0]
             if now - self._samples[-1][0] >= APART:
@@ -109,7 +111,7 @@ class Amounts:
             return max(0.0, (self.of_size - self.size) / rate)
         for done, of in ((self.files, self.of_files), (self.steps, self.of_steps)):
             if done and of and not self.of_size:
-                return max(0.0, (clocks.monotonic() - self.began) * (of - done) / done)
+                return max(0.0, (self._clock() - self.began) * (of - done) / done)
         return None
 
     def facts(self) -> dict[str, object]:
@@ -123,7 +125,7 @@ class Amounts:
             "bytes": self.size if self.size or self.of_size else None,
             "of_bytes": self.of_size,
             "bytes_per_second": round(rate) if rate else None,
-            "seconds": round(clocks.monotonic() - self.began, 3),
+            "seconds": round(self._clock() - self.began, 3),
             "remaining_seconds": None if remaining is None else round(remaining, 1),
         }
         return {name: value for name, value in found.items() if value is not None}

@@ -79,7 +79,7 @@ class Rows(Report):
 
     def to_arrow(self) -> Any:
         """The rows as a pyarrow.Table, which pandas, Polars, DuckDB and Spark read."""
-        return table_of(self.rows(), self.columns or _columns(cast(Hashable, type(self)), self.listed))
+        return table_of(self.rows(), self.columns or listed_columns(cast(Hashable, type(self)), self.listed))
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
@@ -91,7 +91,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
 
 
 @functools.cache
-def _columns(kind: Hashable, listed: str) -> tuple[str, ...]:
+def listed_columns(kind: Hashable, listed: str) -> tuple[str, ...]:
     """Of the dataclasses or structs that a field lists."""
     (row,) = get_args(get_type_hints(kind)[listed])
     kinds = get_args(row) or (row,)

@@ -68,7 +68,7 @@ def run_service(settings: ServiceSettings) -> None:
 
         slow = SlowWatch(store, lambda: scheduler.config, lambda: scheduler.health.leads, watch, scheduler.stopping)
         application = make_app(Serving(store, scheduler, watch), open_to_all=open_to_all, moment=MOMENT)
-        server = _Server(
+        server = AnsweringServer(
             uvicorn.Config(
                 Admission(application, config.service, HEADERS | {"Cache-Control": "no-store"}),
                 host=host,
@@ -102,7 +102,7 @@ def run_service(settings: ServiceSettings) -> None:
             pass
 
 
-class _Server(uvicorn.Server):
+class AnsweringServer(uvicorn.Server):
     """answers: set once it listens, or has failed to."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -135,7 +135,7 @@ class _Server(uvicorn.Server):
         self.answers.set()
 
 
-def _end(scheduler: Scheduler, server: _Server, threads: list[threading.Thread]) -> None:
+def _end(scheduler: Scheduler, server: AnsweringServer, threads: list[threading.Thread]) -> None:
     scheduler.stopping.set()
     threads[0].join()  # runs end first: who asks meanwhile sees it
     server.should_exit = True

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.registry import _registry
 
 from cmroot.store.drivers.filesystems import filesystem_of
 
@@ -40,15 +40,11 @@ class FaultyFiles(LocalFileSystem):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def faulty_files() -> Iterator[type[FaultyFiles]]:
-    """Registered while the block lasts; places are `sftp://tests/<absolute path>`."""
-    before = _registry.get("sftp")
-    _registry["sftp"] = FaultyFiles
+    """While the block lasts, faults may be set; places are `sftp://tests/<absolute path>`, and no test has others."""
+    register_implementation("sftp", FaultyFiles, clobber=True)
     filesystem_of.cache_clear()
     FaultyFiles.faults, FaultyFiles.met = {}, []
     try:
         yield FaultyFiles
     finally:
         filesystem_of.cache_clear()
-        del _registry["sftp"]
-        if before is not None:
-            _registry["sftp"] = before

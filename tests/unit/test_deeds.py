@@ -15,7 +15,7 @@ import click
 import pytest
 from fastapi import HTTPException
 from pydantic import TypeAdapter
-from waiting import eventually
+from waiting import CEILING, eventually
 
 from replicator.cli import table
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -121,14 +121,14 @@ def test_a_request_that_comes_again_while_it_is_done_does_nothing(
 
         def waits() -> str:
             begun.append(1)
-            assert over.wait(60)
+            assert over.wait(CEILING)
             return "done"
 
         def ask(do: Callable[[], str]) -> Any:
             return do_once(sent, Identity("me", "operator"), What("cancel landing", "7", ""), do)
 
         def retry() -> Any:
-            together.wait(60)
+            together.wait(CEILING)
             try:
                 return ask(waits)
             except HTTPException as error:

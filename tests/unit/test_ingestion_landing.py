@@ -17,7 +17,7 @@ from replicator.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.landing_schema import DESCRIPTOR, SEAL, RowsRefused, seal_of
-from replicator.ingestion.landing.landing_steps import _refuse_empty_list, describe
+from replicator.ingestion.landing.landing_steps import describe, refuse_empty_list
 from replicator.ingestion.landing.landing_work import Work
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
 from replicator.ingestion.landing.publishing_days import publish_days
@@ -216,7 +216,7 @@ def test_a_list_of_erased_people_is_remembered_by_a_job_that_has_no_rows(tables:
         work = Work(claimed, asset, config, cast(Any, tables), cast(Any, None), None, remembered, lambda _: None)
         remembered = describe(work, {})
     with pytest.raises(RowsRefused, match="had 40000 erased people, and has none now"):
-        _refuse_empty_list(replace(work, remembered=remembered), Erased(0, 0))
+        refuse_empty_list(replace(work, remembered=remembered), Erased(0, 0))
 
 
 @pytest.mark.parametrize(

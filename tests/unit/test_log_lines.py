@@ -10,13 +10,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import CEILING, eventually
 
 from replicator.cli.logs import begin_logging, end_logging
 from replicator.cli.main import run
@@ -133,10 +133,7 @@ def test_passwords_of_urls_and_others_debug_lines_stay_out(capsys: pytest.Captur
 
 def test_a_run_of_the_service_has_its_id_in_each_line(tmp_path: Path) -> None:
     child = Child("nightly", ["--log-format", "json", "-v", "show", f"{tmp_path}/nosuch"], tmp_path / "run-7", 1.0)
-    began = time.monotonic()
-    while (ended := child.ended()) is None:
-        assert time.monotonic() - began < 60
-        time.sleep(0.02)
+    ended = eventually(child.ended)
     assert (ended.state, ended.exit_code) == ("failed", 1)
     said = lines(tmp_path / "run-7" / "log.txt")
     assert said and {each["service_run"] for each in said} == {"run-7"}
@@ -179,16 +176,16 @@ def test_a_thread_that_works_on_something_of_its_own_says_so(capsys: pytest.Capt
     def longer() -> None:
         with own_lines_about(job=1):
             inside.set()
-            ended.wait(10)
+            ended.wait(CEILING)
             OURS.info("one")
 
     with lines_about(command="ingest run"), ThreadPoolExecutor(1) as pool:
         first = pool.submit(longer)
-        inside.wait(10)
+        inside.wait(CEILING)
         with own_lines_about(job=2):
             OURS.info("two")
         ended.set()
-        first.result(10)
+        first.result(CEILING)
         OURS.info("none")
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(each["message"], each["command"], each.get("job")) for each in said] == [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator.core.report import Rows, _columns
+from replicator.core.report import Rows, listed_columns
 
 
 def subclasses(kind: type[Rows]) -> list[type[Rows]]:
@@ -23,5 +23,5 @@ for module in pkgutil.walk_packages(replicator.__path__, "replicator."):
 
 @pytest.mark.parametrize("kind", subclasses(Rows), ids=lambda kind: kind.__name__)
 def test_a_list_knows_its_columns(kind: Any) -> None:
-    columns = kind.columns or _columns(kind, kind.listed)
+    columns = kind.columns or listed_columns(kind, kind.listed)
     assert len(columns) > 3 and len(set(columns)) == len(columns)

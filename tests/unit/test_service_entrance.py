@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 from certificates import Authority
-from waiting import eventually
+from waiting import CEILING, eventually
 
 from replicator.core.config import parse_config
 from replicator.core.schedules.entrance_config import GroupConfig, LimitConfig, ProxyConfig
@@ -21,7 +22,7 @@ from replicator.service.entrance.api_tokens import Identity
 from replicator.service.entrance.rates import Rates
 from replicator.service.entrance.timed_connection import uvicorn_limits
 from replicator.service.entrance.trusted_proxies import Proxies
-from replicator.service.service_process import _Server
+from replicator.service.service_process import AnsweringServer
 from replicator.service.store import ServiceStore
 
 CONFIG = ProxyConfig(
@@ -98,23 +99,38 @@ async def answers_ok(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": scope["scheme"][-2:].encode()})
 
 
+class MovedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test moves."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
 @pytest.mark.parametrize("secured", [False, True])
 def test_who_connects_and_says_nothing_is_counted_and_has_a_time(tmp_path: Path, secured: bool) -> None:
     tls: dict[str, Any] = {}
     if secured:
         tls["ssl_certfile"], tls["ssl_keyfile"] = Authority(tmp_path).issue("server")
-    limits = uvicorn_limits(LimitConfig(connections=5, header_time="2s"))
-    server = _Server(uvicorn.Config(answers_ok, port=0, log_config=None, lifespan="off", **tls, **limits))
-    serving = threading.Thread(target=server.run)
+    limits = uvicorn_limits(LimitConfig(connections=5, header_time="10m"))
+    server = AnsweringServer(uvicorn.Config(answers_ok, port=0, log_config=None, lifespan="off", **tls, **limits))
+    loop = MovedLoop()
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(server.serve())
+
+    serving = threading.Thread(target=serve)
     serving.start()
-    assert server.answers.wait(30)
+    assert server.answers.wait(CEILING)
 
     def ask() -> str:
         url = f"{'https' if secured else 'http'}://127.0.0.1:{server.port}/"
-        return httpx.get(url, verify=False).text
+        return httpx.get(url, verify=False, timeout=CEILING).text
 
     def silent() -> socket.socket:
-        return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+        return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), CEILING))
 
     with ExitStack() as stack:
         stack.callback(serving.join)
@@ -126,7 +142,9 @@ def test_who_connects_and_says_nothing_is_counted_and_has_a_time(tmp_path: Path,
         assert all(_end_of(silent()) == secured for _ in range(5)), "TLS has no answer before a handshake"
         with pytest.raises((httpx.TransportError, AssertionError)):
             assert ask() in ("ps", "tp")
-        for each in first:  # until their time is over
+        eventually(lambda: len(server.server_state.connections) == 5)
+        loop.ahead += 601.0
+        for each in first:
             _end_of(each)
         eventually(lambda: not server.server_state.connections)
         assert ask() == ("ps" if secured else "tp")

@@ -54,7 +54,7 @@ from replicator.events import record as kinds
 from replicator.events.lines import encode
 from replicator.events.record import Change, ChangeRecord
 from replicator.replay.apply.commit import Commit
-from replicator.replay.apply.orphans import _by_place, begun_places
+from replicator.replay.apply.orphans import begun_places, by_place
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.table_details import ConstraintCommit
 from replicator.replay.apply.work import Work
@@ -749,7 +749,7 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     rows = [each.filter(pc.less_equal(each["position"], end)) for each in history.rows]
     wanted, removed = fold_entries(rows, plan.file_rules())
     named = {file.target for file in wanted}
-    begun = _by_place(begun_places(plan, surviving_partitions(squashed, records)))
+    begun = by_place(begun_places(plan, surviving_partitions(squashed, records)))
     for place, owners in begun.items():
         for each in work.neighbours.free([place], Leaving(partitions=owners)).clearings:
             for path in target.below(place):

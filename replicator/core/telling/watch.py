@@ -18,14 +18,16 @@ TOLD = 30.0
 
 class Watch:
     """A Progress that shows tasks as another one does, and logs them: each `every` seconds, of which those are marked
-    (`often`) that come before `told` seconds are over."""
+    (`often`) that come before `told` seconds of `clock` are over."""
 
-    def __init__(self, shown: Progress, *, every: float = TOLD, told: float = TOLD) -> None:
-        self._shown, self._every, self._told = shown, every, told
+    def __init__(
+        self, shown: Progress, *, every: float = TOLD, told: float = TOLD, clock: Callable[[], float] = clocks.monotonic
+    ) -> None:
+        self._shown, self._every, self._told, self._clock = shown, every, told, clock
         self._open: list[Amounts] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._last = clocks.monotonic()
+        self._last = clock()
 
     @contextlib.contextmanager
     def task(
@@ -61,7 +63,7 @@ class Watch:
             self._open.append(done)
             if len(self._open) == 1:
                 self._ended = threading.Event()
-                self._last = clocks.monotonic()
+                self._last = self._clock()
                 threading.Thread(target=self._look, args=[self._ended], name="progress", daemon=True).start()
         try:
             yield
@@ -75,11 +77,11 @@ class Watch:
         while not ended.wait(self._every):
             with self._lock:
                 at_work = self._open[-1:]
-            often = clocks.monotonic() - self._last < self._told * 0.99
+            often = self._clock() - self._last < self._told * 0.99
             for each in at_work:
                 self._tell(each, often=often)
             if not often:
-                self._last = clocks.monotonic()
+                self._last = self._clock()
 
     def _tell(self, done: Amounts, *, often: bool) -> None:
         about = {"progress": done.title, "often": often, **done.facts()}

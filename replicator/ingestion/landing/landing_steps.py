@@ -189,7 +189,7 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
     erased: dict[str, int] = {}
     if work.asset.erasure_ids and work.asset.erasure_column:
         rows, known = without_erased(work.session, rows, work.asset, columns)
-        _refuse_empty_list(work, known)
+        refuse_empty_list(work, known)
         erased = {"erasure_ids": known.ids, "strange_ids": known.strange, "erased_rows": facts["came"] - rows.count()}
         before = without_erased(work.session, before, work.asset, columns)[0] if before is not None else None
     if work.request.mode == "merge":
@@ -223,7 +223,7 @@ def _arrived(work: Work, facts: Facts, rows: Any, end: str) -> Facts:
     return {"location": location, "rows": landed, **sizes_of(location)}
 
 
-def _refuse_empty_list(work: Work, known: Erased) -> None:
+def refuse_empty_list(work: Work, known: Erased) -> None:
     if not known.ids and work.remembered.get("erasure_ids"):
         raise RowsRefused(
             f"{work.asset.erasure_ids} had {work.remembered['erasure_ids']} erased people, and has none now",

@@ -65,7 +65,7 @@ def clear_orphans(replay: Replay) -> int:
     places = begun_places(plan, surviving_partitions(plan.squashed, replay.reader.records()))
     owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold orphan files, which are few
     engine = replay.runtime.engines.for_work(count)
-    for some in map(_by_place, batched(places, BATCH)):
+    for some in map(by_place, batched(places, BATCH)):
         looking = (OrphanTask(parts, rules, each) for each in batched([Clearing(place) for place in some], PLACES))
         for found in engine.run(run_orphan_task, looking):
             owners |= {place: some[place] for place in found.places}
@@ -80,7 +80,7 @@ def clear_orphans(replay: Replay) -> int:
     return sum(found.removed for found in fenced(engine, roots.target, run_orphan_task, tasks))
 
 
-def _by_place(places: Iterable[tuple[str, tuple[str, str, str]]]) -> dict[str, set[tuple[str, str, str]]]:
+def by_place(places: Iterable[tuple[str, tuple[str, str, str]]]) -> dict[str, set[tuple[str, str, str]]]:
     """By place, all that lie there."""
     found: dict[str, set[tuple[str, str, str]]] = {}
     for place, owner in places:
