@@ -252,7 +252,7 @@ class SparkEngine:
                     context.stop()
                 except Exception as error:
                     logging.getLogger(__name__).info("Spark did not stop by itself: %s", error)
-                _forget_dead_gateway()
+                forget_dead_gateway()
 
     def _start(self) -> Any:
         environment = dict(self._environment() if callable(self._environment) else self._environment)
@@ -382,7 +382,7 @@ def counted(frame: Any, patience: float = 60.0) -> tuple[Any, Callable[[], int]]
     return watched, rows
 
 
-def _forget_dead_gateway() -> None:
+def forget_dead_gateway() -> None:
     """pyspark keeps the process of its first context for later ones, also when it is gone."""
     from pyspark import SparkContext
 
