@@ -12,6 +12,7 @@ import pytest
 from counting_proxy import CountingProxy, counting
 from metastores import MetastoreFactory
 from plain_tables import KEYS, PlainDatabase, plain_database, text_storage
+from waiting import CEILING
 
 import replicator
 from replicator.core.model import Partition
@@ -19,8 +20,10 @@ from replicator.errors import MetastoreUnreachable, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.parallel import traffic
 from replicator.metastore.parallel.side_by_side import side_by_side
 from replicator.metastore.parallel.traffic import Limit
+from replicator.metastore.parallel.width import Width
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.removal.live import LiveLocations
 
@@ -144,7 +147,7 @@ def test_a_verify_reads_both_sides_at_the_same_time(
                 if call == "get_partitions":
                     proxy.before = lambda _: None
                     with suppress(threading.BrokenBarrierError):
-                        met.append(meeting.wait(timeout=20))
+                        met.append(meeting.wait(timeout=CEILING))
 
             proxy.before = meet
         found = replicator.verify(source=here.uri, target=there.uri, db=many.name, rename_db=rename)
@@ -152,15 +155,21 @@ def test_a_verify_reads_both_sides_at_the_same_time(
         assert (here.busiest, there.busiest, sorted(met)) == (1, 1, [0, 1])
 
 
-@pytest.mark.long
-def test_a_far_server_is_asked_on_many_connections_and_the_log_is_the_same(many: PlainDatabase, tmp_path: Path) -> None:
-    with counting(many.metastore.uri, delay=0.03) as proxy, connect(proxy.uri) as client:
-        read = side_by_side(client.traffic, client.database, [many.name] * 1500)
-        assert all(each.name == many.name for each in read)
-        assert proxy.busiest >= 6, proxy.busiest
-        proxy.forget()
+def test_many_connections_and_one_write_the_same_log(
+    many: PlainDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many calls at once bring something is `test_width`'s. Here the first eight wait for each other."""
+    monkeypatch.setattr(traffic, "Width", lambda: Width(8))
+    meeting, comers = threading.Barrier(8), iter(range(8))
+
+    def meet(call: str) -> None:
+        if call == "get_partitions" and next(comers, None) is not None:
+            meeting.wait(timeout=CEILING)
+
+    with counting(many.metastore.uri) as proxy:
+        proxy.before = meet
         replicator.capture(source=proxy.uri, cmroot=str(tmp_path / "wide"), db=many.name)
-        assert proxy.busiest >= 4, proxy.busiest  # what one walk found out, the next ones know
+        assert next(comers, None) is None and not meeting.broken
         proxy.forget()
         limit_metastores([(proxy.uri, Limit(connections=1))])
         replicator.capture(source=proxy.uri, cmroot=str(tmp_path / "narrow"), db=many.name)
@@ -241,7 +250,7 @@ def test_a_call_that_is_still_connecting_ends_when_its_client_is_closed(many: Pl
 def _wait_for_readers() -> None:
     for each in threading.enumerate():
         if each.name.startswith("read_"):
-            each.join(timeout=60)
+            each.join(timeout=CEILING)
             assert not each.is_alive()
 
 

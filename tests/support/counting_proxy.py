@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
 
+from waiting import eventually, pause
+
 CALL = b"\x80\x01\x00\x01"  # how a call of the binary protocol begins
 ANSWERS = (b"\x80\x01\x00\x02", b"\x80\x01\x00\x03")
 
@@ -84,9 +86,8 @@ class CountingProxy:
         with suppress(OSError):
             while data := server.recv(1 << 20):
                 if self.delay:
-                    time.sleep(self.delay)
-                while self.stalled:
-                    time.sleep(0.01)
+                    pause(self.delay, "the way to a server of another machine")
+                eventually(lambda: not self.stalled)
                 if data.startswith(ANSWERS):
                     with self._lock:
                         self.busy -= 1
