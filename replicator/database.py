@@ -144,7 +144,7 @@ class Database:
 
         config = Config()
         config.set_main_option("script_location", str(migrations).replace("%", "%%"))
-        with _ALEMBIC, self.writing() as connection, _unhurried(connection):
+        with _ALEMBIC, self.writing() as connection, unhurried(connection):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
@@ -286,7 +286,7 @@ def _await_writers(connection: Connection) -> None:
 
 
 @contextmanager
-def _unhurried(connection: Connection) -> Iterator[None]:
+def unhurried(connection: Connection) -> Iterator[None]:
     """A migration may take long, and wait for another server's."""
     driver: Any = connection.connection.driver_connection
     before = getattr(driver, "patience", None)

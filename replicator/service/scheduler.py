@@ -29,7 +29,7 @@ from replicator.text.quantity import parse_duration
 LEASE = 30.0  # seconds
 STEP = 0.5  # seconds
 FORGET = 3600.0  # seconds from one removal of old runs to the next
-LOST = float("-inf")  # of the monotonic clock, the end of a lease that is another's
+LOST = float("-inf")  # of the lease's clock, the end of a lease that is another's
 PORTION = 100  # outputs of runs that are removed without a pause
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ class Health:
 
 @dataclass
 class Scheduler:
-    """read: the configuration, again; raises ConfigError. config_file: given to each run. stopping: ends it."""
+    """read: the configuration, again; raises ConfigError. config_file: given to each run. stopping: ends it. clock: of
+    its lease, in seconds from anywhere."""
 
     store: ServiceStore
     read: Callable[[], Config]
@@ -58,6 +59,7 @@ class Scheduler:
     stopping: threading.Event = field(default_factory=threading.Event)
     health: Health = field(default_factory=Health)
     lease: float = LEASE
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
@@ -97,7 +99,7 @@ class Scheduler:
 
     def _late(self) -> bool:
         """Whether the lease is another's, or may soon be."""
-        return time.monotonic() > self._led_until
+        return self.clock() > self._led_until
 
     def _try(self, do: Callable[[], None]) -> None:
         try:
@@ -114,7 +116,7 @@ class Scheduler:
 
     def _step(self) -> None:
         self._read()
-        asked = time.monotonic()
+        asked = self.clock()
         epoch = self.store.lead(self.name, self.lease)
         if epoch is None:
             self.health.leads, self._led_until = False, LOST
@@ -258,7 +260,7 @@ class Scheduler:
 
     def _renew(self) -> None:
         """Keeps the lease that it has, while its runs end."""
-        asked = time.monotonic()
+        asked = self.clock()
         if self.health.leads:
             mine = self.store.lead(self.name, self.lease) == self.health.epoch
             self._led_until = self._end_of(asked) if mine else LOST

@@ -17,11 +17,13 @@ from urllib.parse import quote
 import httpx
 import msgspec
 import pytest
-from browser import violations, watched
+import web
+from browser import page_of, violations, watched
 from certificates import Authority
 from housekeeping import LifecycleFixture
-from test_service import Service, eventually, hanging, service
-from test_service_questions import PURGE, remember_purge
+from remembered_purge import PURGE, remember_purge
+from running_service import Service, hanging, service
+from waiting import eventually
 
 from cmroot.root import create_or_open
 from replicator import cm_hold, legal_hold_add
@@ -227,7 +229,7 @@ def _remember(memory: Memory) -> None:
 
 def visit(chromium: Any, world: World, place: str = "/", **person: Any) -> tuple[Any, list[str]]:
     """A page of a browser of its own, and what it complains of."""
-    page = chromium.new_context(base_url=world.url, **person).new_page()
+    page = page_of(chromium, base_url=world.url, **person)
     complaints = watched(page)
     page.goto(place)
     return page, complaints
@@ -339,30 +341,30 @@ def test_everything_works_without_scripts(chromium: Any, world: World) -> None:
 
 
 def test_a_tables_life_is_on_one_line(world: World) -> None:
-    page = httpx.get(f"{world.url}/tables/shop.days").text
+    page = web.get(f"{world.url}/tables/shop.days").text
     assert page.count("<circle") >= 3 and "replicator restore west --db shop --table days --to " in page
-    said = httpx.get(f"{world.url}/tables/shop.days", params={"format": "json"}).json()
+    said = web.get(f"{world.url}/tables/shop.days", params={"format": "json"}).json()
     assert {each["kind"] for each in said["entries"]} == {"record", "run", "hold"}
     assert [each["at"] for each in said["entries"]] == sorted((each["at"] for each in said["entries"]), reverse=True)
-    (removal,) = httpx.get(f"{world.url}/tables/a.b?format=json&kind=removal").json()["entries"]
+    (removal,) = web.get(f"{world.url}/tables/a.b?format=json&kind=removal").json()["entries"]
     assert "erased" in removal["text"] and not removal["restore"]
     asked = {"kind": "record", "since": "-1d", "format": "json"}
-    assert {each["kind"] for each in httpx.get(f"{world.url}/tables/shop.days", params=asked).json()["entries"]} == {
+    assert {each["kind"] for each in web.get(f"{world.url}/tables/shop.days", params=asked).json()["entries"]} == {
         "record"
     }
-    assert "2026-03-01T12:00:00Z" in httpx.get(f"{world.url}/tables/shop.days?since=soon").text  # what to write
-    assert "of that kind and time" in httpx.get(f"{world.url}/tables/shop.days?since=2999-01-01").text
+    assert "2026-03-01T12:00:00Z" in web.get(f"{world.url}/tables/shop.days?since=soon").text  # what to write
+    assert "of that kind and time" in web.get(f"{world.url}/tables/shop.days?since=2999-01-01").text
 
 
 def test_what_leaves_says_why_how_much_and_what_is_not_known(world: World) -> None:
-    page = httpx.get(f"{world.url}/removals?format=json").json()
+    page = web.get(f"{world.url}/removals?format=json").json()
     leaving = {(each["job"], each["object"]): each for _, some in page["days"] for each in some}
     expires, old = leaving["housekeeping", "shop.days"], leaving["retention", ""]
     assert expires["held"] == "case" and expires["bytes"] and expires["setting"] == EXPIRES_AFTER
     assert (old["bytes"], old["path"]) == (4, f"{world.service.here}/data/set/v1") and not old["held"]
     days = {(each["job"], each["items"]) for each in page["upcoming"]["found"]["removals"]}
     assert days == {("housekeeping", 2), ("retention", 1)} and page["upcoming"]["found"]["lacking"]
-    text = httpx.get(f"{world.url}/removals/why?job=clean&path={world.service.here}/data/set").text
+    text = web.get(f"{world.url}/removals/why?job=clean&path={world.service.here}/data/set").text
     assert "clean.properties:5" in text
     client, _ = session(world.url, world.token)
     mine = {"csrf": mark(client.get("/removals").text)}
@@ -406,17 +408,17 @@ def test_ingestion_says_who_waits_and_what_failed_and_its_forms_act(chromium: An
 
 
 def test_drills_and_purges_show_their_figures(world: World) -> None:
-    page = httpx.get(f"{world.url}/drills").text
+    page = web.get(f"{world.url}/drills").text
     assert page.index("31.5 s") < page.index("48.2 s") and "12.0 s" in page
     for place in ("/purges", f"/purges/{PURGE}"):
-        page = httpx.get(world.url + place).text
+        page = web.get(world.url + place).text
         for part in ("not all was searched", "3 ids", "gdpr.ids:id", "a.b: no reader"):
             assert part in page, (place, part)
     assert "5 rows erased" in page and "a reason" in page
 
 
 def test_only_what_has_changed_is_swapped(chromium: Any, world: World) -> None:
-    page = chromium.new_context(base_url=world.url).new_page()
+    page = page_of(chromium, base_url=world.url)
     page.clock.install()
     sign_in(page, world.token)
     page.goto("/jobs")
@@ -452,11 +454,11 @@ def test_a_policy_says_what_to_do_with_its_own_values(chromium: Any, world: Worl
 
 
 def test_turns_and_checks_are_those_that_somebody_may_see(world: World) -> None:
-    page = httpx.get(f"{world.url}/turns").text
+    page = web.get(f"{world.url}/turns").text
     assert "A switchover has not ended" in page and "switchover west --to target" in page and "scripts" not in page
-    page = httpx.get(f"{world.url}/checks").text
+    page = web.get(f"{world.url}/checks").text
     assert "thrift://127.0.0.1:9" in page and '<span class="ill">critical</span>' in page
-    with httpx.Client(base_url=world.url) as client:
+    with web.client(base_url=world.url) as client:
         client.headers["Authorization"] = f"Bearer {world.other}"
         for place in ("/turns", "/checks"):
             assert "/policies/west" not in client.get(place).text, place
@@ -468,19 +470,19 @@ def test_a_run_shows_its_progress_while_it_is_at_work(world: World) -> None:
     asked = {"json": {"reason": "look"}, "headers": {"Authorization": f"Bearer {world.token}"}}
 
     def shown() -> str:
-        """The page of a run at work; it hangs for some seconds."""
-        run = httpx.post(f"{world.url}/api/v1/jobs/hangs:run", **asked).json()["run"]
+        """The page of a run at work, and its progress as a file that its command may write again meanwhile."""
+        run = web.post(f"{world.url}/api/v1/jobs/hangs:run", **asked).json()["run"]
         file = world.service.here / "logs" / run / "progress.json"
         if not file.parent.exists():
             return ""
         file.write_text(json.dumps({"tasks": [task]}))
-        page = httpx.get(f"{world.url}/runs/{run}").text
+        page = web.get(f"{world.url}/runs/{run}").text
         return page if "<progress" in page else ""
 
     page = eventually(shown)
     assert "1 of 4, 2 files, 2.0 MiB of 8.0 MiB" in page and '<progress max="8388608" value="2097152"' in page
     assert "left</p>" in page and 'hx-trigger="every 5s"' in page
-    page = httpx.get(f"{world.url}/runs/{world.service.runs(IMAGE)[0]['id']}").text
+    page = web.get(f"{world.url}/runs/{world.service.runs(IMAGE)[0]['id']}").text
     assert page.count("<details><summary>Its answer, as JSON</summary>") == 1
 
 
@@ -524,7 +526,7 @@ def test_a_person_signs_in_acts_and_signs_out(chromium: Any, world: World) -> No
 
 def session(url: str, token: str, **more: Any) -> tuple[httpx.Client, httpx.Response]:
     """A client that has signed in, and what it was answered."""
-    client = httpx.Client(base_url=url, **more)
+    client = web.client(base_url=url, **more)
     fields = {"csrf": mark(client.get("/sign-in").text), "token": token, "next": "//evil.example"}
     return client, client.post("/sign-in", data=fields)
 
@@ -552,8 +554,8 @@ def test_a_form_is_taken_from_its_own_page_only(world: World) -> None:
         ({"reason": "x" * 70_000, "csrf": own}, {}, 413),
     ):
         assert client.post(place, data=fields, headers=headers).status_code == status, (fields, headers)
-    assert httpx.post(world.url + place, data={"csrf": own}).status_code == 401
-    assert httpx.post(f"{world.url}/sign-in", data={"csrf": own, "token": world.token}).status_code == 403
+    assert web.post(world.url + place, data={"csrf": own}).status_code == 401
+    assert web.post(f"{world.url}/sign-in", data={"csrf": own, "token": world.token}).status_code == 403
     assert client.post("/api/v1/jobs/hangs:pause", json={}).status_code == 401  # the API takes no cookies
     assert not world.service.get("jobs")["items"][-2]["paused"]
     assert client.post("/jobs/none/run", data={"csrf": own}).status_code == 404
@@ -595,19 +597,19 @@ def test_a_session_may_what_its_token_may(world: World) -> None:
 
 def test_pages_open_nothing_else(world: World) -> None:
     for place in ("/cmroot?root=/etc", "/removals?root=/", "/cmroot?policy=none", "/runs/none"):
-        answer = httpx.get(world.url + place)
+        answer = web.get(world.url + place)
         assert answer.status_code == 404 and "<h1>" in answer.text, place
     for place in ("/assets/..%2Frendering.py", "/runs/..%2F..%2Fetc%2Fpasswd", "/assets/none"):
-        assert httpx.get(world.url + place).status_code == 404, place
-    assert httpx.get(world.url + "/assets/page.css%00").status_code == 400
+        assert web.get(world.url + place).status_code == 404, place
+    assert web.get(world.url + "/assets/page.css%00").status_code == 400
     for place in world.places[:-2]:
-        data = httpx.get(world.url + place, params={**_asked(place), "format": "json"})
+        data = web.get(world.url + place, params={**_asked(place), "format": "json"})
         assert data.status_code == 200 and data.json(), place
-    headers = httpx.get(world.url).headers
+    headers = web.get(world.url).headers
     policy = headers["content-security-policy"]
     assert "unsafe" not in policy and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
-    assert "immutable" in httpx.get(f"{world.url}/assets/page.css").headers["cache-control"]
+    assert "immutable" in web.get(f"{world.url}/assets/page.css").headers["cache-control"]
 
 
 def _asked(place: str) -> dict[str, str]:
@@ -621,11 +623,11 @@ def test_with_tls_a_session_is_bound_to_this_host(service: Service, tmp_path: Pa
     certificate, key = authority.issue("server")
     url = service.start("--require-token", "--tls-certificate", certificate, "--tls-key", key)
     trusted = ssl.create_default_context(cafile=str(authority.ca))
-    assert httpx.get(f"{url}/jobs?x=1", verify=trusted).headers["location"] == "/sign-in?next=%2Fjobs%3Fx%3D1"
-    part = httpx.get(url, verify=trusted, headers={"HX-Request": "true"})
+    assert web.get(f"{url}/jobs?x=1", verify=trusted).headers["location"] == "/sign-in?next=%2Fjobs%3Fx%3D1"
+    part = web.get(url, verify=trusted, headers={"HX-Request": "true"})
     assert (part.status_code, part.headers["hx-redirect"]) == (401, "/sign-in?next=%2F")
-    assert httpx.get(url, verify=trusted, headers={"Authorization": f"Bearer {token}"}).status_code == 200
-    assert httpx.get(url, verify=trusted, headers={"Authorization": "Bearer x"}).status_code == 401
+    assert web.get(url, verify=trusted, headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    assert web.get(url, verify=trusted, headers={"Authorization": "Bearer x"}).status_code == 401
     client, answer = session(url, token, verify=trusted)
     cookie = answer.headers["set-cookie"]
     assert cookie.startswith("__Host-replicator-session=") and "Secure" in cookie

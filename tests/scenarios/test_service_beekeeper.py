@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from housekeeping import LifecycleFixture
-from test_service import Service, service
+from in_process import InProcess
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-
-__all__ = ["service"]
 
 EXPIRES = {"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "P3D"}
 UNREFERENCED = {"beekeeper.remove.unreferenced.data": "true"}
@@ -23,7 +20,7 @@ PAGE = {"content", "pageable", "sort", "totalElements", "totalPages", "last", "f
 PAGE |= {"numberOfElements", "empty"}
 
 
-def test_a_client_of_beekeeper_works_on(service: Service, source_metastore: Running, tmp_path: Path) -> None:
+def test_a_client_of_beekeeper_works_on(source_metastore: Running, tmp_path: Path) -> None:
     with connect(source_metastore.uri) as metastore:
         life = LifecycleFixture(metastore, "bees", tmp_path)
         life.partitioned("days", ["a", "b", "c"], **EXPIRES)
@@ -34,11 +31,10 @@ def test_a_client_of_beekeeper_works_on(service: Service, source_metastore: Runn
         life.run()
     policy = {"source": source_metastore.uri, "target": "thrift://127.0.0.1:9", "databases": ["none"]}
     policy |= {"target_cmroot": str(tmp_path / "t"), "dumps": str(tmp_path / "dumps"), "cmroot": life.root.place}
-    service.configure({}, {"west": {**policy, "schedule": "30d"}})  # the only root
-    url = service.start() + "/api/v1/database/BEES/table"
+    served = InProcess(tmp_path, {"policies": {"west": {**policy, "schedule": "30d"}}})  # the only root
 
     def get(question: str, **parameters: Any) -> Any:
-        answer = httpx.get(f"{url}/{question}", params=parameters)
+        answer = served.get(f"/api/v1/database/BEES/table/{question}", params=parameters)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -67,12 +63,12 @@ def test_a_client_of_beekeeper_works_on(service: Service, source_metastore: Runn
 
 
 @pytest.mark.parametrize("wrong", ["sort=nonsense", "housekeeping_status=NOSUCH", "deleted_before=soon"])
-def test_errors_look_like_beekeepers(wrong: str, service: Service, source_metastore: Running, tmp_path: Path) -> None:
+def test_errors_look_like_beekeepers(wrong: str, source_metastore: Running, tmp_path: Path) -> None:
     with connect(source_metastore.uri) as metastore:
         life = LifecycleFixture(metastore, f"wrong_{wrong[:4]}", tmp_path)
         life.run()
-    service.configure({}, more={"defaults": {"cmroot": life.root.place}})
-    answer = httpx.get(f"{service.start()}/api/v1/database/d/table/t/metadata?{wrong}")
+    served = InProcess(tmp_path, {"defaults": {"cmroot": life.root.place}})
+    answer = served.get(f"/api/v1/database/d/table/t/metadata?{wrong}")
     assert answer.status_code == 400, answer.text
     assert set(answer.json()) == {"timestamp", "status", "error", "message", "path"}
     assert answer.json()["error"] == "Bad Request" and wrong.partition("=")[2].upper() in answer.text.upper()

@@ -12,11 +12,12 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
+from running_service import Service
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 from small_root import SmallRoot
-from test_service import Service
+from waiting import CEILING
 
 from cmroot.root import create_or_open
 
@@ -46,7 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
         {"west": {**policy, **roots, "warehouse": f"{here}/target"}},
         more={"defaults": {"cmroot": f"{here}/cm"}},
     )
-    who = service.token("fuzzer", "--role", "admin")
+    who = service.token("fuzzer", "admin")
     yield service.start(), who
     assert service.stop() == 0
 
@@ -62,7 +63,7 @@ def test_no_request_is_an_internal_error(served: tuple[str, dict[str, str]]) -> 
     def ask(case: Any) -> None:
         _name_what_is_there(case, sum(asked.values()))
         asked[case.operation.label] += 1
-        answer = case.call(headers=who, timeout=60)
+        answer = case.call(headers=who, timeout=CEILING)
         answered.setdefault(case.operation.label, set()).add(answer.status_code)
         case.validate_response(answer, checks=CHECKS)
 

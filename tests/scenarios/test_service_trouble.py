@@ -6,25 +6,24 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+import web
 from postgres import running_postgres
-from test_service import Service, eventually, hanging, processes, service, silent
-from test_service_limits import token
+from running_service import Service, hanging, processes, service, silent
+from sqlalchemy import select
+from waiting import Clock, eventually
 
 from replicator import database
 from replicator.core.config import read_config
 from replicator.database import Database
 from replicator.errors import StoreUnreachable
 from replicator.service.scheduler import Scheduler
+from replicator.service.schema import lease
 from replicator.service.store import ServiceStore
 
 __all__ = ["service", "silent"]
@@ -66,20 +65,34 @@ def test_a_store_that_goes_away_comes_back_and_clocks_do_not_matter(
         assert service.stop(0) == 0
         eventually(lambda: service.get("status")["leader"] == other["here"])
         theirs = eventually(lambda: [each for each in ended(service, "often") if each["server"] == other["here"]])
-        queued = time.strptime(theirs[0]["queued"][:19], "%Y-%m-%dT%H:%M:%S")
-        assert abs(time.mktime((*queued[:8], 0)) - time.timezone - time.time()) < 60, theirs[0]
+        with ServiceStore(service.store) as store:
+            (run,) = (each for each in store.runs() if each.id == theirs[0]["id"])
+            assert run.queued <= store.now(), "by the store's clock"
 
         postgres.stop()
-        ready = eventually(lambda: (found := httpx.get(f"{service.urls[-1]}/readyz")).status_code == 503 and found)
+        ready = eventually(lambda: (found := web.get(f"{service.urls[-1]}/readyz")).status_code == 503 and found)
         assert ready.json()["transient"] and ready.json()["hint"], ready.text
-        assert httpx.get(f"{service.urls[-1]}/healthz").status_code == 200
-        assert httpx.get(f"{service.urls[-1]}/api/v1/runs").status_code == 503
+        assert web.get(f"{service.urls[-1]}/healthz").status_code == 200
+        assert web.get(f"{service.urls[-1]}/api/v1/runs").status_code == 503
         postgres.start()
-        eventually(lambda: httpx.get(f"{service.urls[-1]}/readyz").status_code == 200)
+        eventually(lambda: web.get(f"{service.urls[-1]}/readyz").status_code == 200)
         before = {each["id"] for each in ended(service, "often")}
         eventually(lambda: {each["id"] for each in ended(service, "often")} - before)
-        assert not service.get("status")["trouble"]
+        eventually(lambda: not service.get("status")["trouble"])
         assert service.stop() == 0
+
+
+def answers(store: Database) -> bool:
+    """Whether its connections are made in the little time that they have."""
+    try:
+        return store.revision("none", "") is None
+    except StoreUnreachable:
+        return False
+
+
+def lease_end(store: ServiceStore) -> float:
+    with store.transaction() as connection:
+        return float(connection.execute(select(lease.c.expires)).scalar_one())
 
 
 def test_runs_end_before_another_may_lead_and_are_followed_by_others(
@@ -93,21 +106,23 @@ def test_runs_end_before_another_may_lead_and_are_followed_by_others(
     with running_postgres() as postgres:
         url = postgres.database()
         job = f"[service.jobs.hanging]\ncommand = {json.dumps(command)}\nevery = '1s'\njitter = '0s'\n"
-        file.write_text(f"[service]\nstore = '{url}'\nlogs = '{tmp_path}/logs'\n{job}")
+        file.write_text(f"[service]\nstore = '{url}'\nlogs = '{tmp_path}/logs'\ngrace = '10m'\n{job}")
         monkeypatch.setattr(database, "ANSWER", 0.4)
         hurried = Database(f"{url}&connect_timeout=2", "store", "--store", connections=1)
         monkeypatch.undo()
         with ServiceStore(url) as store, ServiceStore(url) as seen, hurried:
-            hurried.revision("none", "")
             store.prepare()
-            scheduler = Scheduler(store, lambda: read_config(file), file, lease=3.0)
+            clock = Clock()
+            scheduler = Scheduler(store, lambda: read_config(file), file, clock=clock)
             running = threading.Thread(target=scheduler.run)
             running.start()
             try:
                 for stop, start in ((postgres.stop, postgres.start), (postgres.freeze, postgres.thaw)):
                     eventually(lambda: processes(root))
                     (run,) = seen.open_runs()
+                    eventually(lambda: answers(hurried))
                     stop()
+                    clock.advance(scheduler.lease)
                     eventually(lambda: not processes(root))
                     with pytest.raises(StoreUnreachable):  # also from one that hangs, and takes connections
                         hurried.revision("none", "")
@@ -120,15 +135,16 @@ def test_runs_end_before_another_may_lead_and_are_followed_by_others(
                 for each in late:
                     os.kill(each, signal.SIGSTOP)  # it ends later than the lease, and within its grace
                 scheduler.stopping.set()
-                lease_over = time.monotonic() + 1.5 * scheduler.lease
-                eventually(lambda: time.monotonic() > lease_over)
+                for _ in range(2):
+                    until = lease_end(seen)
+                    eventually(lambda until=until: lease_end(seen) > until)  # type: ignore[misc]
                 assert seen.leader()[2] and processes(root) == late
                 for each in late:
                     os.kill(each, signal.SIGCONT)
                 running.join()
                 assert seen.run(run.id).exit_code == 143
                 stray, _ = seen.enqueue(scheduler.jobs["hanging"], seen.now(), by="me")
-                epoch = seen.lead(scheduler.name, 3.0)
+                epoch = seen.lead(scheduler.name, scheduler.lease)
                 assert epoch and seen.begin(stray, scheduler.name, epoch)
                 scheduler.step()
                 assert seen.run(run.id).message == "the service was stopped"
@@ -142,7 +158,7 @@ def test_runs_end_with_their_policy_their_patience_or_their_server(
     service: Service, silent: str, tmp_path: Path
 ) -> None:
     """A policy is removed while it runs; a schedule cannot be kept; a run heeds no signal; the server is stopped."""
-    other = silent.replace("127.0.0.1", "localhost")
+    other, service.grace = silent.replace("127.0.0.1", "localhost"), "2s"
     jobs = {
         "hangs": hanging(silent, tmp_path / "one"),
         "slow": {**hanging(silent, tmp_path), "timeout": "2s", "every": "1s"},
@@ -150,23 +166,23 @@ def test_runs_end_with_their_policy_their_patience_or_their_server(
     keys = {"source": silent, "target": other, "databases": ["d"], "cmroot": f"{tmp_path}/cm", "schedule": "1d"}
     policy = {**keys, "target_cmroot": f"{tmp_path}/tcm", "dumps": f"{tmp_path}/dumps"}
     service.configure(jobs, {"west": policy})
-    who = token(service, "me", "operator")
+    who = service.token("me", "operator")
     url = f"{service.start()}/api/v1"
-    run = eventually(lambda: [each for each in service.runs("hangs") if each["state"] == "running"])[0]["id"]
+    run = service.at_work("hangs")["id"]
     children = eventually(lambda: processes(f"{tmp_path}/one/cm"))
     for each in children:
         os.kill(each, signal.SIGSTOP)  # heeds SIGTERM no more
-    assert httpx.post(f"{url}/runs/{run}:cancel", headers=who).status_code == 202
-    eventually(lambda: service.get(f"runs/{run}")["state"] == "cancelled")
+    assert web.post(f"{url}/runs/{run}:cancel", headers=who).status_code == 202
+    assert service.ended(run)["state"] == "cancelled"
     eventually(lambda: not set(children) & set(processes(f"{tmp_path}/one/cm")))
 
-    west = eventually(lambda: [each for each in service.runs("west") if each["state"] == "running"])[0]["id"]
+    west = service.at_work("west")["id"]
     service.configure(jobs)
     eventually(lambda: {each["name"] for each in service.get("jobs")["items"]} == {"hangs", "slow"})
-    assert httpx.get(f"{url}/policies/west").status_code == 404
-    assert httpx.post(f"{url}/jobs/west:run", json={}, headers=who).status_code == 404
-    assert httpx.post(f"{url}/runs/{west}:cancel", headers=who).status_code == 202
-    ended_west = eventually(lambda: (found := service.get(f"runs/{west}"))["ended"] and found)
+    assert web.get(f"{url}/policies/west").status_code == 404
+    assert web.post(f"{url}/jobs/west:run", json={}, headers=who).status_code == 404
+    assert web.post(f"{url}/runs/{west}:cancel", headers=who).status_code == 202
+    ended_west = service.ended(west)
     if ended_west["state"] != "cancelled":  # it had not read the file yet
         assert "is no policy" in ended_west["message"], ended_west
 
@@ -175,7 +191,7 @@ def test_runs_end_with_their_policy_their_patience_or_their_server(
     times = sorted((each["begun"], each["ended"]) for each in ended(service, "slow"))
     assert all(one[1] <= two[0] for one, two in itertools.pairwise(times)), "never two at once"
 
-    eventually(lambda: [each for each in service.runs("slow") if each["state"] == "running"])
+    service.at_work("slow")
     assert service.stop() == 0
     assert processes(silent) == []
     service.configure({})
@@ -202,8 +218,8 @@ def test_a_full_disk_is_told_and_left_behind(small: Callable[[str], Path], servi
             pass
     trouble = eventually(lambda: service.get("status")["trouble"])
     assert "full" in trouble[0], trouble
-    assert httpx.get(f"{service.urls[0]}/healthz").status_code == 200
-    assert httpx.get(service.urls[0]).status_code == 200
+    assert web.get(f"{service.urls[0]}/healthz").status_code == 200
+    assert web.get(service.urls[0]).status_code == 200
     fill.unlink()
     eventually(lambda: not service.get("status")["trouble"])
     before = {each["id"] for each in ended(service, "often")}
@@ -216,8 +232,7 @@ def test_metrics_of_policies_that_cron_runs(service: Service, silent: str, tmp_p
     service.configure({}, {"west": policy})
     file = tmp_path / "r.prom"
     file.write_text("old")
-    line = [sys.executable, "-m", "replicator", "metrics", "--textfile", str(file)]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = service.command("metrics", "--textfile", str(file))
     assert done.returncode in (0, 3), done.stderr
     text = file.read_text()
     assert 'replicator_policy_status{policy="west",status="current"} 0.0' in text and text.endswith("\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import CEILING
 
 from replicator.metastore.java import cache_directory, locked
 
@@ -38,6 +39,13 @@ def axe() -> str:
         return axe_core().read_text()
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"axe-core cannot be had here: {error}")
+
+
+def page_of(chromium: Any, **person: Any) -> Any:
+    """A page of a context of its own, which waits as long as a test does."""
+    context = chromium.new_context(**person)
+    context.set_default_timeout(CEILING * 1000)
+    return context.new_page()
 
 
 def executable() -> str | None:
@@ -68,7 +76,7 @@ def axe_core() -> Path:
         if not (directory / "fetched").exists():
             options = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock"]
             command = ["npm", "install", "--prefix", str(directory), *options, f"axe-core@{AXE}"]
-            subprocess.run(command, check=True, capture_output=True, timeout=300)
+            subprocess.run(command, check=True, capture_output=True, timeout=CEILING)
             (directory / "fetched").touch()
     return directory / "node_modules/axe-core/axe.min.js"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from waiting import CEILING
 
 from replicator.core.config import parse_config
 from replicator.service.entrance.admitted import Admission
@@ -41,7 +42,7 @@ class InProcess:
     def client(self, peer: str = "127.0.0.1", url: str = HOST, **more: Any) -> httpx.AsyncClient:
         """For one event loop."""
         transport = httpx.ASGITransport(self.application, client=(peer, 1))
-        return httpx.AsyncClient(transport=transport, base_url=url, timeout=60, **more)
+        return httpx.AsyncClient(transport=transport, base_url=url, timeout=CEILING, **more)
 
     def ask(self, method: str, path: str, peer: str = "127.0.0.1", url: str = HOST, **more: Any) -> httpx.Response:
         async def asked() -> httpx.Response:
