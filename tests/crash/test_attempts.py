@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 from copy_tasks import bucket, task
+from waiting import CEILING
 
 from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
@@ -39,13 +40,35 @@ from replicator.replay.copy.copy_task import run_copy_task
 from replicator.replay.copy.staging import fenced, noted, sweep_staging
 from replicator.replay.places.clearing import Clearing
 
-LARGE = 300 << 20
-RUN = "import pickle, sys; function, task = pickle.load(open(sys.argv[1], 'rb')); print(repr(function(task)))"
+LARGE = 16 << 20
 END = b"the end."
+RUN = f"""
+import contextlib, os, pickle, signal, sys, threading
+
+def is_in_the_middle():
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            link = "/proc/self/fd/" + name
+            if os.path.dirname(os.readlink(link)) == sys.argv[2] and 0 < os.stat(link).st_size < {LARGE}:
+                return True
+
+def look(frame, event, called):
+    name = getattr(called, "__name__", "")
+    if event == "c_return" and name in ("write", "sendfile") and not over and is_in_the_middle():
+        over.append(name)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+over = []
+function, task = pickle.load(open(sys.argv[1], "rb"))
+threading.setprofile(look)
+sys.setprofile(look)
+print(repr(function(task)))
+"""
+"""Does a piece of work, and stops when it has written a part of a large file of a directory."""
 
 
 def large_file(place: Path) -> None:
-    """So large that a copy of it can be stopped in the middle."""
+    """Of several blocks, so that a copy of it can be stopped in the middle."""
     with place.open("wb") as file:
         file.truncate(LARGE)
         file.seek(LARGE - len(END))
@@ -69,21 +92,20 @@ def large_bucket(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def stopped(tmp_path: Path, what: object, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """An attempt, (function, task), in a process of its own, stopped when it has written a part of a file there."""
+    """An attempt, (function, task), in a process of its own, that has written a part of a file there and stopped."""
     (tmp_path / "task").write_bytes(pickle.dumps(what))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     attempt = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(tmp_path / "task")],
+        [sys.executable, "-c", RUN, str(tmp_path / "task"), str(directory)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
     )
     try:
-        while not any(0 < size < LARGE for size in open_files(attempt.pid, directory)):
-            assert attempt.poll() is None, "the copy ended before it could be stopped"
-        attempt.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, attempt.pid, os.WSTOPPED)
+        how = os.waitid(os.P_PID, attempt.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert how is not None and how.si_code == os.CLD_STOPPED, "the copy ended, and was nowhere in the middle"
+        assert any(0 < size < LARGE for size in open_files(attempt.pid, directory))
         yield attempt
     finally:
         attempt.kill()
@@ -101,7 +123,7 @@ def open_files(pid: int, directory: Path) -> Iterator[int]:
 
 def go_on(attempt: subprocess.Popen[str]) -> tuple[int, str, str]:
     attempt.send_signal(signal.SIGCONT)
-    out, err = attempt.communicate(timeout=300)
+    out, err = attempt.communicate(timeout=CEILING)
     return attempt.returncode, out, err
 
 

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pytest
 from faults import Fault, run_with, standing
 from plain_tables import PlainDatabase
 from replication_fixture import Answer, ReplicationFixture, command
+from waiting import CEILING, eventually
 
 from cmroot.keep.content import is_kept, locate
 from cmroot.store.checksum import checksum_file
@@ -315,7 +315,7 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
     fixture.source.drop("t")
     newest = fixture.source.metastore.current_event_id()
     forgetful(**{"hive.metastore.event.db.listener.timetolive": "1s"})  # cleans at its start
-    until(lambda: not fixture.source.metastore.next_events(newest - 1))
+    eventually(lambda: not fixture.source.metastore.next_events(newest - 1))
     assert fixture.source.metastore.current_event_id() == newest
 
     with untouched(fixture.source, fixture.target):
@@ -337,13 +337,6 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
     again.target = PlainDatabase(fixture.target.metastore, fixture.db + "_healed", fixture.warehouse)
     assert fixture.load(None, "--rename-db", f"{fixture.db}={fixture.db}_healed").code == 0
     assert again.target.shown() == fixture.source.shown()
-
-
-def until(done: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 # ---- $cmroot ------------------------------------------------------------------------------------------------------
@@ -747,7 +740,7 @@ def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(fixtu
         assert command(*under(fixture, "two")).code == 0
         with untouched(fixture.target):
             os.kill(first.pid, signal.SIGCONT)
-            out, _ = first.communicate(timeout=120)
+            out, _ = first.communicate(timeout=CEILING)
             assert first.returncode == 7, out
     answer = command(*arguments)
     assert (answer.code, answer.output["status"]) == (0, "already loaded")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from gateways import FILES, Guarded, Wire, contents, guarded
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from raw_thrift import RawClient
+from waiting import CEILING, eventually
 
 from cmroot.keep.content import locate
 from cmroot.keep.journal import InterceptSource, Journal, write_journal
@@ -44,13 +44,6 @@ KEPT = {"t/one": FILES["one"], "t/two": FILES["two"]}
 def guard(guard: Guarded) -> Guarded:
     guard.database.table("t", FILES)
     return guard
-
-
-def until(done: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # ---- $cmroot ------------------------------------------------------------------------------------------------------
@@ -178,7 +171,7 @@ def test_a_metastore_that_is_down_is_told_to_each_call(
         assert not guard.place("t").exists() and not guard.is_settled()
         assert undecided_since(guard.root.place) is not None
         wire.close()
-        until(lambda: f"drop_table of {guard.db}.t is not finished yet" in caplog.text)
+        eventually(lambda: f"drop_table of {guard.db}.t is not finished yet" in caplog.text)
         with RawClient(guard.uri) as client:
             output = client.call("get_all_databases")
             assert output.protocol_error and "does not answer" in output.message
@@ -188,7 +181,7 @@ def test_a_metastore_that_is_down_is_told_to_each_call(
         again = embedded.start(running.directory, env=os.environ)
         wire.open_again(again.uri)
         with connect(again.uri) as direct:
-            until(guard.is_settled)
+            eventually(guard.is_settled)
             assert direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
 
 
@@ -201,10 +194,10 @@ def test_who_waits_for_a_table_hears_that_the_gateway_gives_up(guard: Guarded) -
             return held
 
     with ThreadPoolExecutor(1) as pool, locks.hold("db", "t"):
-        waiting = pool.submit(wait)
-        until(lambda: bool(locks._changed._waiters))  # type: ignore[attr-defined]
+        waiter = pool.submit(wait)
+        eventually(lambda: bool(locks._changed._waiters))  # type: ignore[attr-defined]
         drops.give_up()
-        assert waiting.result(30) is False
+        assert waiter.result(CEILING) is False
 
 
 def test_a_stopped_gateway_leaves_no_descriptor_open(source_metastore: Running, tmp_path: Path) -> None:
@@ -272,7 +265,7 @@ def drop_with(uri: str, root: str, fault: Fault, name: str, arguments: list[obje
             assert not client.call(name, *arguments).failed
         return False
     except (EOFError, ConnectionResetError):
-        child.join(30)
+        child.join(CEILING)
         assert child.exitcode == -signal.SIGKILL
         return True
     finally:
@@ -284,7 +277,7 @@ def drop_with(uri: str, root: str, fault: Fault, name: str, arguments: list[obje
 def settle(direct: ThriftMetastore, root: str, grace: timedelta = timedelta(0)) -> None:
     """The next start puts right what the last one left."""
     with opened(direct, create_or_open(root), "127.0.0.1:0", GatewaySettings(grace=grace)):
-        until(lambda: not any((Path(root) / "taking").iterdir()))
+        eventually(lambda: not any((Path(root) / "taking").iterdir()))
 
 
 def recorded(root: str) -> dict[str, str]:
@@ -320,7 +313,7 @@ def test_a_gateway_killed_before_it_heard_of_a_drop_finds_it_done(source_metasto
         client.call("drop_table", guard.db, "t", True)
     wire.on_call = lambda data: None
     with connect(source_metastore.uri) as direct:
-        settle(direct, root, timedelta(seconds=30))
+        settle(direct, root, timedelta(seconds=CEILING))
         assert direct.table_names(guard.db) == []
     assert recorded_files(root) == KEPT
     wire.close()

@@ -102,16 +102,21 @@ class Faults:
         self.overtaken += 1
 
 
-@contextlib.contextmanager
-def expired(root: str) -> Iterator[None]:
-    """Another host takes the lease of a root whose holder has not been heard of for long, and lets it go."""
-    from cmroot.lease import acquire
-
+def lapse(root: str) -> None:
+    """The store says of the lease that its holder has not been heard of for long. A local one does not lapse."""
     place = Place(root) / "lease"
     if not is_local(root) and (names := [name for name in place.list() if name.isdecimal()]):
         path = place / max(names)
         holder = msgspec.json.decode(path.read_bytes(), type=Holder)
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, expires=1.0)))
+
+
+@contextlib.contextmanager
+def expired(root: str) -> Iterator[None]:
+    """Another host takes the lease of a root whose holder has not been heard of for long, and lets it go."""
+    from cmroot.lease import acquire
+
+    lapse(root)
     with acquire(root, "take over", renew=False):
         yield
 

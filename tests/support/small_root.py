@@ -7,6 +7,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from waiting import eventually
 
 from cmroot.expire.expire import Expired, ExpiryPlan, expire, plan_expiry
 from cmroot.keep.content import content_name
@@ -71,10 +72,12 @@ class SmallRoot:
         """A moment after entries were filed and before now, by the store's clock; waits for its next tick, which is a
         second on some."""
         filed = max(self.filed_ns(name) for name in names)
-        while True:
+
+        def next_tick() -> int | None:
             self.keep("p")
-            if (ticked := self.filed_ns("p")) > filed:
-                return (ticked + filed) / 2e9
+            return ticked if (ticked := self.filed_ns("p")) > filed else None
+
+        return (eventually(next_tick) + filed) / 2e9
 
     def there(self) -> set[str]:
         found = (Place(self.root) / "files").find()

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from fault_store import expired
 from small_root import ENGINE, HOUR, NOTHING, NOW, WEEK, SmallRoot, checksum, content, history, slot
+from waiting import eventually
 
 from cmroot.errors import Error, Filing, FormatError, LeaseHeld, Superseded
 from cmroot.expire.expire import Count, cutoff_position, expire, held_by, plan_expiry
@@ -340,15 +341,13 @@ def test_bytes_that_a_gateway_took_after_the_plan_stay(ground: SmallRoot) -> Non
 
 def test_an_entry_that_was_filed_anew_after_the_plan_is_young(local: SmallRoot, tmp_path: Path) -> None:
     local.keep("d")
-    moment = time.time() + 1
+    moment = local.after("d")
     plan = plan_expiry(local.root, older_than=NOTHING, now=lambda: moment, engine=ENGINE)
     assert plan.removes.entries == 1
     Path(local.path("d")).unlink()
-    while time.time() < moment + 0.05:
-        time.sleep(0.02)
     local.keep("d")
     assert expire(local.root, plan, now=lambda: moment).removed.taken_back == 1
-    assert local.there() == {"d"}
+    assert local.there() == {"d", "p"}
 
 
 def test_a_log_that_was_replaced_after_the_plan_stops_the_expiry(local: SmallRoot) -> None:
@@ -438,8 +437,7 @@ def test_who_files_is_let_in_between_two_batches(local: SmallRoot) -> None:
     with removing(local.root):
         waiting = threading.Thread(target=file)
         waiting.start()
-        while not _waits(local.root):
-            time.sleep(0.001)
+        eventually(lambda: _waits(local.root))
         assert not filed.is_set()
     with removing(local.root):
         assert filed.is_set()
