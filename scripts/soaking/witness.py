@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ class Processes:
     by policy; `twice`: policies of which two were; `looks`: how often it looked, and `blind` the longest time, in
     seconds, that it did not."""
 
-    def __init__(self, configuration: Path) -> None:
-        self._mark = str(configuration)
+    def __init__(self, configuration: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._mark, self._clock = str(configuration), clock
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.seen: dict[str, set[tuple[int, int]]] = defaultdict(set)
@@ -39,7 +39,7 @@ class Processes:
         self.looks, self.blind = 0, 0.0
 
     def start(self) -> None:
-        self._last = time.monotonic()
+        self._last = self._clock()
         self._thread.start()
 
     def stop(self) -> None:
@@ -48,7 +48,7 @@ class Processes:
         self._looked()  # a thread that died was blind from then on
 
     def _looked(self) -> None:
-        self.blind, self._last = max(self.blind, time.monotonic() - self._last), time.monotonic()
+        self.blind, self._last = max(self.blind, self._clock() - self._last), self._clock()
 
     def at_work(self) -> dict[int, str]:
         """Leaders of the runs' sessions, and the command line of each."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from waiting import CEILING
 
 from replicator import database
 from replicator.database import Database
@@ -82,7 +83,7 @@ def test_who_is_going_to_write_waits_for_who_writes(tmp_path: Path, monkeypatch:
             monkeypatch.setattr(database, "PATIENCE", 0.05)
             with pytest.raises(StoreUnreachable, match="locked"):
                 pool.submit(_write, store, "late").result()
-            monkeypatch.setattr(database, "PATIENCE", 20.0)
+            monkeypatch.setattr(database, "PATIENCE", CEILING)
             waiting = pool.submit(_write, store, "third")
         waiting.result()
         assert sorted(store.jobs()) == ["first", "second", "third"]

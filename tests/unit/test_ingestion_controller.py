@@ -3,7 +3,6 @@ say that they were called."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 from ingestion_stores import clock, opened, request
-from waiting import Clock
+from waiting import Clock, eventually
 
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.model import Table
 from replicator.core.runtime import Runtime
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
 from replicator.ingestion import controller
+from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_schema import JOB
@@ -107,14 +107,23 @@ def test_a_published_job_grants_nothing_to_consumers_that_nobody_has_approved(wo
     assert world.store.last_facts(request())["consumers"] == ["everyone"]
 
 
-def test_a_job_that_is_cancelled_while_it_publishes_is_published(world: World) -> None:
+def test_a_job_that_is_cancelled_while_it_publishes_is_published(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is renewed meanwhile."""
     job = world.store.submit(request()).job
 
+    renewed: list[object] = []
+    renew = world.store.renew
+
+    def renewing(claimed: Claimed, seconds: float) -> None:
+        renew(claimed, seconds)
+        renewed.append(claimed)
+
     def cancelled() -> None:
         world.store.cancel(job, "paul")
-        time.sleep(0.8)
+        before = len(renewed)
+        eventually(lambda: len(renewed) > before + 1)  # the first of them may have begun earlier
 
+    monkeypatch.setattr(world.store, "renew", renewing)
     world.meanwhile = cancelled
     assert world.run().done == 1
     shown = world.store.job(job)

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from waiting import CEILING
 
 from replicator.metastore.pace import LONGEST_PAUSE, Pace, Window
 from replicator.metastore.paced import Gate
+from replicator.replay.copy import keyed_executor
 from replicator.replay.copy.keyed_executor import QUEUED, KeyedExecutor
 
 Server = Callable[[int, int], float]  # calls a second, by width and number of the window
@@ -126,22 +128,27 @@ def test_an_executor_keeps_the_order_of_each_key_and_no_more_than_its_width_run(
 
 
 def test_one_key_alone_never_runs_twice_at_once() -> None:
-    both = threading.Barrier(2)
+    """The second waits for the first, which ends when a later one of another key has run."""
+    begun: list[int] = []
+    other = threading.Event()
 
-    def meets() -> None:
-        with pytest.raises(threading.BrokenBarrierError):
-            both.wait(timeout=0.05)
+    def first() -> None:
+        begun.append(1)
+        assert other.wait(CEILING)
+        assert begun == [1]
 
     with KeyedExecutor(lambda: 4) as executor:
-        for _ in range(2):
-            executor.submit(("db", "t"), meets)
+        executor.submit(("db", "t"), first)
+        executor.submit(("db", "t"), begun.append, 2)
+        executor.submit(("db", "u"), other.set)
+    assert begun == [1, 2]
 
 
 def test_two_keys_run_at_once() -> None:
     both = threading.Barrier(2)
     with KeyedExecutor(lambda: 2) as executor:
         for key in "ab":
-            executor.submit(("db", key), lambda: both.wait(timeout=30) and None)
+            executor.submit(("db", key), lambda: both.wait(CEILING) and None)
 
 
 def test_an_error_ends_an_executor_and_what_has_not_begun_is_not_begun() -> None:
@@ -149,7 +156,7 @@ def test_an_error_ends_an_executor_and_what_has_not_begun_is_not_begun() -> None
     first = threading.Event()
 
     def fails() -> None:
-        first.wait(30)
+        first.wait(CEILING)
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"), KeyedExecutor(lambda: 1) as executor:
@@ -160,18 +167,25 @@ def test_an_error_ends_an_executor_and_what_has_not_begun_is_not_begun() -> None
     assert not begun
 
 
-def test_an_error_of_the_caller_ends_it_too() -> None:
+def test_an_error_of_the_caller_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     first, waits = threading.Event(), threading.Event()
 
+    class Thread(threading.Thread):
+        """Whoever waits for its end has ended the executor, and lets it go on."""
+
+        def join(self, timeout: float | None = None) -> None:
+            first.set()
+            super().join(timeout)
+
     def holds() -> None:
         waits.set()
-        first.wait(30)
+        first.wait(CEILING)
 
+    monkeypatch.setattr(keyed_executor, "Thread", Thread)
     with pytest.raises(KeyError), KeyedExecutor(lambda: 1) as executor:
         executor.submit(("db", "t"), holds)
         executor.submit(("db", "u"), begun.append, 1)
-        waits.wait(30)
-        threading.Timer(0.1, first.set).start()
+        waits.wait(CEILING)
         raise KeyError("of the caller")
     assert not begun

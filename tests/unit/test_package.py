@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 import pytest
 from no_spark import environment_without_spark
 from plain_tables import PlainDatabase
-from waiting import eventually
+from waiting import CEILING, eventually
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
@@ -154,7 +154,7 @@ def serves(program: Path, here: Path) -> bool:
         return all(fetched(urljoin(url, each)) for each in assets)
     finally:
         server.terminate()
-        assert server.wait(60) == 0, log.read_text()
+        assert server.wait(CEILING) == 0, log.read_text()
 
 
 def fetched(url: str) -> bytes:

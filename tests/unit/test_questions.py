@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
+from waiting import CEILING
 
 from replicator.core.config import Config, parse_config
 from replicator.errors import ObjectNotFound, UsageError
@@ -32,7 +34,6 @@ from replicator.service.web.questions.named_roots import root_for, roots_of
 from replicator.service.web.questions.time_limits import OF_ONE, Askers, Late, run_command
 
 DOCS = Path(__file__).parents[2] / "docs"
-PATIENCE = 60.0  # seconds
 
 
 @given(st.integers(0, FARTHEST) | st.text(min_size=1), st.text())
@@ -84,21 +85,24 @@ def test_what_hangs_keeps_nobody_else_waiting() -> None:
         askers = Askers()
         hung = [askers.ask("sick", 1, stuck.wait) for _ in range(OF_ONE + 1)]
         outcomes, answer = await asyncio.gather(
-            asyncio.gather(*hung, return_exceptions=True), askers.ask("well", PATIENCE, lambda: "here")
+            asyncio.gather(*hung, return_exceptions=True), askers.ask("well", CEILING, lambda: "here")
         )
         assert answer == "here"
         assert sorted(each.begun for each in outcomes if isinstance(each, Late)) == [False] + [True] * OF_ONE
         stuck.set()
-        assert await askers.ask("sick", PATIENCE, lambda: "well again") == "well again"
+        assert await askers.ask("sick", CEILING, lambda: "well again") == "well again"
 
     asyncio.run(ask())
 
 
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    hangs = tmp_path / "hangs"
+    hangs.mkdir()
+    os.mkfifo(hangs / "FORMAT")  # nobody writes what it reads
     with pytest.raises(Late) as caught:
-        run_command(["cm", "ls", f"--cmroot={tmp_path}"], 0.05)
+        run_command(["cm", "ls", f"--cmroot={hangs}"], 0.05)
     assert caught.value.begun
-    code, said = run_command(["cm", "ls", f"--cmroot={tmp_path}"], 60)
+    code, said = run_command(["cm", "ls", f"--cmroot={tmp_path}"], CEILING)
     assert code == 1 and said["error"] == "FormatError" and said["hint"]
 
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from waiting import eventually
+from waiting import CEILING, eventually
 
 from cmroot.pins import Hold, Slot, create_slot, hold
 from cmroot.root import FORMAT, create_or_open
@@ -46,7 +46,7 @@ def test_each_run_is_counted_once_and_goes_on_after_a_restart(tmp_path: Path) ->
     for _ in range(2):  # as after a restart
         with ServiceStore(url) as store:
             store.prepare()
-            epoch = store.lead("a", 60)
+            epoch = store.lead("a", 3600)
             run, _ = store.enqueue(job, 1.0, by="schedule")
             assert epoch and store.begin(run, "a", epoch)
             for _ in range(2):
@@ -67,7 +67,7 @@ def test_each_run_is_counted_once_and_goes_on_after_a_restart(tmp_path: Path) ->
     assert found["replicator_bytes_copied_total[('policy', 'west')]"] == 140
     assert found["replicator_files_copied_total[('from', 'source'), ('policy', 'west')]"] == 4
     assert found[f"replicator_run_seconds_count[{of}, ('policy', 'west')]"] == 4
-    assert found[f"replicator_run_seconds_bucket[{of}, ('le', '1.0'), ('policy', 'west')]"] == 4
+    assert found[f"replicator_run_seconds_bucket[{of}, ('le', '3600.0'), ('policy', 'west')]"] == 4
     assert found[f"replicator_run_seconds_bucket[{of}, ('le', '+Inf'), ('policy', 'west')]"] == 4
 
 
@@ -165,14 +165,14 @@ def test_what_gets_no_thread_is_begun_when_there_is_one(monkeypatch: pytest.Monk
     async def ask(askers: Askers) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-            assert not apart.begin("west", done.set) and apart.wait("west", 1.0)
+            assert not apart.begin("west", done.set) and apart.wait("west", CEILING)
             for _ in range(2 * AT_ONCE):
                 with pytest.raises(Late):
-                    await askers.ask("west", 5.0, done.set)
-        assert await askers.ask("west", 60.0, lambda: 7) == 7
+                    await askers.ask("west", CEILING, done.set)
+        assert await askers.ask("west", CEILING, lambda: 7) == 7
 
     asyncio.run(ask(Askers()))
-    assert apart.begin("west", done.set) and apart.wait("west", 60.0) and done.is_set()
+    assert apart.begin("west", done.set) and apart.wait("west", CEILING) and done.is_set()
 
 
 def test_a_root_that_hangs_keeps_only_its_own_policy_waiting(tmp_path: Path) -> None:

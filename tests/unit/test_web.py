@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from in_process import InProcess, Made
+from waiting import CEILING
 
 import replicator
 from cmroot.root import create_or_open
@@ -62,7 +63,7 @@ def test_pages_of_a_root_that_hangs_keep_nobody_waiting(made: Made, tmp_path: Pa
             hung += [asyncio.create_task(client.post("/api/v1/cmroots/west/holds", json=hold)) for _ in range(OF_ONE)]
             await asyncio.sleep(0)
             for place in ("/healthz", "/readyz", "/jobs", f"/cmroot?root={tmp_path}/well"):
-                answer = await asyncio.wait_for(client.get(place), 20)
+                answer = await asyncio.wait_for(client.get(place), CEILING)
                 assert answer.status_code == 200 or place == "/healthz", place  # no scheduler is at work
             for task in hung:
                 task.cancel()

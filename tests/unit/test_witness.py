@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from soaking.verdict import KINDS, NEVER, PAUSED, Day, judge, outcome_of
 from soaking.witness import Kill, Processes, Run, gaps, overlapping, unexplained
+from waiting import Clock, eventually
 
 PERIOD, BEGAN = 100.0, 1000.0
 GOOD = Run("p", BEGAN, BEGAN + 1, 0, "schedule", "done", BEGAN + 2, BEGAN + 9, "", 0)
@@ -93,20 +93,22 @@ def test_processes_at_once_are_seen_and_for_how_long_nobody_looked(tmp_path: Pat
     (tmp_path / "replicator").mkdir()
     (tmp_path / "replicator" / "__init__.py").touch()
     (tmp_path / "replicator" / "service").mkdir()
-    (tmp_path / "replicator" / "service" / "child.py").write_text("import time\ntime.sleep(300)\n")
+    (tmp_path / "replicator" / "service" / "child.py").write_text("import signal\nsignal.pause()\n")
     configuration = tmp_path / "replicator.toml"
     line = [sys.executable, "-m", "replicator.service.child", "--config", str(configuration), "sync", "p"]
     children = [subprocess.Popen(line, cwd=tmp_path, start_new_session=True, env={}) for _ in range(2)]
-    processes = Processes(configuration)
+    clock = Clock()
+    processes = Processes(configuration, clock)
     try:
         processes.start()
-        deadline = time.monotonic() + 30
-        while not processes.twice and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(lambda: processes.twice)
+        clock.advance(7)
+        looks = processes.looks
+        eventually(lambda: processes.looks > looks + 1)
         processes.stop()
         assert processes.twice[0].endswith(" p") and len(processes.seen["p"]) == 2
         assert {child.pid for child in children} == set(processes.at_work()) == set(processes.of_servers())
-        assert 0 < processes.blind < 30
+        assert processes.blind == 7
     finally:
         for child in children:
             child.kill()

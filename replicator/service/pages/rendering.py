@@ -72,8 +72,9 @@ def relative(seconds: float) -> str:
     return f"in {duration_text(seconds)}" if seconds > 0 else f"{duration_text(-seconds)} ago"
 
 
-def when(moment: str | float | None) -> Markup:
-    """A time, relative, with the absolute one at hand; nothing for None. A text that is no time is shown as it is."""
+def when(moment: str | float | None, now: float | None = None) -> Markup:
+    """A time, relative to `now` (None: the clock's), with the absolute one at hand; nothing for None. A text that is
+    no time is shown as it is."""
     if moment is None or moment == "":
         return Markup("")
     try:
@@ -81,8 +82,9 @@ def when(moment: str | float | None) -> Markup:
         absolute = datetime.fromtimestamp(at, UTC)
     except (ValueError, OverflowError, OSError):
         return escape(printable(str(moment)))
+    apart = at - (time.time() if now is None else now)
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        absolute.isoformat(timespec="seconds"), f"{absolute:%Y-%m-%d %H:%M:%S} UTC", relative(at - time.time())
+        absolute.isoformat(timespec="seconds"), f"{absolute:%Y-%m-%d %H:%M:%S} UTC", relative(apart)
     )
 
 
