@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,6 +22,7 @@ from postgres import Postgres
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
+from waiting import CEILING, eventually
 
 import replicator
 from replicator.core.model import Database
@@ -73,10 +74,7 @@ def create_database(running: Running, name: str) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while began(pid) is not None:
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
+    eventually(lambda: began(pid) is None, lambda: f"process {pid} is still there")
 
 
 def kill(running: Running) -> None:
@@ -141,10 +139,7 @@ def test_a_metastore_whose_starter_was_killed_is_taken_over(start: MetastoreFact
     code = "import os, sys, pathlib; from replicator.metastore.embedded import running as embedded; "
     code += "embedded.start(pathlib.Path(sys.argv[1]), env=os.environ)"
     starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "metastore.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    eventually((tmp_path / "metastore.json").exists)
     starter.kill()
     starter.wait()
     (orphan,) = servers_of(tmp_path)
@@ -285,20 +280,22 @@ def test_64_clients_at_once_are_served_and_event_ids_stay_unique(source_metastor
 def test_writers_that_collide_on_an_event_id_wait_for_milliseconds(start: MetastoreFactory) -> None:
     running = start()
     create_database(running, "busy")
-    names = [f"t{number}" for number in range(60)]
+    numbers = itertools.count()
 
     def make(name: str) -> None:
         location = f"file:{running.warehouse}/busy.db/{name}"
         with client(running) as thrift:
             thrift.create_table(ttypes.Table(tableName=name, dbName="busy", sd=storage_at(location), parameters={}))
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(make, names))
+    def make_until_two_collide() -> bool:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(make, [f"t{next(numbers)}" for _ in range(20)]))
+        return "Retrying HMSHandler after 20 ms" in running.log.read_text()
+
+    eventually(make_until_two_collide)
     with client(running) as thrift:
-        assert sorted(thrift.get_all_tables("busy")) == sorted(names)
-    log = running.log.read_text()
-    assert "Retrying HMSHandler after 20 ms" in log, "no two writers have collided"
-    assert "after 2000 ms" not in log
+        assert sorted(thrift.get_all_tables("busy")) == sorted(f"t{number}" for number in range(next(numbers)))
+    assert "after 2000 ms" not in running.log.read_text()
 
 
 def test_locks_can_be_taken(source_metastore: Running) -> None:
@@ -315,7 +312,7 @@ def listens_on(running: Running) -> set[str]:
     for address in ("127.0.0.1", "127.0.0.2"):
         with (
             suppress(ConnectionRefusedError),
-            socket.create_connection((address, int(running.uri.rpartition(":")[2])), timeout=10),
+            socket.create_connection((address, int(running.uri.rpartition(":")[2])), timeout=CEILING),
         ):
             found.add(address)
     return found

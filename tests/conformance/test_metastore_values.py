@@ -25,6 +25,7 @@ from thrift.protocol.TJSONProtocol import TJSONProtocol
 from thrift.Thrift import TType
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TMemoryBuffer, TTransportException
+from waiting import CEILING
 
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import (
@@ -592,7 +593,7 @@ def test_a_field_that_would_be_lost_is_reported(server4: tuple[Server4, str]) ->
 
 def test_a_method_that_hmsclient_lacks_is_called(server4: tuple[Server4, str]) -> None:
     server, uri = server4
-    connections = Connections(MetastoreConfig(uri), timeout=5, retries=0)
+    connections = Connections(MetastoreConfig(uri), timeout=CEILING, retries=0)
     ask = ttypes.CheckConstraintsRequest(catName="hive", db_name="d", tbl_name="t")
     answer = connections.read("constraints", methods.method("get_check_constraints", ask))
     found = answer.checkConstraints[0]

@@ -3,41 +3,49 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from counting_proxy import CountingProxy, counting
+from waiting import CEILING, Clock, eventually
 
 import replicator
+from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import ConfigError, MetastoreUnreachable
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.parallel import traffic
 from replicator.metastore.parallel.traffic import Limit
 from replicator.metastore.thrift import connect
 
 
-def _all_at_once(uri: str, clients: int = 4, threads: int = 4, calls: int = 40) -> None:
-    """Calls of several clients, of several threads each."""
-    opened = [connect(uri) for _ in range(clients)]
+def _all_at_once(proxy: CountingProxy, at_once: int, clients: int = 4, threads: int = 4, calls: int = 40) -> None:
+    """Calls of several clients, of several threads each. None is answered before so many are under way."""
+    opened = [connect(MetastoreConfig(proxy.uri, connect_timeout="1d")) for _ in range(clients)]
+    proxy.stalled = True
     with ThreadPoolExecutor(clients * threads) as pool:
-        assert all(pool.map(lambda number: opened[number % clients].database_names(), range(calls)))
+        answers = [pool.submit(opened[number % clients].database_names) for number in range(calls)]
+        try:
+            eventually(lambda: proxy.busy >= at_once)
+        finally:
+            proxy.stalled = False
+        assert all(each.result() for each in answers)
     for each in opened:
         each.close()
 
 
 def test_no_more_connections_than_configured(source_metastore: Running) -> None:
-    with counting(source_metastore.uri, delay=0.02) as proxy:
-        _all_at_once(proxy.uri)
-        assert proxy.busiest > 3
+    with counting(source_metastore.uri) as proxy:
+        _all_at_once(proxy, 4)
+        eventually(lambda: proxy.open == 0)
         limit_metastores([(proxy.uri, Limit(connections=3))])
         proxy.forget()
-        _all_at_once(proxy.uri)
+        _all_at_once(proxy, 3)
         assert proxy.busiest == 3 and proxy.count()["get_all_databases"] == 40
-    with counting(source_metastore.uri, delay=0.02) as proxy:  # one client, so that no end overlaps a beginning
+    with counting(source_metastore.uri) as proxy:  # one client, so that no end overlaps a beginning
         limit_metastores([(proxy.uri, Limit(connections=3))])
-        _all_at_once(proxy.uri, clients=1, threads=16)
+        _all_at_once(proxy, 3, clients=1, threads=16)
         assert proxy.most == 3
 
 
@@ -47,34 +55,57 @@ def test_a_client_takes_the_idle_connection_of_another(source_metastore: Running
         first, second = connect(proxy.uri), connect(proxy.uri)
         for client in (first, second, first, second):
             assert client.database("default")
+            eventually(lambda: proxy.open == 1)  # the proxy hears of an end a little later
         assert first.unknown_fields() == {}  # which takes a connection of its own
-        assert proxy.most <= 2  # the proxy hears of an end a little later
+        eventually(lambda: proxy.open == 0)
         forgotten = connect(proxy.uri)
         forgotten.database_names()
         del forgotten
         assert first.database_names()
 
 
-def test_calls_are_spread_over_the_seconds(source_metastore: Running) -> None:
+class Seconds(Clock):
+    """Those of the limits: they pass while somebody waits for a turn."""
+
+    monotonic = Clock.__call__
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self.advance(seconds)
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    made = Seconds()
+    monkeypatch.setattr(traffic, "time", made)
+    return made
+
+
+def test_calls_of_several_clients_wait_for_their_turns_together(source_metastore: Running, seconds: Seconds) -> None:
+    begun = seconds()
     with counting(source_metastore.uri) as proxy:
-        limit_metastores([(proxy.uri, Limit(calls_per_second=50))])
-        begun = time.monotonic()
-        _all_at_once(proxy.uri)
-        times = sorted(at for at, _ in proxy.calls)
-        assert len(times) >= 40
-        assert all(at >= begun + k / 50 for k, at in enumerate(times))
+        limit_metastores([(proxy.uri, Limit(calls_per_second=2))])
+        _all_at_once(proxy, 1)
+        assert len(proxy.calls) >= 40 and seconds() - begun >= (len(proxy.calls) - 1) / 2
 
 
-def test_a_configuration_limits_what_its_commands_send(source_metastore: Running, tmp_path: Path) -> None:
+def test_a_configuration_limits_what_its_commands_send(
+    source_metastore: Running, tmp_path: Path, seconds: Seconds
+) -> None:
+    """Every call that arrives has waited for its turn."""
+    begun = seconds()
     with counting(source_metastore.uri) as proxy:
         config = tmp_path / "replicator.toml"
-        config.write_text(f'[metastores.here]\nuri = "{proxy.uri}"\nmax_connections = 1\nmax_calls_per_second = 40\n')
+        config.write_text(f'[metastores.here]\nuri = "{proxy.uri}"\nmax_connections = 1\nmax_calls_per_second = 4\n')
         with connect(source_metastore.uri) as plain:
             name = plain.database_names()[0]
         replicator.capture(source="here", cmroot=str(tmp_path / "cm"), db=name, config=config)
-        times = [at for at, _ in proxy.calls]
         assert proxy.busiest == 1
-        assert (len(times) - 1) / (times[-1] - times[0]) < 45
+        assert len(proxy.calls) > 4 and seconds() - begun >= (len(proxy.calls) - 1) / 4
 
 
 @pytest.mark.parametrize(
@@ -95,15 +126,9 @@ def test_closing_ends_calls_under_way(source_metastore: Running) -> None:
         proxy.stalled = True
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.database_names)
-            _until(proxy, 2)
+            eventually(lambda: proxy.count()["get_all_databases"] == 2)
             client.close()
             with pytest.raises(MetastoreUnreachable):
-                waiting.result(timeout=60)
+                waiting.result(timeout=CEILING)
         proxy.stalled = False
         assert client.database_names()
-
-
-def _until(proxy: CountingProxy, calls: int) -> None:
-    arrived = threading.Event()
-    while proxy.count()["get_all_databases"] < calls:
-        arrived.wait(0.01)

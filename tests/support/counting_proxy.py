@@ -1,10 +1,9 @@
-"""A proxy before a real metastore that counts: connections at a time, and calls by name with their times."""
+"""A proxy before a real metastore that counts: connections at a time, and calls by name."""
 
 from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ ANSWERS = (b"\x80\x01\x00\x02", b"\x80\x01\x00\x03")
 
 
 class CountingProxy:
-    """`uri`: its own. `calls`: (seconds, name) of each; `most`: connections at a time, `busiest`: calls at a time.
+    """`uri`: its own. `calls`: the name of each; `most`: connections at a time, `busiest`: calls at a time.
     `delay`: seconds of a network before each answer; `stalled`: answers wait until it is cleared.
     `before`: does something before a call is passed on."""
 
@@ -27,14 +26,14 @@ class CountingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.uri = f"thrift://127.0.0.1:{self._listener.getsockname()[1]}"
         self.delay, self.stalled = delay, False
-        self.calls: list[tuple[float, str]] = []
+        self.calls: list[str] = []
         self.before: Callable[[str], None] = lambda name: None
         self.open = self.most = self.busy = self.busiest = 0
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
 
     def count(self) -> Counter[str]:
-        return Counter(name for _, name in self.calls)
+        return Counter(self.calls)
 
     def forget(self) -> None:
         self.calls, self.most, self.busiest = [], self.open, self.busy
@@ -73,7 +72,7 @@ class CountingProxy:
                     name = data[8 : 8 + length].decode()
                     self.before(name)
                     with self._lock:
-                        self.calls.append((time.monotonic(), name))
+                        self.calls.append(name)
                         self.busy += 1
                         self.busiest = max(self.busiest, self.busy)
                 server.sendall(data)
