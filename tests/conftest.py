@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from gateways import Guarded, guarded
 from hypothesis import settings
-from metastores import MetastoreFactory
+from metastores import MetastoreFactory, borrow
 from policies import Replication
-from postgres import Postgres, running_postgres
+from pool import Pool
 from purges import Warehouse
 from replication_fixture import ReplicationFixture
 from shared_classes import use_shared_classes
@@ -40,7 +40,20 @@ if os.environ.get("CI"):
     settings.load_profile("gate")
 
 
-pytest_plugins = ["object_servers", "versity", "stores", "kerberos", "hadoop", "key_server", "spark_cluster", "browser"]
+pytest_plugins = [
+    "run_order",
+    "pool",
+    "object_servers",
+    "versity",
+    "postgres",
+    "mariadb",
+    "stores",
+    "kerberos",
+    "hadoop",
+    "key_server",
+    "spark_cluster",
+    "browser",
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,48 +73,31 @@ def metastore_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meta
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server for metastores."""
-    with running_postgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def hives(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
+def hives(pool: Pool, request: pytest.FixtureRequest) -> Callable[..., Running]:
     """`hives("4.2")`, `hives("4.2", "target", "postgres")`: a metastore of this version of Hive, the same one for all
-    tests that ask for the same names, with the data that it has. Make databases of your own in it, and ask in each
-    test: at most four run at a time, and the one that was asked for least recently is stopped for a fifth."""
-    directories: dict[tuple[str, ...], Path] = {}
-    databases: dict[tuple[str, ...], dict[str, str]] = {}
-    recent: list[tuple[str, ...]] = []
+    tests of a run that ask for the same names, with the data that it has. Make databases of your own in it."""
 
     def start(hive: str, name: str = "source", database: str = "derby") -> Running:
-        key = (hive, name, database)
-        if key not in directories:
-            directories[key] = tmp_path_factory.getbasetemp() / f"hive-{'-'.join(key)}"
-            databases[key] = request.getfixturevalue("postgres").jdbc() if database == "postgres" else {}
-        recent[:] = [*[each for each in recent if each != key][-3:], key]
-        for other, place in directories.items():
-            if other not in recent:
-                embedded.stop(place)
         host = "0.0.0.0" if hive == "3.1" else "127.0.0.1"
-        return embedded.start(directories[key], hive=hive, host=host, settings=databases[key], env=os.environ)
+        key = f"hive-{hive}-{name}-{database}"
+        if database == "derby":
+            return pool.metastore(key, hive=hive, host=host, env=os.environ)
+        settings = pool.value(key, lambda: request.getfixturevalue("postgres").jdbc())
+        return pool.metastore(key, hive=hive, host=host, settings=settings, env=os.environ)
 
-    yield start
-    for directory in directories.values():
-        embedded.stop(directory)
-
-
-@pytest.fixture(scope="module")
-def source_metastore(metastore_factory: MetastoreFactory) -> Running:
-    """A metastore of this test module's own, to replicate from."""
-    return metastore_factory("source")
+    return start
 
 
 @pytest.fixture(scope="module")
-def target_metastore(metastore_factory: MetastoreFactory) -> Running:
+def source_metastore(pool: Pool) -> Running:
+    """A metastore to replicate from. Earlier tests have used it: make databases of your own (`unique`)."""
+    return borrow(pool, "source", **VERSION)
+
+
+@pytest.fixture(scope="module")
+def target_metastore(pool: Pool) -> Running:
     """A second one, to replicate to."""
-    return metastore_factory("target")
+    return borrow(pool, "target", **VERSION)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +111,10 @@ def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
 def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
     """The source's metastore, with a Spark session."""
     made = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    before = set(made.metastore.database_names())
     yield made
+    for name in set(made.metastore.database_names()) - before:  # tests of removals have short names for them
+        made.drop(name)
     made.close()
 
 

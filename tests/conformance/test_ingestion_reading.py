@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,13 +14,14 @@ import msgspec
 import psycopg
 import pyarrow.parquet as pq
 import pytest
-from mariadb import MariaDb, running_mariadb
+from mariadb import MariaDb
 from postgres import Postgres
 from pyspark import SparkContext
+from waiting import CEILING, eventually
 
 from replicator.core.connections.source_config import SourceConfig
 from replicator.core.engine import Engine, LocalEngine
-from replicator.core.spark import SparkEngine, _forget_dead_gateway, hive_settings
+from replicator.core.spark import SparkEngine, forget_dead_gateway, hive_settings
 from replicator.errors import Error, SourceLocked, SourceRefused, SourceUnreachable, TypeRefused
 from replicator.ingestion.ingestion_request import Split
 from replicator.ingestion.reading.control import Patience
@@ -35,7 +35,8 @@ from replicator.metastore.java import find_java, spark_environment
 
 PASSWORD = "REPLICATOR_TEST_SOURCE"
 POSTGRES_PASSWORD = "not asked for, and not told"
-PATIENCE = Patience(login=10, lock=1, answer=60)
+PATIENCE = Patience(login=240, lock=240, answer=240)
+IMPATIENT = Patience(login=240, lock=1, answer=240)
 ROWS = 100_000
 
 
@@ -58,7 +59,7 @@ def end_jvm() -> None:
     if gateway := SparkContext._gateway:
         gateway.proc.kill()
         gateway.proc.wait()
-        _forget_dead_gateway()
+        forget_dead_gateway()
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +84,14 @@ class Pg:
 
 @pytest.fixture(scope="module")
 def pg(postgres: Postgres) -> Pg:
-    if postgres._port is None:
+    if postgres.port is None:
         pytest.skip("somebody else's PostgreSQL")
     return Pg(postgres)
 
 
 @pytest.fixture(scope="module")
-def maria() -> Iterator[MariaDb]:
-    with running_mariadb() as server:
-        yield server
+def maria(mariadb_server: MariaDb) -> MariaDb:
+    return mariadb_server
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +237,7 @@ def test_a_table_that_another_transaction_replaces_is_read_as_it_is_then(
 
             def read(name: str = name) -> tuple[int, int]:
                 with (
-                    opened(session, "crm", pg.source, Patience(login=10, lock=30, answer=60)) as database,
+                    opened(session, "crm", pg.source, PATIENCE) as database,
                     database.snapshot("public", name) as snapshot,
                 ):
                     table = database.table("public", name)
@@ -252,11 +252,8 @@ def test_a_table_that_another_transaction_replaces_is_read_as_it_is_then(
 
 def _await(pg: Pg, query: str) -> None:
     """Until it gives another number than 0."""
-    deadline = time.monotonic() + 60
     with psycopg.connect(pg.url, autocommit=True) as connection:
-        while not (connection.execute(query).fetchone() or (0,))[0]:  # type: ignore[call-overload]
-            assert time.monotonic() < deadline, query
-            time.sleep(0.05)
+        eventually(lambda: (connection.execute(query).fetchone() or (0,))[0], lambda: query)  # type: ignore[call-overload]
 
 
 def test_rows_and_columns_that_its_user_does_not_see_are_an_error(
@@ -538,7 +535,7 @@ def test_what_is_wrong_with_a_request_is_told_apart(
 
 def test_a_locked_table_is_waited_for_no_longer_than_asked(session: Any, pg: Pg, maria: MariaDb) -> None:
     pg.sql("CREATE TABLE locked AS SELECT 1 AS id")
-    with opened(session, "crm", pg.source, PATIENCE) as database, psycopg.connect(pg.url) as other:
+    with opened(session, "crm", pg.source, IMPATIENT) as database, psycopg.connect(pg.url) as other:
         table = database.table("public", "locked")
         other.execute("LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
         for work in (lambda: database.figures(table), lambda: database.frame(table, ONE, None)):
@@ -547,7 +544,7 @@ def test_a_locked_table_is_waited_for_no_longer_than_asked(session: Any, pg: Pg,
     db = maria.database()
     maria.sql("CREATE TABLE locked (id INT)", db)
     source = of_mariadb(maria, db)
-    with opened(session, "shop", source, PATIENCE) as database, opened(session, "shop", source) as holder:
+    with opened(session, "shop", source, IMPATIENT) as database, opened(session, "shop", source) as holder:
         table = database.table(db, "locked")
         holder.control.run("LOCK TABLES locked WRITE")
         with pytest.raises(SourceLocked):
@@ -563,11 +560,9 @@ def test_a_source_that_dies_in_the_middle_is_a_failed_component(session: Any, pg
             written = pool.submit(lambda: slow.write.parquet(str(tmp_path / "t")))
             with psycopg.connect(pg.url, autocommit=True) as other:
                 asked = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(0%'"
-                deadline = time.monotonic() + 60
-                while other.execute(asked + " AND pid <> pg_backend_pid()").fetchone() == (0,):
-                    assert time.monotonic() < deadline and not written.done()
-                    time.sleep(0.05)
-            failure = written.exception(60)
+                ended = asked + " AND pid <> pg_backend_pid()"
+                eventually(lambda: other.execute(ended).fetchone() != (0,))  # type: ignore[call-overload]
+            failure = written.exception(CEILING)
             assert failure is not None and classify(failure) == "component", said(failure)
             assert "terminating connection" in said(failure)
             pg.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'replicator'")

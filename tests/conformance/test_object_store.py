@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from engines import local_engine
+from names import unique
 from plain_tables import PlainDatabase, text_storage
 
 import replicator
@@ -30,8 +31,6 @@ from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.copy.copying import remove_file
 from replicator.replay.copy.origins import Roots
 from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
-
-_shops = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def write_partition(source: Running, db: str, day: str, text: str) -> None:
 def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
     source_metastore: Running, target_metastore: Running, bucket: str, engine: AutoEngine, tmp_path: Path
 ) -> None:
-    cmroot, db = f"{bucket}/cmroot", f"store{next(_shops)}"
+    cmroot, db = f"{bucket}/cmroot", unique("store")
     sides = {"source": source_metastore.uri, "db": db, "cmroot": cmroot, "engine": engine}
     home = source_metastore.warehouse / f"{db}.db"
     with connect(source_metastore.uri) as source:
@@ -126,8 +125,8 @@ class TakenOver(Progress):
 class Shop:
     """A database of two tables with a root on the bucket, and a target with another."""
 
-    def __init__(self, bucket: str, source: Running, target: Running, engine: AutoEngine, number: int) -> None:
-        self.name, self.engine = f"shop{number}", engine
+    def __init__(self, bucket: str, source: Running, target: Running, engine: AutoEngine) -> None:
+        self.name, self.engine = unique("shop"), engine
         self.source_uri, self.target = source.uri, target
         self.root, self.target_root = f"{bucket}/{self.name}/cmroot", f"{bucket}/{self.name}/target"
         self.dumps = f"{bucket}/{self.name}/dumps"
@@ -193,7 +192,7 @@ class Shop:
 
 @pytest.fixture
 def shop(source_metastore: Running, target_metastore: Running, bucket: str, engine: AutoEngine) -> Shop:
-    return Shop(bucket, source_metastore, target_metastore, engine, next(_shops))
+    return Shop(bucket, source_metastore, target_metastore, engine)
 
 
 def test_a_capture_or_dump_whose_lease_was_taken_over_publishes_nothing(shop: Shop) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from metastores import MetastoreFactory
+from names import unique
 from plain_tables import PlainDatabase
 
 import replicator
@@ -41,7 +41,6 @@ from replicator.policies.memory import Compared, History, Memory, RememberedScop
 from replicator.service.alerts.conditions import Condition, of_policies
 from replicator.service.lag_watch import MeasuredLag
 
-_numbers = itertools.count(1)
 PLENTY = Room(total=1000, free=900)
 NOW = 1_800_000_000.0
 
@@ -81,7 +80,7 @@ class Scene:
 
 @pytest.fixture
 def scene(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Scene]:
-    db = f"checked{next(_numbers)}"
+    db = unique("checked")
     with connect(source_metastore.uri) as metastore:
         plain = PlainDatabase(metastore, db, source_metastore.warehouse)
         plain.create()

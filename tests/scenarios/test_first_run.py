@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from housekeeping import EXPIRED
+from names import unique
 from plain_tables import PlainDatabase
 from purges import DESCRIPTOR, Warehouse
 from replication_fixture import command
@@ -16,12 +16,10 @@ import replicator
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-_numbers = itertools.count(1)
-
 
 @pytest.fixture
 def db(source_metastore: Running, tmp_path: Path) -> PlainDatabase:
-    found = PlainDatabase(connect(source_metastore.uri), f"first{next(_numbers)}", tmp_path / "warehouse")
+    found = PlainDatabase(connect(source_metastore.uri), unique("first"), tmp_path / "warehouse")
     found.create()
     found.partitioned("t", {"1": {"a": "x"}})
     found.alter("t", **EXPIRED)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
-from postgres import Postgres, running_postgres
+from names import unique
 from spark_sql import SparkSql
 
 from cmroot.errors import KeepError
@@ -24,25 +23,17 @@ from replicator.removal.legal import LegalHold, add_hold
 from replicator.removal.removal import Limits
 from replicator.text.period import parse_period
 
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    with running_postgres() as server:
-        yield server
-
 
 @pytest.fixture
 def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:
-    return LifecycleFixture(metastore, f"house{next(_numbers)}", tmp_path)
+    return LifecycleFixture(metastore, unique("house"), tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_fixture(request: pytest.FixtureRequest, metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:
     """With its items in either database."""
     url = request.getfixturevalue("postgres").database() if request.param == "postgresql" else None
-    return LifecycleFixture(metastore, f"house{next(_numbers)}", tmp_path, url)
+    return LifecycleFixture(metastore, unique("house"), tmp_path, url)
 
 
 # ---- data that was left behind --------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 from faults import Fault, run_with
 from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, LifecycleFixture
+from names import unique
+from waiting import CEILING, eventually
 
 import replicator
 from replicator.cli.main import run as command
@@ -26,12 +27,10 @@ from replicator.housekeeping.repetition import Followed
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.pitr.upkeep import expire_root
 
-_numbers = itertools.count(1)
-
 
 @pytest.fixture
 def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:
-    return LifecycleFixture(metastore, f"called{next(_numbers)}", tmp_path)
+    return LifecycleFixture(metastore, unique("called"), tmp_path)
 
 
 def arguments(fixture: LifecycleFixture, *more: str) -> list[str]:
@@ -187,10 +186,14 @@ def test_what_was_recycled_long_after_its_drop_is_kept_for_the_whole_retention(
     fixture.metastore.drop_table(fixture.db.name, "t")
     fixture.run()
     tick = fixture.here / "tick"
+
+    def disk_has_moved_on() -> bool:
+        tick.write_text("")
+        return tick.stat().st_ctime_ns > (cutoff + 0.1) * 1e9
+
     known = max(path.stat().st_ctime_ns for path in [*fixture.place("t").iterdir(), fixture.place("t")])
     cutoff = max(known / 1e9, time.time())  # the drop is captured
-    while not tick.write_text("") and tick.stat().st_ctime_ns <= (cutoff + 0.1) * 1e9:
-        pass  # the clock of the disk moves on
+    eventually(disk_has_moved_on)
     assert fixture.run(4).removed == 1 and not fixture.place("t").exists()
     period = timedelta(minutes=4)  # a clock that is further ahead than five is refused
     runtime = Runtime(ENGINE, clock=lambda: cutoff + 0.05 + period.total_seconds())
@@ -244,11 +247,9 @@ def test_following_ends_with_a_signal(fixture: LifecycleFixture) -> None:
         [sys.executable, "-m", "replicator.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 60
-        while fixture.place("t").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        eventually(lambda: not fixture.place("t").exists() or child.poll() is not None)
         child.send_signal(signal.SIGTERM)
-        out, error = child.communicate(timeout=60)
+        out, error = child.communicate(timeout=CEILING)
     finally:
         child.kill()
     answer = json.loads(out)
@@ -283,7 +284,7 @@ def test_what_the_root_is_made_of_is_nobodys_unreferenced_data(
 def test_what_a_root_captures_is_shown_and_what_it_does_not_is_warned_of(
     fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    outside = LifecycleFixture(fixture.metastore, f"outside{next(_numbers)}", tmp_path / "more")
+    outside = LifecycleFixture(fixture.metastore, unique("outside"), tmp_path / "more")
     outside.table("t", properties=UNREFERENCED)
     cmroot = ("--cmroot", fixture.root.place)
     code, answer = called(capsys, *arguments(fixture))

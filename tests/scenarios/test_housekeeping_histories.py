@@ -15,6 +15,7 @@ import msgspec
 from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from names import unique
 from plain_tables import text_storage
 
 from cmroot.keep.content import locate
@@ -205,7 +206,7 @@ class RandomHistory:
 @given(seed=st.integers(0, 1 << 30))
 def test_nothing_that_is_referred_to_goes_and_nothing_is_lost(metastore: ThriftMetastore, seed: int) -> None:
     with tempfile.TemporaryDirectory() as here:
-        fixture = LifecycleFixture(metastore, f"life{next(_numbers)}", Path(here))
+        fixture = LifecycleFixture(metastore, unique("life"), Path(here))
         life = RandomHistory(fixture, seed)
         life.create()
         reported = [life.step() for _ in range(25)]

@@ -3,7 +3,6 @@ what an owner's switch, a link in a path and a legal hold mean."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 from housekeeping import DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
+from names import unique
+from waiting import eventually
 
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
@@ -18,13 +19,12 @@ from replicator.errors import Refused
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal.removal import Limits
 
-_numbers = itertools.count(1)
 SWITCH = "beekeeper.remove.unreferenced.data"
 
 
 @pytest.fixture
 def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:
-    return LifecycleFixture(metastore, f"ruled{next(_numbers)}", tmp_path)
+    return LifecycleFixture(metastore, unique("ruled"), tmp_path)
 
 
 def run(fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
@@ -85,8 +85,7 @@ def test_a_share_is_one_of_the_tables_own_partitions(
         fixture.table(f"other{number}")
     fixture.partitioned("large", [str(number) for number in range(20)])
     assert run(fixture, capsys)[1]["due"] == 0
-    while time.time() <= max(each.created for each in fixture.items()) + 1:
-        time.sleep(0.1)
+    eventually(lambda: time.time() > max(each.created for each in fixture.items()) + 1)  # the second is over
     fixture.db.alter("t", **{"beekeeper.expired.data.retention.period": "PT1S"})
     code, answer = run(fixture, capsys, "--max-share", "0.2")
     assert (code, answer["removals"], answer["total"]) == (6, 4, 4), answer

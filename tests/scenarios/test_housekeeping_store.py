@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from postgres import Postgres, running_postgres
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import VIEW, Table
@@ -24,12 +23,6 @@ from replicator.text.period import parse_period
 
 DAY = 86_400
 P1D = parse_period("P1D")
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    with running_postgres() as server:
-        yield server
 
 
 @pytest.fixture

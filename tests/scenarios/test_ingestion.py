@@ -5,7 +5,6 @@ What was landed is read with pyarrow from where the metastore says, and compared
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import pwd
@@ -19,6 +18,7 @@ import msgspec
 import psycopg
 import pyarrow.dataset as ds
 import pytest
+from names import unique
 from postgres import Postgres
 from purges import Warehouse
 
@@ -35,8 +35,6 @@ from replicator.ingestion.reading.drivers import driver_jars, give_drivers
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java
 from replicator.metastore.thrift import connect
-
-_numbers = itertools.count(1)
 
 
 def when_claims_have_run_out() -> float:
@@ -56,7 +54,7 @@ class Landing:
         self.source = psycopg.connect(self.url, autocommit=True)
         host, _, _ = postgres.jdbc()["javax.jdo.option.ConnectionURL"].rpartition("/")
         self.jdbc = f"{host}/{self.source.info.dbname}"
-        self.asset = f"crm{next(_numbers)}"
+        self.asset = unique("crm")
         self.config = self.configured()
 
     def configured(self, **more: Any) -> Config:

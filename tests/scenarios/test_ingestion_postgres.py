@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from landing_figures import counted_landed, counted_queue, said
+from postgres import Postgres
 
 import replicator
 from replicator import database
@@ -21,13 +21,11 @@ from replicator.ingestion.doors import request_table
 from replicator.ingestion.ingestion_job import STEPS, Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.job_store import IngestionStore
-from tests.support.postgres import Postgres, running_postgres
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    with running_postgres() as running:
-        yield running
+@pytest.fixture
+def server(postgres: Postgres) -> Postgres:
+    return postgres
 
 
 def test_controllers_that_claim_at_once_share_no_job_and_exceed_no_share(server: Postgres) -> None:

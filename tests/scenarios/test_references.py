@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from metastores import MetastoreFactory
 from warehouse import Pair, Sides
 
 from cmroot.keep.keepers import recycle_tree
@@ -16,11 +15,14 @@ from cmroot.log.captured import ADD, RELEASE, segments
 from cmroot.log.intercepted import read_intercepted, write_intercepted
 from cmroot.store.listing import hidden
 from replicator.captures.fold import open_manifest
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture(scope="module")
-def sides(metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
-    made = Sides(metastore_factory("source"), metastore_factory("target"), tmp_path_factory.mktemp("outside"))
+def sides(
+    source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sides]:
+    made = Sides(source_metastore, target_metastore, tmp_path_factory.mktemp("outside"))
     yield made
     made.close()
 

@@ -3,7 +3,6 @@ copied that was right."""
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import msgspec
 import pytest
 from engines import local_runtime
 from faults import Fault, run_with
+from names import unique
 from plain_tables import KEYS, PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
@@ -35,7 +35,6 @@ from replicator.replay.plan.difference import ByDifference
 
 RUNTIME = local_runtime()
 MARKS = ("repl.last.id", "replicator.position", "replicator.source", "replicator.loading")
-_numbers = itertools.count()
 
 
 @dataclass
@@ -139,9 +138,9 @@ def sides(source_metastore: Running, target_metastore: Running) -> Iterator[tupl
 def shop(
     sides: tuple[ThriftMetastore, ThriftMetastore], source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> Shop:
-    number = next(_numbers)
-    source = PlainDatabase(sides[0], f"shop{number}", source_metastore.warehouse)
-    target = PlainDatabase(sides[1], f"copy{number}", target_metastore.warehouse)
+    name = unique("shop")
+    source = PlainDatabase(sides[0], name, source_metastore.warehouse)
+    target = PlainDatabase(sides[1], f"{name}copy", target_metastore.warehouse)
     source.create()
     source.table("sales", {"f1": "one" * 100, "f2": "two" * 200, "f3": "three" * 300})
     source.partitioned("days", {"a": {"x": "a" * 10}, "b": {"x": "b" * 20, "y": "bb" * 20}, "c": {"x": "c" * 30}})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engines import local_runtime
+from names import unique
 from plain_tables import SERVERS_OWN, PlainDatabase
 
 from cmroot.lease import acquire
@@ -76,12 +77,15 @@ def replicated(
 ) -> Iterator[Replica]:
     work = tmp_path_factory.mktemp("sampling")
     with connect(source_metastore.uri) as here, connect(target_metastore.uri) as there:
-        source = PlainDatabase(here, "shop", source_metastore.warehouse)
+        source = PlainDatabase(here, name := unique("shop"), source_metastore.warehouse)
         source.create()
         for name in TABLES:
             source.table(name, {"f": name * 100})
         made = Replica(
-            source, PlainDatabase(there, "copy", target_metastore.warehouse), create_or_open(str(work / "cmroot")), work
+            source,
+            PlainDatabase(there, f"{name}copy", target_metastore.warehouse),
+            create_or_open(str(work / "cmroot")),
+            work,
         )
         made.catch_up()
         yield made
@@ -158,7 +162,7 @@ def test_a_difference_is_found_told_and_remembered_until_it_is_gone(replica: Rep
     file.write_text("C" * 100)
     assert replica.sample(2).status == "same"
     found = replica.sample(2)
-    assert (found.status, found.differing, found.open) == ("different", ["shop.c"], 1)
+    assert (found.status, found.differing, found.open) == ("different", [f"{replica.source.name}.c"], 1)
     assert replica.sample(1).open == 1  # known, though not compared now
     file.write_text("c" * 100)
     assert [replica.sample(5).open, replica.sample(5).status] == [0, "same"]
@@ -167,7 +171,7 @@ def test_a_difference_is_found_told_and_remembered_until_it_is_gone(replica: Rep
 def test_a_table_that_only_lags_is_no_difference_and_keeps_nobody_from_its_turn(replica: Replica) -> None:
     replica.source.alter("a", colour="red")
     report = replica.sample(2)
-    assert (report.status, report.behind, report.sampled, report.never) == ("same", ["shop.a"], 1, 4)
+    assert (report.status, report.behind, report.sampled, report.never) == ("same", [f"{replica.source.name}.a"], 1, 4)
     assert replica.sample(3).behind == []
     assert replica.last() == {"c", "d", "e"}
     replica.catch_up()
@@ -188,7 +192,7 @@ def test_tables_of_one_side_and_the_databases_own_properties_are_compared(replic
 
 def test_a_damaged_memory_is_told_and_begun_anew(replica: Replica) -> None:
     replica.sample(5)
-    file = Path(replica.place) / "copy.parquet"
+    file = Path(replica.place) / f"{replica.target.name}.parquet"
     file.write_bytes(file.read_bytes()[:100])
     report = replica.sample(1)
     assert "never compared" in report.warnings[0] and report.never == 4
@@ -239,12 +243,13 @@ def test_a_million_tables_are_one_small_file(tmp_path: Path) -> None:
 def test_the_command_samples(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
     root = create_or_open(str(replica.work / "target-cmroot")).place
     sides = ["--source", replica.source.metastore.uri, "--target", replica.target.metastore.uri]
-    asked = ["verify", *sides, "--db", "shop", "--rename-db", "shop=copy", "--sample", "2"]
+    db, copy = replica.source.name, replica.target.name
+    asked = ["verify", *sides, "--db", db, "--rename-db", f"{db}={copy}", "--sample", "2"]
     assert run(asked) == 2
     assert "--target-cmroot" in capsys.readouterr().err
     assert run([*asked, "--cmroot", root, "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
     assert (reported["status"], reported["sampled"], reported["never"], reported["tables"]) == ("same", 2, 3, 5)
-    assert Path(memory_of(root), "copy.parquet").exists()
+    assert Path(memory_of(root), f"{copy}.parquet").exists()
     assert run([*asked, "--sample-bytes", "1kB", "--cmroot", root]) == 0
     assert "sampled: 2 of 5 tables; 1 never compared" in capsys.readouterr().out

@@ -27,7 +27,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from metastores import MetastoreFactory
 from warehouse import Pair, Sides, plain
 
 from replicator.core.engine import AutoEngine, LocalEngine
@@ -35,6 +34,7 @@ from replicator.core.model import Column, ColumnStatistic, Partition, Serde, Sta
 from replicator.core.spark import SparkEngine
 from replicator.errors import FilesMissing, ObjectNotFound
 from replicator.metastore.convert.tjson import struct_to_tjson
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 
 SCENARIOS = Path(__file__).parent
@@ -60,8 +60,10 @@ def scenarios() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def sides(metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
-    sides = Sides(metastore_factory("source"), metastore_factory("target"), tmp_path_factory.mktemp("outside"))
+def sides(
+    source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sides]:
+    sides = Sides(source_metastore, target_metastore, tmp_path_factory.mktemp("outside"))
     yield sides
     sides.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import tempfile
@@ -17,6 +16,7 @@ import msgspec
 import pytest
 from config_store import write_store
 from faults import Fault, run_with
+from names import unique
 from plain_tables import PlainDatabase, text_storage
 
 from cmroot.lease import acquire
@@ -27,14 +27,13 @@ from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal import remove
 
 DELETES = "gobblin.retention.hive.shouldDeleteData=true"
-_numbers = itertools.count(1)
 
 
 class Dated(PlainDatabase):
     """Tables with partitions by `datepartition`, each with a file."""
 
     def __init__(self, metastore: ThriftMetastore, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        super().__init__(metastore, f"dated{next(_numbers)}", place / "warehouse")
+        super().__init__(metastore, unique("dated"), place / "warehouse")
         self.place, self.cmroot, self._capsys = place, create_or_open(str(place / "cm")).place, capsys
         self.create()
 

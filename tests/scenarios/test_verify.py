@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ import msgspec
 import pytest
 from engines import local_runtime
 from metastores import MetastoreFactory
+from names import unique
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import local_path
@@ -51,7 +51,6 @@ RUNTIME = local_runtime()
 COLUMNS = (Column(name="a", type="int", comment="the first"), Column(name="b", type="string"))
 KEYS = (Column(name="day", type="string"),)
 MARKED = {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true","COLUMN_STATS":{"a":"true"}}'}
-_names = (f"shop{number}" for number in itertools.count())
 
 
 def storage(location: Path, **more: Any) -> Storage:
@@ -203,7 +202,7 @@ def replicated(
     rename: bool = False,
     mapped: bool = False,
 ) -> Replica:
-    (source, target), db = sides, next(_names)
+    (source, target), db = sides, unique("shop")
     build(source, warehouse, db)
     renames = [(db, f"{db}_copy")] if rename else []
     elsewhere = warehouse.parent / f"elsewhere-{db}"

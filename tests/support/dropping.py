@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
+from names import unique
 from purges import Warehouse
 
 import replicator
 from replicator.core.config import Config, parse_config
 from replicator.errors import UsageError
-
-_numbers = itertools.count(1)
 
 
 class Dropping:
@@ -24,7 +22,7 @@ class Dropping:
         """lake: the directory of both zones; None: `here`."""
         self.warehouse, self.here, self.lake = warehouse, here, lake or here
         self.drop = self.lake / "drop"
-        self.asset = f"sales{next(_numbers)}"
+        self.asset = unique("sales")
         self.config: Config = parse_config(
             {
                 "ingestion": {

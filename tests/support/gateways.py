@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from names import unique
 from plain_tables import PlainDatabase
 from raw_thrift import RawClient, Said
 
@@ -28,7 +28,6 @@ from replicator.metastore.thrift import ThriftMetastore, connect
 ALL = 1 << 62
 GRACE = timedelta(seconds=0.5)
 FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
-_numbers = itertools.count(1)
 
 
 def contents(place: Path) -> dict[str, str]:
@@ -108,7 +107,7 @@ def guarded(
     `owner`: that of who makes the database."""
     root = create_or_open(str(cmroot or here / "cmroot"))
     with connect(owner or running.uri) as direct, connect(upstream or running.uri) as asked:
-        database = PlainDatabase(direct, f"guarded{next(_numbers)}", running.warehouse)
+        database = PlainDatabase(direct, unique("guarded"), running.warehouse)
         database.create()
         with (
             opened(asked, root, "127.0.0.1:0", GatewaySettings(**{"grace": GRACE, **options})) as gateway,

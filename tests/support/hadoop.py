@@ -6,23 +6,24 @@ import contextlib
 import os
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 import pytest
 from distance import distant
 from fetched_jars import fetched_jars
+from pool import Pool
+from waiting import CEILING, eventually
 
 from replicator.errors import JavaError
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import find_java
 
 VERSION = "3.4.2"
-PATIENCE = 90.0  # seconds, for a server to answer
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 KEY_PROVIDER = "hadoop.security.key.provider.path"
@@ -79,15 +80,19 @@ class Cluster:
         """Starts what does not run, and waits until files can be written."""
         if not self.conf.exists():
             self._configure()
-            self._java(NAMENODE, "-format", "-nonInteractive").wait(PATIENCE)
+            self._java(NAMENODE, "-format", "-nonInteractive").wait(CEILING)
         for server in (NAMENODE, DATANODE):
             if server not in self._running or self._running[server].poll() is not None:
                 self._running[server] = self._java(server)
-        deadline = time.monotonic() + PATIENCE
-        while not self._ready():
-            if time.monotonic() > deadline or any(each.poll() is not None for each in self._running.values()):
-                raise RuntimeError((self.directory / "log").read_text(errors="replace")[-5000:])
-            time.sleep(0.1)
+        eventually(lambda: self._ready() or self._has_died(), self._log)
+        if self._has_died():
+            raise RuntimeError(self._log())
+
+    def _has_died(self) -> bool:
+        return any(each.poll() is not None for each in self._running.values())
+
+    def _log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")[-5000:]
 
     def kill(self, server: str) -> None:
         """`server` is NAMENODE or DATANODE; as a machine that loses its power."""
@@ -99,6 +104,10 @@ class Cluster:
             server.kill()
         for server in self._running.values():
             server.wait()
+
+    @property
+    def processes(self) -> list[int]:
+        return [server.pid for server in self._running.values()]
 
     def run(self, *arguments: str, user: str | None = None) -> str:
         """One of Hadoop's own commands, such as `org.apache.hadoop.fs.FsShell -ls /`; what it printed."""
@@ -165,16 +174,22 @@ def running_hdfs(directory: Path, **settings: str) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One for all tests of a worker: make directories of your own in it."""
+def hdfs(pool: Pool) -> Cluster:
+    """One for all tests of a run: make directories of your own in it."""
     pytest.importorskip("hdfs_native", reason="the hdfs extra is not installed")
     try:
         jars()
     except JavaError as error:
         pytest.skip(f"Hadoop cannot be run here: {error}")
-    keys = f"kms://http@127.0.0.1:{free_port()}/kms"  # nobody is there but for tests of encryption zones
-    with running_hdfs(tmp_path_factory.mktemp("hdfs"), **{KEY_PROVIDER: keys}) as cluster:
-        yield cluster
+
+    def start(directory: Path) -> tuple[dict[str, Any], list[int]]:
+        keys = f"kms://http@127.0.0.1:{free_port()}/kms"  # a port that only tests of encryption zones serve
+        cluster = Cluster(directory, tuple(free_port() for _ in range(5)), {KEY_PROVIDER: keys})
+        cluster.start()
+        return {"ports": cluster.ports, "settings": dict(cluster.settings)}, cluster.processes
+
+    found = pool.server("hdfs", start)
+    return Cluster(pool.place("hdfs"), tuple(found["ports"]), found["settings"])
 
 
 @pytest.fixture(scope="module")

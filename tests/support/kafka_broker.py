@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from fetched_jars import fetched_jars
+from waiting import CEILING, eventually
 
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import find_java
 
 VERSION = "3.9.1"
-PATIENCE = 60.0  # seconds, for the broker to answer
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 PROPERTIES = """
 process.roles=broker,controller
@@ -51,27 +50,30 @@ class KafkaBroker:
         java = [str(find_java(os.environ).executable), "-Xmx256m", "-cp", f"{jars()}/*"]
         tool = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(properties)]
         subprocess.run(tool, check=True, capture_output=True)
-        log = (self.directory / "log").open("wb")
-        self._process = subprocess.Popen([*java, "kafka.Kafka", str(properties)], stdout=log, stderr=log)
-        deadline, consumer = time.monotonic() + PATIENCE, self._consumer()
-        while True:
-            try:
-                consumer.list_topics(timeout=2)
-                break
-            except Exception:
-                lives = time.monotonic() < deadline and self._process.poll() is None
-                assert lives, (self.directory / "log").read_text()
+        log = self.directory / "log"
+        with log.open("wb") as out:
+            self._process = subprocess.Popen([*java, "kafka.Kafka", str(properties)], stdout=out, stderr=out)
+        consumer = self._consumer()
+
+        def answers() -> bool:
+            assert self._process is not None and self._process.poll() is None, log.read_text()
+            with suppress(KafkaException):
+                consumer.list_topics(timeout=CEILING)
+                return True
+            return False
+
+        eventually(answers, log.read_text)
         consumer.close()
 
     def messages(self, topic: str) -> list[tuple[str, bytes]]:
         """All of the topic's one partition: keys and values."""
         consumer = self._consumer()
         part = TopicPartition(topic, 0, 0)
-        _, end = consumer.get_watermark_offsets(part, timeout=20)
+        _, end = consumer.get_watermark_offsets(part, timeout=CEILING)
         consumer.assign([part])
         found: list[tuple[str, bytes]] = []
         while len(found) < end:
-            message = consumer.poll(20)
+            message = consumer.poll(CEILING)
             assert message is not None and not message.error(), message
             found.append((message.key().decode(), message.value()))
         consumer.close()

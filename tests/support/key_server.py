@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from fetched_jars import fetched_jars
-from hadoop import KEY_PROVIDER, PATIENCE, VERSION, Cluster, jars, write_settings
+from hadoop import KEY_PROVIDER, VERSION, Cluster, jars, write_settings
+from waiting import CEILING, eventually
 
 from replicator.metastore.java import find_java
 
@@ -69,11 +69,13 @@ class KeyServer:
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
-        deadline = time.monotonic() + PATIENCE
-        while not self._answers():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError((self.directory / "log").read_text(errors="replace")[-5000:])
-            time.sleep(0.1)
+        process = self.process
+        eventually(lambda: self._answers() or process.poll() is not None, self._log)
+        if process.poll() is not None:
+            raise RuntimeError(self._log())
+
+    def _log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")[-5000:]
 
     def kill(self) -> None:
         if self.process:
@@ -85,7 +87,7 @@ class KeyServer:
         request = urllib.request.Request(
             f"{self.url}/v1/keys?user.name=root", json.dumps(about).encode(), {"Content-Type": "application/json"}
         )
-        urllib.request.urlopen(request, timeout=PATIENCE).close()
+        urllib.request.urlopen(request, timeout=CEILING).close()
 
     def _answers(self) -> bool:
         with (

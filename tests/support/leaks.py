@@ -6,10 +6,11 @@ import base64
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
+
+from waiting import eventually
 
 
 def run(here: Path, *arguments: str, secrets: Mapping[str, bytes], env: Mapping[str, str] = {}) -> int:
@@ -21,11 +22,14 @@ def run(here: Path, *arguments: str, secrets: Mapping[str, bytes], env: Mapping[
     command = [sys.executable, "-m", "replicator.cli.main", *arguments]
     with out.open("wb") as to, err.open("wb") as errors:
         done = subprocess.Popen(command, stdout=to, stderr=errors, env={**os.environ, "TMPDIR": f"{here}/tmp", **env})
+
+        def ended_and_showed_none() -> bool:
+            for place in Path("/proc").glob("[0-9]*/cmdline"):
+                assert not _found(_bytes(place), secrets), f"in the arguments of a process of {arguments}"
+            return done.poll() is not None
+
         try:
-            while done.poll() is None:
-                for place in Path("/proc").glob("[0-9]*/cmdline"):
-                    assert not _found(_bytes(place), secrets), f"in the arguments of a process of {arguments}"
-                time.sleep(0.1)
+            eventually(ended_and_showed_none, lambda: said(here)[-3000:])
         finally:
             done.kill()
             done.wait()

@@ -1,20 +1,18 @@
-"""A MariaDB server of a test module's own, in a temporary directory and on a port of its own; gone afterwards. The
+"""A MariaDB server on a port of its own. The
 programs are Debian's (mariadb-server)."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pool import Pool
+from waiting import CEILING, eventually
 
 from replicator.metastore.embedded.server_process import free_port
 
@@ -30,7 +28,6 @@ class MariaDb:
 
     socket: Path
     port: int
-    process: subprocess.Popen[bytes]
     user: str = USER
     password: str = PASSWORD
 
@@ -38,7 +35,7 @@ class MariaDb:
         """Statements by its own client, as root; what it answers."""
         client = [_client(), "--no-defaults", f"--socket={self.socket}", "-uroot", "--batch", "--skip-column-names"]
         asked = [*client, "--default-character-set=utf8mb4", *([database] if database else [])]
-        done = subprocess.run(asked, input=text, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(asked, input=text, capture_output=True, text=True, timeout=CEILING)
         if done.returncode:
             raise RuntimeError(done.stderr)
         return done.stdout
@@ -53,40 +50,50 @@ class MariaDb:
         return f"jdbc:{kind}://127.0.0.1:{self.port}/{database}"
 
 
-@contextlib.contextmanager
-def running_mariadb() -> Iterator[MariaDb]:
-    """Skips the test where there is no server's program."""
+@pytest.fixture(scope="session")
+def mariadb_server(pool: Pool) -> MariaDb:
+    """One for all tests of a run: make databases of your own in it. Skips the test where its programs are missing."""
     server, install = _program("mariadbd"), shutil.which("mariadb-install-db")
     if server is None or install is None:
         pytest.skip("no MariaDB (mariadb-server)")
-    with tempfile.TemporaryDirectory(prefix="maria-", dir="/tmp", ignore_cleanup_errors=True) as place:
-        os.chmod(place, 0o755)
-        data, socket, port = Path(place) / "data", Path(place) / "socket", free_port()
-        who = ["--user=mysql"] if os.geteuid() == 0 else []
-        if who:
-            shutil.chown(place, "mysql")
-        made = [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", *who]
-        subprocess.run(made, check=True, capture_output=True)
-        ours = (f"--datadir={data}", f"--socket={socket}", f"--port={port}", f"--pid-file={place}/pid")
-        with open(Path(place) / "log", "wb") as log:
-            process = subprocess.Popen(
-                [server, "--no-defaults", *ours, "--bind-address=127.0.0.1", *_SETTINGS, *who], stdout=log, stderr=log
-            )
-        running = MariaDb(socket, port, process)
+
+    def start(place: Path) -> tuple[dict[str, int], list[int]]:
+        port = free_port()
+        return {"port": port}, [_begin(server, install, place, port)]
+
+    return MariaDb(pool.place("mariadb") / "socket", pool.server("mariadb", start)["port"])
+
+
+def _begin(server: str, install: str, place: Path, port: int) -> int:
+    """The process of a new server that answers."""
+    place.chmod(0o755)
+    data, socket = place / "data", place / "socket"
+    who = ["--user=mysql"] if os.geteuid() == 0 else []
+    if who:
+        shutil.chown(place, "mysql")
+    made = [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", *who]
+    subprocess.run(made, check=True, capture_output=True)
+    ours = (f"--datadir={data}", f"--socket={socket}", f"--port={port}", f"--pid-file={place}/pid")
+    with open(place / "log", "wb") as log:
+        process = subprocess.Popen(
+            [server, "--no-defaults", *ours, "--bind-address=127.0.0.1", *_SETTINGS, *who], stdout=log, stderr=log
+        )
+    running = MariaDb(socket, port)
+
+    def answers() -> bool:
         try:
-            _wait(running, Path(place) / "log")
-            text = PASSWORD.replace("'", "''")
-            for host in ("%", "localhost"):
-                running.sql(
-                    f"CREATE USER '{USER}'@'{host}' IDENTIFIED BY '{text}'; GRANT ALL ON *.* TO '{USER}'@'{host}'"
-                )
-            running.sql(
-                "DROP USER IF EXISTS ''@'localhost'; DELETE FROM mysql.global_priv WHERE User = ''; FLUSH PRIVILEGES"
-            )
-            yield running
-        finally:
-            process.terminate()
-            process.wait(60)
+            running.sql("SELECT 1")
+        except RuntimeError:
+            assert process.poll() is None, (place / "log").read_text(errors="replace")
+            return False
+        return True
+
+    eventually(answers, lambda: (place / "log").read_text(errors="replace"))
+    text = PASSWORD.replace("'", "''")
+    for host in ("%", "localhost"):
+        running.sql(f"CREATE USER '{USER}'@'{host}' IDENTIFIED BY '{text}'; GRANT ALL ON *.* TO '{USER}'@'{host}'")
+    running.sql("DROP USER IF EXISTS ''@'localhost'; DELETE FROM mysql.global_priv WHERE User = ''; FLUSH PRIVILEGES")
+    return process.pid
 
 
 def _program(name: str) -> str | None:
@@ -95,15 +102,3 @@ def _program(name: str) -> str | None:
 
 def _client() -> str:
     return shutil.which("mariadb") or "mysql"
-
-
-def _wait(server: MariaDb, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            server.sql("SELECT 1")
-            return
-        except RuntimeError:
-            if server.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(log.read_text(errors="replace")) from None
-        time.sleep(0.1)

@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hadoop import DATANODE, NAMENODE, PATIENCE, jars, write_settings
+from hadoop import DATANODE, NAMENODE, jars, write_settings
+from waiting import CEILING, eventually
 
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import find_java
@@ -60,11 +60,9 @@ class NameService:
     def activate(self, node: str) -> None:
         """Makes a NameNode the active one, and waits until it has its DataNode."""
         self._run("dn", ADMIN, "-ns", self.name, "-transitionToActive", "--forceactive", node, said=b"Y\n")
-        deadline = time.monotonic() + PATIENCE
-        while not (found := self._state(node)) or found != ("Operational", "active", 1):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{found}: {self._log()}")
-            time.sleep(0.1)
+        eventually(
+            lambda: self._state(node) == ("Operational", "active", 1), lambda: f"{self._state(node)}: {self._log()}"
+        )
 
     def kill(self, server: str) -> None:
         self._running[server].kill()
@@ -76,15 +74,15 @@ class NameService:
             server.wait()
 
     def _answers(self, node: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not self._state(node):
-            if time.monotonic() > deadline or self._running[node].poll() is not None:
-                raise RuntimeError(self._log())
-            time.sleep(0.1)
+        def answers() -> bool:
+            assert self._running[node].poll() is None, self._log()
+            return self._state(node) is not None
+
+        eventually(answers, self._log)
 
     def _state(self, node: str) -> tuple[str, str, int] | None:
         query = f"http://127.0.0.1:{self.ports[node + 'web']}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystem*"
-        with contextlib.suppress(OSError), urllib.request.urlopen(query, timeout=5) as answer:
+        with contextlib.suppress(OSError), urllib.request.urlopen(query, timeout=CEILING) as answer:
             found: dict[str, object] = {}
             for bean in json.load(answer)["beans"]:
                 found |= bean
@@ -100,7 +98,7 @@ class NameService:
             self._running[server] = subprocess.Popen(self._command(server, kind), stdout=log, stderr=log)
 
     def _run(self, server: str, *arguments: str, said: bytes = b"") -> None:
-        done = subprocess.run(self._command(server, *arguments), input=said, capture_output=True, timeout=PATIENCE)
+        done = subprocess.run(self._command(server, *arguments), input=said, capture_output=True, timeout=CEILING)
         if done.returncode:
             raise RuntimeError(f"{arguments}: {done.stdout[-2000:]!r} {done.stderr[-2000:]!r}")
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,13 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pool import Pool
+from waiting import CEILING, eventually
 
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import cache_directory, locked
 
 GCS_SERVER = "1.56.1"
 AZURITE = "3.37.0"
-PATIENCE = 60.0  # seconds, for a server to answer
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -30,19 +30,25 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 
 @pytest.fixture(scope="session")
-def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def gcs(pool: Pool) -> Iterator[str]:
     """The endpoint of a GCS server, which the environment names meanwhile."""
     if not find_spec("gcsfs"):  # it looks at the environment when it is imported
         pytest.skip("the gcs extra is not installed")
-    with running_gcs(_obtained(gcs_server, "fake-gcs-server"), tmp_path_factory.mktemp("gcs") / "log") as endpoint:
+    executable = _obtained(gcs_server, "fake-gcs-server")
+    endpoint: str = pool.server("gcs", lambda directory: start_gcs(executable, directory / "log"))["endpoint"]
+    # The driver asks for a bucket's kind by gRPC, which the server has not.
+    with environment({"STORAGE_EMULATOR_HOST": endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}):
         yield endpoint
 
 
 @pytest.fixture(scope="session")
-def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def azure(pool: Pool) -> Iterator[str]:
     """The endpoint of an Azure account, which the environment names meanwhile."""
     pytest.importorskip("adlfs", reason="the azure extra is not installed")
-    with running_azure(_obtained(azurite, "Azurite"), tmp_path_factory.mktemp("azure") / "log") as endpoint:
+    script = _obtained(azurite, "Azurite")
+    endpoint: str = pool.server("azure", lambda directory: start_azure(script, directory / "log"))["endpoint"]
+    parts = {"DefaultEndpointsProtocol": "http", "AccountName": ACCOUNT, "AccountKey": KEY, "BlobEndpoint": endpoint}
+    with environment({"AZURE_STORAGE_CONNECTION_STRING": "".join(f"{name}={value};" for name, value in parts.items())}):
         yield endpoint
 
 
@@ -81,46 +87,32 @@ def azurite() -> Path:
     return script
 
 
-@contextlib.contextmanager
-def running_gcs(executable: Path, log: Path) -> Iterator[str]:
-    """A server with nothing in it; its endpoint, which the environment names meanwhile."""
+def start_gcs(executable: Path, log: Path) -> tuple[dict[str, str], list[int]]:
+    """A server with nothing in it, for the pool: its endpoint, and its process."""
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     command = [str(executable), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
     command += ["-public-host", f"127.0.0.1:{port}", "-external-url", endpoint, "-log-level", "warn"]
-    # The driver asks for a bucket's kind by gRPC, which the server has not.
-    named = {"STORAGE_EMULATOR_HOST": endpoint, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-    with _serving(command, log, f"{endpoint}/storage/v1/b?project=p"), environment(named):
-        yield endpoint
+    return {"endpoint": endpoint}, [_started(command, log, f"{endpoint}/storage/v1/b?project=p")]
 
 
-@contextlib.contextmanager
-def running_azure(script: Path, log: Path) -> Iterator[str]:
-    """As `running_gcs`."""
+def start_azure(script: Path, log: Path) -> tuple[dict[str, str], list[int]]:
+    """As `start_gcs`."""
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
     command = ["node", str(script), "--skipApiVersionCheck", "--inMemoryPersistence", "--silent"]
     command += ["--disableTelemetry", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    parts = {"DefaultEndpointsProtocol": "http", "AccountName": ACCOUNT, "AccountKey": KEY, "BlobEndpoint": endpoint}
-    named = {"AZURE_STORAGE_CONNECTION_STRING": "".join(f"{name}={value};" for name, value in parts.items())}
-    with _serving(command, log, endpoint), environment(named):
-        yield endpoint
+    return {"endpoint": endpoint}, [_started(command, log, endpoint)]
 
 
-@contextlib.contextmanager
-def _serving(command: list[str], log: Path, url: str) -> Iterator[None]:
+def _started(command: list[str], log: Path, url: str) -> int:
+    """The process of a server that answers."""
     with log.open("ab") as out:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not _answers(url):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(log.read_text(errors="replace")[-5000:])
-            time.sleep(0.05)
-        yield
-    finally:
-        server.kill()
-        server.wait()
+    eventually(lambda: _answers(url) or server.poll() is not None, lambda: log.read_text(errors="replace")[-5000:])
+    if server.poll() is not None:
+        raise RuntimeError(log.read_text(errors="replace")[-5000:])
+    return server.pid
 
 
 def _answers(url: str) -> bool:
@@ -165,4 +157,4 @@ def _run(command: list[str], env: dict[str, str]) -> None:
 
 def _send(method: str, url: str, body: dict[str, object]) -> None:
     asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method=method)
-    urllib.request.urlopen(asked, timeout=30).close()
+    urllib.request.urlopen(asked, timeout=CEILING).close()

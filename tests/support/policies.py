@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import local_runtime
+from names import unique
 from plain_tables import PlainDatabase
 
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -24,15 +24,13 @@ from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering, SyncRun, sync_once
 from replicator.policies.steps import SyncSettings
 
-_numbers = itertools.count(1)
-
 
 class Replication:
     """One policy, `name`; its databases are called `<name>_<something>` at the source. `here`: a directory of the
     test. Both sides have a warehouse of their own in it."""
 
     def __init__(self, source: Running, target: Running, here: Path, **keys: Any) -> None:
-        self.name = f"p{next(_numbers)}"
+        self.name = unique("p")
         self.source_uri, self.target_uri, self.here = source.uri, target.uri, here
         self.source, self.target = connect(source.uri), connect(target.uri)
         self.keys: dict[str, Any] = {
@@ -65,7 +63,7 @@ class Replication:
     def beside(cls, other: Replication) -> Replication:
         """Another policy between the same metastores, with the same roots."""
         found = cls.__new__(cls)
-        found.__dict__ |= {**other.__dict__, "name": f"p{next(_numbers)}"}
+        found.__dict__ |= {**other.__dict__, "name": unique("p")}
         found.keys = {**other.keys, "databases": f"{found.name}_.*"}
         return found
 

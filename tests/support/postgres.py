@@ -16,9 +16,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
+import pytest
+from pool import Pool
+from waiting import CEILING
 
 from replicator.demos.demo_postgres import server_programs, server_user, wait_for
 from replicator.metastore.embedded.server_process import free_port
@@ -33,17 +37,20 @@ class Postgres:
     def __init__(
         self, url: str, port: int | None = None, begin: Callable[[], subprocess.Popen[bytes]] | None = None
     ) -> None:
-        self._url = url
-        self._port = port
+        self.url, self.port = url, port
         self._begin = begin
         self._process = begin() if begin else None
+
+    @property
+    def processes(self) -> list[int]:
+        return [] if self._process is None else [self._process.pid]
 
     def stop(self) -> None:
         """Ends its connections, too. Raises RuntimeError for somebody else's."""
         if self._process is None:
             raise RuntimeError("this server is not ours to stop")
         self._process.send_signal(signal.SIGINT)
-        self._process.wait(30)
+        self._process.wait(CEILING)
 
     def start(self, log: Path | None = None) -> None:
         """Again, after `stop`; returns when it answers."""
@@ -51,7 +58,7 @@ class Postgres:
             raise RuntimeError("this server is not ours to start")
         if self._process.poll() is not None:
             self._process = self._begin()
-        wait_for(self._url.format(db="postgres"), self._process, log or Path(os.devnull))
+        wait_for(self.url.format(db="postgres"), self._process, log or Path(os.devnull))
 
     def freeze(self) -> None:
         """It takes connections, and answers nothing until `thaw`."""
@@ -74,14 +81,14 @@ class Postgres:
     def database(self) -> str:
         """The URL of a new, empty database."""
         name = f"t{os.getpid()}_{next(_numbers)}"
-        with psycopg.connect(self._url.format(db="postgres"), autocommit=True) as connection:
+        with psycopg.connect(self.url.format(db="postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
-        return self._url.format(db=name)
+        return self.url.format(db=name)
 
     def jdbc(self) -> dict[str, str]:
         """Hive's settings for a metastore in a new, empty database."""
         parts = urlsplit(self.database())
-        host = f"127.0.0.1:{self._port}" if self._port else f"{parts.hostname}:{parts.port or 5432}"
+        host = f"127.0.0.1:{self.port}" if self.port else f"{parts.hostname}:{parts.port or 5432}"
         return {
             "javax.jdo.option.ConnectionURL": f"jdbc:postgresql://{host}{parts.path}",
             "javax.jdo.option.ConnectionDriverName": "org.postgresql.Driver",
@@ -97,37 +104,63 @@ def running_postgres() -> Iterator[Postgres]:
         head, _, tail = url.partition("?")
         yield Postgres(f"{head.rstrip('/')}/{{db}}{'?' + tail if tail else ''}")
         return
-    user = server_user()
     with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp", ignore_cleanup_errors=True) as place:
-        os.chmod(place, 0o755)
-        programs = server_programs(Path(place), user)
-        data = Path(place) / "data"
-        data.mkdir()
-        if user:
-            shutil.chown(data, user)
-            shutil.chown(place, user)
-        subprocess.run(
-            [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            user=user,
-            cwd=place,
-        )
-        port = free_port()
-
-        def begin() -> subprocess.Popen[bytes]:
-            with open(Path(place) / "log", "ab") as log:
-                return subprocess.Popen(
-                    [programs / "postgres", "-D", data, "-k", place, "-h", "127.0.0.1", "-p", str(port), *_SETTINGS],
-                    stdout=log,
-                    stderr=log,
-                    user=user,
-                    cwd=place,
-                )
-
-        server = Postgres(f"postgresql://postgres@/{{db}}?host={place}&port={port}", port, begin)
+        server = new_postgres(Path(place))
         try:
-            server.start(Path(place) / "log")
             yield server
         finally:
             server.stop()
+
+
+def new_postgres(place: Path) -> Postgres:
+    """A server that answers, with its data in an empty directory."""
+    user = server_user()
+    place.chmod(0o755)
+    programs = server_programs(place, user)
+    data = place / "data"
+    data.mkdir()
+    if user:
+        shutil.chown(data, user)
+        shutil.chown(place, user)
+    subprocess.run(
+        [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        user=user,
+        cwd=place,
+    )
+    port = free_port()
+
+    def begin() -> subprocess.Popen[bytes]:
+        with open(place / "log", "ab") as log:
+            return subprocess.Popen(
+                [programs / "postgres", "-D", data, "-k", place, "-h", "127.0.0.1", "-p", str(port), *_SETTINGS],
+                stdout=log,
+                stderr=log,
+                user=user,
+                cwd=place,
+            )
+
+    server = Postgres(f"postgresql://postgres@/{{db}}?host={place}&port={port}", port, begin)
+    try:
+        server.start(place / "log")
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+@pytest.fixture(scope="session")
+def postgres(pool: Pool) -> Postgres:
+    """One for all tests of a run: make databases of your own in it. Who stops or freezes a server starts one with
+    `running_postgres`."""
+    if "REPLICATOR_TEST_POSTGRES" in os.environ:
+        with running_postgres() as foreign:
+            return foreign
+
+    def start(place: Path) -> tuple[dict[str, Any], list[int]]:
+        server = new_postgres(place)
+        return {"url": server.url, "port": server.port}, server.processes
+
+    found = pool.server("postgres", start)
+    return Postgres(found["url"], found["port"])

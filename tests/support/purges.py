@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -52,6 +53,11 @@ class Warehouse:
         for statement in statements:
             rows = self.session.sql(statement).collect()
         return [tuple(row) for row in rows]
+
+    def drop(self, database: str) -> None:
+        """With all of its tables; a damaged one that cannot be dropped stays."""
+        with contextlib.suppress(Exception):
+            self.sql(f"DROP DATABASE `{database}` CASCADE")
 
     def home_of(self, table: str) -> str:
         """Where it lies, as a path."""

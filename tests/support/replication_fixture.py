@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from names import unique
 from plain_tables import PlainDatabase
 
 from cmroot.log.captured import segments
@@ -21,7 +21,6 @@ from replicator.cli.main import run
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
-_numbers = itertools.count(1)
 UNLEASED = ("slots", "holds", "dumps")
 """Directories of a root in which pins are written without its lease."""
 
@@ -71,7 +70,7 @@ class ReplicationFixture:
     def __init__(self, source: Running, target: Running, here: Path, *, warehouse: Path | None = None) -> None:
         """`warehouse`: where the target's data goes, if not beside its metastore's own, in which Hive 4 places
         databases itself."""
-        self.db = f"db{next(_numbers)}"
+        self.db = unique("db")
         self.source_uri, self.target_uri = source.uri, target.uri
         # A story of its own has a $cmroot of its own.
         self.warehouse = warehouse or target.warehouse.with_name("replicas") / self.db

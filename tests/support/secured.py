@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from kerberos import with_java_options
 from plain_tables import PlainDatabase
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.protocol.TCompactProtocol import TCompactProtocolAccelerated
+from waiting import CEILING, eventually
 
 import replicator
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -36,8 +36,6 @@ from replicator.metastore.embedded.server_process import (
 )
 from replicator.metastore.embedded.template import new_database
 from replicator.metastore.thrift import ThriftMetastore, connect
-
-PATIENCE = 90  # seconds
 
 
 @dataclass
@@ -84,18 +82,19 @@ def secured_metastore(
 
 
 def _wait(server: Secured, instance: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        said = ""
+    said: list[object] = []
+
+    def answers() -> bool:
+        assert began(server.pid) == server.start, f"{said[-1:]}\n{last_lines(server.directory / 'metastore.log')}"
+        patient = server.with_keys(connect_timeout=f"{CEILING:.0f}s")
         try:
-            with ThriftMetastore(server.with_keys(connect_timeout="5s"), timeout=5, retries=0) as client:
-                if client.setting(INSTANCE) == instance:
-                    return
+            with ThriftMetastore(patient, timeout=CEILING, retries=0) as client:
+                return client.setting(INSTANCE) == instance
         except MetastoreError as error:
-            said = f"{error}"
-        log = server.directory / "metastore.log"
-        assert time.monotonic() < deadline and began(server.pid) == server.start, f"{said}\n{last_lines(log)}"
-        time.sleep(0.2)
+            said.append(error)
+            return False
+
+    eventually(answers, lambda: f"{said[-1:]}\n{last_lines(server.directory / 'metastore.log')}")
 
 
 def make_certificates(directory: Path) -> None:
@@ -216,7 +215,7 @@ def spark_counts(config: MetastoreConfig, table: str, **settings: str) -> int:
     """The rows of a table, by Spark's own client of the metastore."""
     asked = f"SELECT count(*) FROM {table}"
     command = [sys.executable, str(Path(__file__).with_name("spark_asks.py")), msgspec.json.encode(config).decode()]
-    done = subprocess.run([*command, json.dumps(settings), asked], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*command, json.dumps(settings), asked], capture_output=True, text=True, timeout=CEILING)
     assert not done.returncode, done.stderr[-3000:]
     return int(json.loads(done.stdout)[0][0])
 

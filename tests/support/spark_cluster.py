@@ -7,18 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyspark
 import pytest
+from waiting import eventually
 
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import cache_directory, find_java, locked, spark_environment
 
-PATIENCE = 90.0  # seconds, for a server to be there
 HOSTS = ("127.0.0.1", "127.0.0.2")  # speculation never picks the same host
 HOME = Path(pyspark.__file__).parent
 
@@ -64,11 +63,7 @@ class SparkCluster:
             if host not in self._workers or self._workers[host].poll() is not None:
                 places = ("--work-dir", str(self.directory / host), "--host", host)
                 self._workers[host] = self._java("worker.Worker", *places, "-c", "1", "-m", "1g", self.url)
-        deadline = time.monotonic() + PATIENCE
-        while self._log().count("Registering worker") < self._started:
-            if time.monotonic() > deadline:
-                raise RuntimeError(self._log()[-5000:])
-            time.sleep(0.1)
+        eventually(lambda: self._log().count("Registering worker") >= self._started, lambda: self._log()[-5000:])
 
     def worker(self, host: str) -> int:
         """Its process."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from names import WORKER
 from object_servers import ACCOUNT, environment, make_bucket
 from versity import ON_VERSITYGW, Versity
 
@@ -86,21 +87,22 @@ def s3_endpoint() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def gcs_bucket(gcs: str) -> str:
-    make_bucket(gcs, "cmroot-test")
-    return "gs://cmroot-test"
+    make_bucket(gcs, name := f"cmroot-{WORKER}")
+    return f"gs://{name}"
 
 
 @pytest.fixture(scope="session")
 def azure_container(azure: str) -> str:
-    FsspecStore(place := f"abfss://cmroot-test@{ACCOUNT}.dfs.core.windows.net").filesystem.mkdir("cmroot-test")
+    name = f"cmroot-{WORKER}"
+    FsspecStore(place := f"abfss://{name}@{ACCOUNT}.dfs.core.windows.net").filesystem.mkdir(name)
     return place
 
 
 @pytest.fixture(scope="session")
 def versitygw_bucket(versitygw: Versity) -> tuple[str, Versity]:
     with environment(versitygw.environment):
-        new_filesystem().mkdir("cmroot-on-versitygw")
-    return "s3a://cmroot-on-versitygw", versitygw
+        new_filesystem().mkdir(name := f"cmroot-{WORKER}")
+    return f"s3a://{name}", versitygw
 
 
 @pytest.fixture(scope="module", params=S3_SERVERS)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,10 +14,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from pool import Pool
+from waiting import eventually
 
 from replicator.metastore.embedded.server_process import free_port
 
-PATIENCE = 30.0  # seconds, for the server to answer
 BUILDING = 900  # seconds that a test may take, in which the server is perhaps built
 ON_VERSITYGW = (pytest.mark.versitygw, pytest.mark.timeout(BUILDING))
 
@@ -63,11 +63,17 @@ class Versity:
         command = [binary(), "--quiet", "--health", "/health", "--port", f"127.0.0.1:{self.port}", "posix", *places]
         with (self.directory / "log").open("ab") as log:
             self._running = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env)
-        deadline = time.monotonic() + PATIENCE
-        while not self._answers():
-            if self._running.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self.directory / "log").read_text(errors="replace")[-5000:])
-            time.sleep(0.02)
+        running = self._running
+        eventually(lambda: self._answers() or running.poll() is not None, self._log)
+        if running.poll() is not None:
+            raise RuntimeError(self._log())
+
+    def _log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")[-5000:]
+
+    @property
+    def processes(self) -> list[int]:
+        return [] if self._running is None else [self._running.pid]
 
     def kill(self) -> None:
         """As a machine that loses its power."""
@@ -94,11 +100,16 @@ def running_versity(directory: Path) -> Iterator[Versity]:
 
 
 @pytest.fixture(scope="session")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versity]:
-    """One for all tests of a worker: make buckets of your own in it."""
+def versitygw(pool: Pool) -> Versity:
+    """One for all tests of a run: make buckets of your own in it."""
     try:
         binary()
     except RuntimeError as error:
         pytest.skip(f"versitygw is absent: {error}")
-    with running_versity(tmp_path_factory.mktemp("versitygw")) as server:
-        yield server
+
+    def start(directory: Path) -> tuple[dict[str, int], list[int]]:
+        server = Versity(directory, free_port())
+        server.start()
+        return {"port": server.port}, server.processes
+
+    return Versity(pool.place("versitygw"), pool.server("versitygw", start)["port"])

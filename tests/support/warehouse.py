@@ -7,18 +7,19 @@ own where things belong on the target.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
-import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from engines import local_engine, local_runtime
+from names import unique
 from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
@@ -57,18 +58,24 @@ class Side:
     metastore: ThriftMetastore
     directory: Path
 
-    @cached_property
+    @property
     def spark(self) -> SparkSql:
-        return SparkSql(self.running.uri, self.running.warehouse, SPARK)
+        return spark_of(self.running.uri, self.running.warehouse)
 
     def warm_up(self) -> None:
         """Starts Spark without waiting for it."""
         _ = self.spark
 
     def close(self) -> None:
-        if "spark" in self.__dict__:
-            self.spark.close()
         self.metastore.close()
+
+
+@cache
+def spark_of(uri: str, warehouse: Path) -> SparkSql:
+    """The Spark of a metastore: it takes 10 s to start, so a worker has one until its end."""
+    made = SparkSql(uri, warehouse, SPARK)
+    atexit.register(made.close)
+    return made
 
 
 class Sides:
@@ -78,14 +85,12 @@ class Sides:
         self.source = Side(source, connect(source.uri), source.directory)
         self.target = Side(target, connect(target.uri), target.directory)
         self.outside = outside
-        self._numbers = itertools.count(1)
         self.source.warm_up()
         self.target.warm_up()
 
     def pair(self, name: str = "db", **settings: Any) -> Pair:
         """A new database on these sides."""
-        number = next(self._numbers)
-        db = f"{name}{number}"
+        db = unique(name)
         return Pair(self, db, self.outside / f"{db}_work", **settings)
 
     def close(self) -> None:
