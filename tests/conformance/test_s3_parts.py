@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from s3_proxy import Proxy, counting
 from stores import S3_SERVERS, s3_of
+from waiting import CEILING
 
 from cmroot.expire.plans import ABANDONED, sweep_staging
 from cmroot.keep.content import locate
@@ -204,7 +205,7 @@ def kill_at_second_part(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, *argument
     if wait_for:
         assert started[0].stdout is not None and started[0].stdout.readline().strip() == wait_for
         monkeypatch.setattr(proxy, "fails", at_second_part(kill))
-    assert started[0].wait(60) == -signal.SIGKILL and killed
+    assert started[0].wait(CEILING) == -signal.SIGKILL and killed
     monkeypatch.setattr(proxy, "fails", lambda kind, path: False)
 
 

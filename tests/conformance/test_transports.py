@@ -36,6 +36,7 @@ from secured import (
     spark_counts,
     told,
 )
+from waiting import CEILING, Clock
 
 import replicator
 from replicator.checks.metastores import answers
@@ -87,7 +88,7 @@ def test_tls_frames_and_the_compact_protocol_replicate(tls: tuple[Secured, Secur
     written = read_config(tmp_path / "new.toml").metastores
     assert written == {"source": tls[0].config, "target": tls[1].config}
     with connect(tls[1].config) as client:
-        assert "TLS, framed, compact" in answers("source", client, time.monotonic).text
+        assert "TLS, framed, compact" in answers("source", client, Clock()).text
 
 
 @pytest.mark.tls
@@ -175,7 +176,7 @@ def terminator(uri: str, certificates: Path) -> Iterator[MetastoreConfig]:
     def drain(refused: ssl.SSLSocket) -> None:
         """Reads until the client goes: what it has sent would reset the connection, and the alert be lost."""
         with socket.socket(fileno=refused.detach()) as plain:
-            plain.settimeout(10)
+            plain.settimeout(CEILING)
             plain.shutdown(socket.SHUT_WR)
             while plain.recv(65536):
                 pass
@@ -245,7 +246,7 @@ def test_the_password_of_a_key_is_never_shown(
 
 @pytest.mark.tls
 def test_a_metastore_without_anything_says_so(source_metastore: Running, certificates: Path) -> None:
-    plain = MetastoreConfig(source_metastore.uri, connect_timeout="3s")
+    plain = MetastoreConfig(source_metastore.uri, connect_timeout="1d")  # each says something at once
     for keys, wanted in (
         ({"tls": True}, "tls = false"),
         ({"transport": "framed"}, 'transport = "socket"'),
@@ -379,7 +380,7 @@ def test_a_password_opens_a_metastore_and_is_never_shown(tmp_path: Path) -> None
     with secured_metastore(tmp_path / "m", config, PROXYING | wanted, hive="4.0") as server:
         with connect(server.config) as client:
             assert client.database_names()
-            assert "PLAIN as fred" in answers("source", client, time.monotonic).text
+            assert "PLAIN as fred" in answers("source", client, Clock()).text
         without = refused(server.config, **NOTHING)
         assert isinstance(without, NotAMetastore) and 'auth = "plain"' in without.hint
         secret.write_text("wr0ng")

@@ -36,6 +36,7 @@ from replicator.metastore.embedded.server_process import (
 )
 from replicator.metastore.embedded.template import new_database
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.transports import greeting
 
 
 @dataclass
@@ -205,9 +206,11 @@ def decodes_fast(client: ThriftMetastore) -> None:
 
 
 def refused(config: MetastoreConfig, **keys: object) -> MetastoreError:
-    """What a client of other keys is told."""
-    with connect(msgspec.structs.replace(config, **keys)) as client, pytest.raises(MetastoreError) as raised:
-        client.database_names()
+    """What a client of other keys is told, by what the server says to each guess."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(greeting, "PATIENCE", CEILING)
+        with connect(msgspec.structs.replace(config, **keys)) as client, pytest.raises(MetastoreError) as raised:
+            client.database_names()
     return raised.value
 
 

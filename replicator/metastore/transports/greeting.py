@@ -28,7 +28,7 @@ CALLS: Mapping[str, bytes] = {"binary": CALL, "compact": COMPACT}
 
 WENT_AWAY = "it went away at the first call"
 
-_PATIENCE = 3.0  # seconds for an answer to a guess
+PATIENCE = 3.0  # seconds for an answer to a guess
 
 Found = dict[str, str]
 """Keys of `[metastores.NAME]` with the values that the server wants, as TOML; nothing for one that was not found."""
@@ -117,7 +117,7 @@ def _speaks_tls(dial: Callable[[], socket.socket]) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with suppress(OSError, ValueError), dial() as connection:
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(PATIENCE)
         context.wrap_socket(connection).close()
         return True
     return False
@@ -126,7 +126,7 @@ def _speaks_tls(dial: Callable[[], socket.socket]) -> bool:
 def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
     """The proof of identity that a server wants; None: it speaks no SASL."""
     with suppress(OSError, EOFError), dial() as connection:
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(PATIENCE)
         connection.sendall(message(Status.START, b"GSSAPI") + message(Status.OK))
         status, payload = read_message(reading(connection))
         if status is not Status.OK and b"nsupported mechanism" in payload:
@@ -138,7 +138,7 @@ def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
 def _answer(dial: Callable[[], socket.socket], call: bytes) -> bytes:
     """The beginning of what a peer says to these bytes; nothing when it goes away or is silent."""
     with suppress(OSError, EOFError), dial() as connection:
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(PATIENCE)
         connection.sendall(call)
         said = connection.recv(64)
         while 0 < len(said) < 6 and (more := connection.recv(64)):
