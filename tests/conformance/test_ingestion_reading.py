@@ -72,7 +72,7 @@ class Pg:
 
     def __init__(self, server: Postgres) -> None:
         self.url = server.database()
-        path, port = urlsplit(self.url), server._port
+        path, port = urlsplit(self.url), server.port
         self.source = SourceConfig(
             f"jdbc:postgresql://127.0.0.1:{port}{path.path}", "postgres", f"env:{PASSWORD}", fetch=1000
         )

@@ -4,7 +4,6 @@ what each says when the configuration, the tickets or the KDC are not as they sh
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +25,7 @@ from secured import (
     spark_counts,
     told,
 )
+from waiting import pause
 
 import replicator
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -135,39 +135,49 @@ def test_a_keytab_with_an_old_key_is_told(kdc: Kdc) -> None:
 @pytest.mark.kerberos
 def test_tickets_that_run_out_are_taken_again_or_renewed(kdc: Kdc, kerberos: tuple[Secured, Secured]) -> None:
     """A client that lives longer than its tickets: with a keytab, with a cache that can be renewed, and with one that
-    cannot, which is told."""
-    life = 4
-    kdc.principal("brief", life=f"{life}s")
+    cannot, which is told. Each call has a connection of its own, as tickets are for less than a minute."""
+    kdc.principal("brief", life="12s")
     config = kerberos[1].with_keys(keytab=str(kdc.keytab("brief")), client_principal=f"brief@{REALM}")
+    with connect(config) as kept:
+        assert kept.database_names()
+        pause(13, "the end of tickets that a keytab gave")
+        assert kept.database_names()
+
+    kdc.principal("cached", life="55s")
     cached = msgspec.structs.replace(config, keytab=None, client_principal=None)
-    renewed = msgspec.structs.replace(cached, ticket_cache=kdc.tickets("brief", "-r", "1d"))
-    began = time.monotonic()
-    with connect(config) as kept, connect(renewed) as cache:
-        while time.monotonic() - began < 2.5 * life:
-            assert kept.database_names() and cache.database_names()
-            time.sleep(0.5)
-    kdc.principal("once", life=f"{life}s")
-    once = kdc.tickets("once")
-    gone = time.monotonic() + life + 1
-    expired = msgspec.structs.replace(cached, ticket_cache=once)
-    with connect(expired) as client:
+    renewable = kdc.tickets("cached", "-r", "1d")
+    with connect(msgspec.structs.replace(cached, ticket_cache=renewable)) as renewed:
+        before = cache_of(renewable).read_bytes()
+        assert renewed.database_names() and cache_of(renewable).read_bytes() != before
+        assert renewed.database_names()
+
+    once = kdc.tickets("cached")
+    with connect(msgspec.structs.replace(cached, ticket_cache=once)) as client:
         assert client.database_names()
-        while time.monotonic() < gone:
-            time.sleep(0.1)
+        set_ahead(once, 60)
         with pytest.raises(NotAuthenticated) as raised:
             client.database_names()
     assert "keytab" in raised.value.hint and raised.value.transient
 
 
+def cache_of(tickets: str) -> Path:
+    return Path(tickets.removeprefix("FILE:"))
+
+
+def set_ahead(tickets: str, seconds: int) -> None:
+    """The cache says by how much the KDC's clock is ahead (its DeltaTime): tickets end and proofs are made by that."""
+    data = cache_of(tickets).read_bytes()
+    assert data[:2] == b"\5\4"
+    moved = data[:2] + struct.pack(">HHHii", 12, 1, 8, seconds, 0) + data[4 + int.from_bytes(data[2:4]) :]
+    cache_of(tickets).write_bytes(moved)
+
+
 @pytest.mark.kerberos
 @pytest.mark.parametrize("ahead", [-1200, 1200])
 def test_clocks_that_differ_are_told(kdc: Kdc, kerberos: tuple[Secured, Secured], ahead: int) -> None:
-    """The cache says by how much the KDC's clock is ahead (its DeltaTime), and proofs are made for that time."""
-    cache = Path(kdc.tickets(f"late{ahead}").removeprefix("FILE:"))
-    data = cache.read_bytes()
-    assert data[:2] == b"\5\4"
-    cache.write_bytes(data[:2] + struct.pack(">HHHii", 12, 1, 8, ahead, 0) + data[4 + int.from_bytes(data[2:4]) :])
-    keys = {"keytab": None, "client_principal": None, "ticket_cache": f"FILE:{cache}"}
+    cache = kdc.tickets(f"late{ahead}")
+    set_ahead(cache, ahead)
+    keys = {"keytab": None, "client_principal": None, "ticket_cache": cache}
     skewed = refused(kerberos[0].config, **keys)
     assert isinstance(skewed, NotAuthenticated) and skewed.transient and skewed.exit_code == 75
     assert "lock skew too great" in told(skewed) and "NTP" in skewed.hint

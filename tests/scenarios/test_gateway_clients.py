@@ -7,20 +7,19 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import Queue
 from struct import pack
-from typing import Any
 
 import pytest
 from gateways import FILES, Guarded, Wire, contents, guarded
 from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
 from replication_fixture import Answer, command
+from waiting import CEILING, eventually
 
 import replicator
 from cmroot.keep.store_lock import removing
@@ -151,7 +150,7 @@ def test_garbage_ends_its_own_connection_only(guard: Guarded, garbage: bytes) ->
 def test_other_transports_are_refused_in_their_own_words(
     guard: Guarded, begin: bytes, answer: bytes, why: bytes
 ) -> None:
-    with socket.create_connection(("127.0.0.1", int(guard.uri.rpartition(":")[2])), 60) as client:
+    with socket.create_connection(("127.0.0.1", int(guard.uri.rpartition(":")[2])), CEILING) as client:
         client.sendall(begin)
         said = b"".join(iter(lambda: client.recv(1 << 12), b""))
     assert said.startswith(answer) and why in said
@@ -202,7 +201,7 @@ def test_a_call_sent_before_an_answer_is_not_let_through_unseen(
         if data.startswith(GREETING):  # the gateway's own, before the first call
             return
         calls.append(data)
-        assert reacted.wait(30)
+        assert reacted.wait(CEILING)
 
     with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard, RawClient(guard.uri) as client:
         guard.database.table("t", FILES)
@@ -211,10 +210,9 @@ def test_a_call_sent_before_an_answer_is_not_let_through_unseen(
         wire.on_call = hold
         if cut:
             client.socket.sendall(call[:cut])
-            while not calls:
-                time.sleep(0.001)
+            eventually(lambda: calls)
         client.socket.sendall(call[cut:] + drop)
-        select.select([client.socket], [], [], 3)
+        select.select([client.socket], [], [], CEILING)
         reacted.set()
         output = client.receive()
         assert output.protocol_error and "one call at a time" in output.message
@@ -243,18 +241,24 @@ def test_a_call_hidden_in_another_by_a_wrong_type_is_not_let_through(guard: Guar
 
 # ---- who takes too long ----------------------------------------------------------------------------------------------
 
-SOON = Timeouts(client=timedelta(seconds=3), answer=timedelta(seconds=3), stop=timedelta(seconds=3))
+SOON, LATE = timedelta(seconds=3), timedelta(days=1)
 
 
 def is_served(guard: Guarded) -> None:
-    """A new client is, within seconds."""
-    with RawClient(guard.uri, timeout=20) as client:
-        assert not client.call("get_database", guard.db).failed
+    """A new client is, though one that is too slow is not."""
+
+    def gets_an_answer() -> bool:
+        with suppress(EOFError, ConnectionError), RawClient(guard.uri, timeout=CEILING) as client:
+            return not client.call("get_database", guard.db).failed
+        return False
+
+    eventually(gets_an_answer)
 
 
 @pytest.mark.parametrize("sent", ["nothing", "a part of a name", "a part of a drop", "a part of another call", "idle"])
 def test_clients_that_send_no_more_leave_their_places(source_metastore: Running, tmp_path: Path, sent: str) -> None:
-    with guarded(source_metastore, tmp_path, threads=3, timeouts=SOON) as guard, ExitStack() as stack:
+    timeouts = Timeouts(client=LATE if sent == "idle" else SOON)  # who is idle has no place
+    with guarded(source_metastore, tmp_path, threads=3, timeouts=timeouts) as guard, ExitStack() as stack:
         guard.client.close()
         whole = {
             "nothing": b"",
@@ -273,7 +277,7 @@ def test_clients_that_send_no_more_leave_their_places(source_metastore: Running,
 
 def test_clients_that_do_not_read_leave_their_places(source_metastore: Running, tmp_path: Path) -> None:
     groups = [f"{number:05}" * 200 for number in range(20_000)]  # the answer repeats them: more than buffers hold
-    with guarded(source_metastore, tmp_path, threads=3, timeouts=SOON) as guard, ExitStack() as stack:
+    with guarded(source_metastore, tmp_path, threads=3, timeouts=Timeouts(client=SOON)) as guard, ExitStack() as stack:
         guard.client.close()
         for _ in range(3):
             client = stack.enter_context(RawClient(guard.uri))
@@ -286,7 +290,8 @@ def test_clients_that_do_not_read_leave_their_places(source_metastore: Running, 
 def test_a_metastore_that_hangs_is_lost_after_a_while(source_metastore: Running, tmp_path: Path, name: str) -> None:
     """The drop is put back, and its table and the kept files are nobody's any more."""
     wire, over = Wire(source_metastore.uri), threading.Event()
-    with guarded(source_metastore, tmp_path, upstream=wire.uri, timeouts=SOON) as guard:
+    impatient = Timeouts(client=LATE, answer=SOON, stop=LATE)
+    with guarded(source_metastore, tmp_path, upstream=wire.uri, timeouts=impatient) as guard:
         guard.database.table("t", FILES)
         hung: list[bytes] = []
 
@@ -294,28 +299,30 @@ def test_a_metastore_that_hangs_is_lost_after_a_while(source_metastore: Running,
             if name.encode() not in data or hung:
                 return None
             hung.append(data)
-            assert over.wait(60)
+            assert over.wait(CEILING)
             return "cut"
 
         wire.on_call = hang
-        arguments = [guard.db, "t", True][: 2 if name == "get_table" else 3]
-        if name == "get_table":
-            output = guard.client.call(name, *arguments)
-        else:
-            output = RawClient(guard.uri).call(name, *arguments)
+        output = guard.client.call(name, *[guard.db, "t", True][: 2 if name == "get_table" else 3])
         assert hung and output.failed and "no answer in time" in output.message
         assert contents(guard.place("t")) == FILES and guard.is_settled()
-        with removing(guard.root.place, patience=timedelta(seconds=5)):
+        with removing(guard.root.place, patience=timedelta(seconds=CEILING)):
             pass
-        with RawClient(guard.uri) as client:
-            assert not client.call("drop_table", guard.db, "t", True).failed
+
+        def can_be_dropped() -> bool:
+            with RawClient(guard.uri) as client:
+                client.call("drop_table", guard.db, "t", True)
+            return guard.direct.table_names(guard.db) == []
+
+        eventually(can_be_dropped)
         over.set()
     wire.close()
 
 
 def test_being_stopped_does_not_wait_for_what_does_not_end(source_metastore: Running, tmp_path: Path) -> None:
+    """Nothing else ends these calls."""
     wire, over = Wire(source_metastore.uri), threading.Event()
-    later = Timeouts(client=timedelta(minutes=5), answer=timedelta(minutes=5), stop=timedelta(seconds=2))
+    later = Timeouts(client=LATE, answer=LATE, stop=timedelta(seconds=1))
     with (
         guarded(source_metastore, tmp_path, upstream=wire.uri, timeouts=later) as guard,
         RawClient(guard.uri) as half,
@@ -329,18 +336,15 @@ def test_being_stopped_does_not_wait_for_what_does_not_end(source_metastore: Run
             if b"set_ugi" not in data and b"drop_table" not in data:
                 return None
             asked.append(data)
-            assert over.wait(60)
+            assert over.wait(CEILING)
             return "cut"
 
         wire.on_call = hang
         half.socket.sendall(drop_of(guard)[:-3])
         passing.socket.sendall(message("set_ugi", struct({1: "someone", 2: ["a"]})))
         dropping.socket.sendall(drop_of(guard))
-        while len(asked) < 2:
-            time.sleep(0.001)
-        began = time.monotonic()
-        report = guard.gateway.stop()
-        assert time.monotonic() - began < 50 and report.cut_off == 2
+        eventually(lambda: len(asked) == 2)
+        assert guard.gateway.stop().cut_off >= 2
         output = dropping.receive()
         assert output.failed and "nothing was dropped" in output.message
         assert contents(guard.place("t")) == FILES and guard.is_settled()
@@ -384,26 +388,30 @@ def test_what_clients_send_stays_on_its_line_in_the_log(guard: Guarded, caplog: 
 
 
 def test_being_stopped_waits_for_the_call_at_work(source_metastore: Running, tmp_path: Path) -> None:
-    root = tmp_path / "cmroot"
-    with guarded(source_metastore, tmp_path, cmroot=root) as guard:
-        for number in range(2000):
-            (guard.place("t") / f"{number:04}").parent.mkdir(parents=True, exist_ok=True)
-            (guard.place("t") / f"{number:04}").write_text(str(number))
-        guard.database.table("t")
-        answers: list[Any] = []
-        asking = threading.Thread(target=lambda: answers.append(guard.client.call("drop_table", guard.db, "t", True)))
-        asking.start()
-        deadline = time.monotonic() + 30
-        while not any((root / "taking").iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        idle = RawClient(guard.uri)
-        report = guard.gateway.stop()
-        asking.join(30)
-        assert not answers[0].failed and report.files == 2000
-        with pytest.raises((EOFError, ConnectionResetError)):
-            idle.call("get_all_databases")
-        assert guard.is_settled() and len(guard.taken()) == 2000
-    assert (report.status, report.intercepted, report.undecided) == ("stopped", 1, 0)
+    wire, asked, may_go_on = Wire(source_metastore.uri), threading.Event(), threading.Event()
+    with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard, ThreadPoolExecutor(2) as pool:
+        guard.database.table("t", FILES)
+
+        def hold(data: bytes) -> None:
+            if b"drop_table" in data:
+                asked.set()
+                assert may_go_on.wait(CEILING)
+
+        wire.on_call = hold
+        with RawClient(guard.uri) as idle:
+            assert not idle.call("get_all_databases").failed
+            dropping = pool.submit(guard.client.call, "drop_table", guard.db, "t", True)
+            assert asked.wait(CEILING)
+            stopping = pool.submit(guard.gateway.stop)
+            with pytest.raises((EOFError, ConnectionResetError)):
+                idle.receive()  # it is being stopped
+        assert not stopping.done()
+        may_go_on.set()
+        assert not dropping.result().failed
+        report = stopping.result()
+        assert guard.is_settled() and guard.taken().keys() == {"t/one", "t/two"}
+    assert (report.status, report.intercepted, report.undecided, report.files) == ("stopped", 1, 0, 2)
+    wire.close()
 
 
 def test_there_is_one_gateway_for_each_cmroot(guard: Guarded) -> None:
@@ -465,12 +473,11 @@ def test_the_command_says_where_it_listens_and_what_it_did(source_metastore: Run
     command_line = [sys.executable, "-m", "replicator.cli.main", *arguments]
     with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr and child.stderr.readline().startswith("listening on thrift://127.0.0.1:")
-        while not ready.exists():
-            time.sleep(0.01)
+        eventually(ready.exists)
         with RawClient(ready.read_text().strip()) as client:
             assert not client.call("get_all_databases").failed
             child.terminate()
-            out, _ = child.communicate(timeout=60)
+            out, _ = child.communicate(timeout=CEILING)
     import json
 
     output = json.loads(out)
@@ -499,12 +506,12 @@ def test_a_gateway_in_python_serves_until_its_event_is_set(source_metastore: Run
             stop=stop,
         )
         try:
-            uri = uris.get(timeout=60)
+            uri = uris.get(timeout=CEILING)
             with connect(uri) as client:
                 assert "default" in client.database_names()
         finally:
             stop.set()
-        report = serving.result(timeout=60)
+        report = serving.result(timeout=CEILING)
     assert (report.uri, report.status, report.connections, report.exit_code) == (uri, "stopped", 1, 0)
     assert (tmp_path / "ready").read_text() == uri + "\n"
     assert list(report.to_dict())[-2:] == ["status", "exit_code"]

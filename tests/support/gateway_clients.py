@@ -12,6 +12,7 @@ from gateways import Guarded
 from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore
 from kerberos import Kdc
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from waiting import CEILING
 
 from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -36,7 +37,7 @@ Client = Any  # of the bindings
 
 
 def dial(uri: str, context: ssl.SSLContext | None = None) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", int(uri.rpartition(":")[2])), 60)
+    connection = socket.create_connection(("127.0.0.1", int(uri.rpartition(":")[2])), CEILING)
     return context.wrap_socket(connection, server_hostname="localhost") if context else connection
 
 
