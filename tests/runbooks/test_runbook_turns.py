@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, run_with
+from lost_primary import captured
 from metastores import MetastoreFactory
 from policies import Replication
 from runbooks import play
-from test_failover import captured
 
 from cmroot.pins import read_pins
 from replicator.metastore.embedded.running import Running

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +16,7 @@ import pytest
 from metastores import MetastoreFactory
 from names import unique
 from plain_tables import PlainDatabase
+from waiting import CEILING
 
 import replicator
 from cmroot.pins import Slot, create_slot, drop_slot, give_up_slot
@@ -61,7 +62,7 @@ class Scene:
 
     def check(self, **options: Any) -> PolicyChecked:
         def reach(uri: str) -> ThriftMetastore:
-            return ThriftMetastore(uri, timeout=20, retries=0)
+            return ThriftMetastore(uri, timeout=CEILING, retries=0)
 
         return check(self.policy, **{"connect": reach, "room": lambda _: PLENTY, **options})
 
@@ -580,7 +581,8 @@ def configured(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 def test_the_command_answers_people_programs_and_nagios(
     configured: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1000, 100, 900))
+    DiskUsage = namedtuple("DiskUsage", "total used free")
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda _: DiskUsage(1000, 100, 900))
     configured()
     assert run(["check", "west"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("west: ok")

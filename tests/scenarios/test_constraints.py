@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from constraints import Constraints
 from faults import Fault, run_with
+from lost_primary import lose, nobody
 from plain_tables import PlainDatabase
 from policies import Replication
 from replication_fixture import Answer, ReplicationFixture, command
 from restore_fixture import restore
-from test_failover import lose, nobody
 
 from replicator.core.model import EXTERNAL, Column, Database
 from replicator.metastore.embedded.running import Running

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import Fault, run_with
+from lost_primary import nobody
 from policies import Replication
 from replication_fixture import command, command_in_lines
 
@@ -43,11 +43,8 @@ def pair(pair: Replication) -> Replication:
 
 def fail_over(pair: Replication) -> RoleChanged:
     """The source's metastore does not answer meanwhile."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        gone = f"thrift://127.0.0.1:{server.getsockname()[1]}"
-    with ThriftMetastore(gone, timeout=2.0, retries=0) as nobody:
-        return failover(replace(pair.sides(), source=nobody), (nobody, pair.target), FailoverSettings(force=True))
+    with ThriftMetastore(nobody(), retries=0) as gone:
+        return failover(replace(pair.sides(), source=gone), (gone, pair.target), FailoverSettings(force=True))
 
 
 def come_back(pair: Replication, **more: Any) -> RoleChanged:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import CEILING
 
 import replicator
 from replicator.cli.main import run
@@ -79,7 +80,7 @@ def test_a_terminal_is_asked_and_a_script_is_not(
         text=True,
     )
     os.write(ours, f"{source_metastore.uri}\n{target_metastore.uri}\n".encode())
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=CEILING)
     os.close(ours)
     os.close(theirs)
     assert process.returncode == 0, err

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from policies import Replication
 from replication_fixture import command
+from waiting import CEILING
 
 import replicator
 from cmroot.store.flow import SLACK
@@ -91,7 +92,7 @@ def test_a_following_has_a_heartbeat_when_nothing_happens(pair: Replication) -> 
                 break
         child.send_signal(signal.SIGTERM)
         rest = [json.loads(line) for line in child.stdout]
-        assert child.wait(60) == 128 + signal.SIGTERM
+        assert child.wait(CEILING) == 128 + signal.SIGTERM
     finally:
         child.kill()
         child.wait()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from engines import local_runtime
 from replication_fixture import Answer, ReplicationFixture, command
+from waiting import CEILING
 
 from cmroot.log.captured import segments
 from replicator.core.model import Database
@@ -211,7 +212,7 @@ class Together(ThriftMetastore):
         found = super().database(name)
         if self._meeting is not None:
             meeting, self._meeting = self._meeting, None
-            meeting.wait(60)
+            meeting.wait(CEILING)
         return found
 
 
@@ -230,7 +231,7 @@ def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(
                     fixture.db,
                     RoleMark(PRIMARY, 2),
                     expect=RoleMark(REPLICA, 1),
-                    pause=lambda seconds: void(written.wait(60)),
+                    pause=lambda seconds: void(written.wait(CEILING)),
                 )
             except Refused as refusal:
                 return refusal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 from faults import Fault, run_with
 from policies import Replication
 from replication_fixture import Answer, command, command_in_lines
+from waiting import eventually
 
 from replicator.core.roles import Role, RoleMark
 from replicator.policies.roles import read_role, set_role
@@ -186,9 +186,7 @@ def test_lag_beyond_the_goal_is_late_and_a_failed_run_is_what_blocks(pair: Repli
     pair.sync()
     pair.keys["max_lag"] = "1ms"
     pair.db("a").table("u", {"file": "1"})
-    deadline = time.monotonic() + 30
-    while run(pair, "lag", pair.name).output["status"] != "late":
-        assert time.monotonic() < deadline
+    eventually(lambda: run(pair, "lag", pair.name).output["status"] == "late")
     pair.replica("a").table("u", {"file": "mine"})
     assert run(pair, "sync", pair.name).code == 6
     output = run(pair, "lag", pair.name).output

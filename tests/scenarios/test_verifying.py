@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from following import Following
 from policies import Replication
 from replication_fixture import command
-from test_sync_follow import Following, until
+from waiting import CEILING, eventually
 
 import replicator
 from replicator.policies.memory import Compared
@@ -126,9 +127,9 @@ def test_beside_following_a_difference_is_found_and_recorded_without_a_change_at
         def recorded() -> bool:
             return any(run.compared and run.compared.differing for run in pair.memory.runs().runs)
 
-        until(recorded, following.reported)
+        eventually(recorded, following.reported)
         pair.db("a").write("one", {"more": "more"})
-        until((pair.replica("a").home / "one/more").exists, following.reported)
+        eventually((pair.replica("a").home / "one/more").exists, following.reported)
         output: dict[str, Any] = following.end()
     assert output["sampled"] > 0 and any(f"{pair.name}_a.two" in text for text in output["warnings"])
 
@@ -147,8 +148,8 @@ def test_what_verifies_beside_tries_again_after_a_failure_and_tells_of_it() -> N
 
     background = Background(once, pause=0.05)
     with background.running():
-        assert failed.wait(20) and done.wait(20)
-    until(lambda: background.has_news)
+        assert failed.wait(CEILING) and done.wait(CEILING)
+    eventually(lambda: background.has_news)
     assert background.error == ""
     assert background.take() == background.last == Compared(sampled=1, differing=("a.t",))
     assert background.take() is None and not background.has_news
