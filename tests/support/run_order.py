@@ -17,11 +17,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 RECORD = Path(__file__).parent.parent / "durations.json"
+SEED = "REPLICATOR_TEST_SEED"
 LISTED = 0.5  # seconds: tests above have a record of their own
 PART = 45.0  # seconds of one unit
 CHANGED = 0.4  # share by which a time must differ to be recorded again: runs differ, and the file is versioned
@@ -50,15 +52,21 @@ def estimates(nodes: Sequence[str], record: Record) -> dict[str, float]:
 
 
 def units(nodes: Sequence[str], seconds: Mapping[str, float]) -> dict[str, list[str]]:
-    """Units of work with their tests, the longest first. Tests keep their order in the file."""
+    """Units of work with their tests, the longest first; tests keep their order in the file. With a SEED in the
+    environment, both are in a random order."""
     files: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         files[node.partition("::")[0]].append(node)
+    random = Random(os.environ[SEED]) if os.environ.get(SEED) else None
     parts: list[tuple[float, str, list[str]]] = []
-    for file, tests in files.items():
+    for file, tests in sorted(files.items()):
+        if random:
+            random.shuffle(tests)
         for number, part in enumerate(_parts(tests, seconds)):
             parts.append((sum(seconds[each] for each in part), f"{file}#{number}", part))
     parts.sort(key=lambda part: (-part[0], part[1]))
+    if random:
+        random.shuffle(parts)
     return {name: part for _, name, part in parts}
 
 
