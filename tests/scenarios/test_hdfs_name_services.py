@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,7 +17,10 @@ from name_services import NameService, running_name_service
 from plain_tables import PlainDatabase
 from replication_fixture import command
 
+import replicator
 from cmroot.store.place import Place
+from replicator.core.progress import Advance, Silent
+from replicator.errors import Error
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -60,6 +64,28 @@ def test_a_mount_table_leads_to_both(hdfs: Cluster, tmp_path: Path) -> None:
         assert Place(f"viewfs://all/{name}").list() and Place(f"viewfs://all/{name}/a/f").size() == 3
 
 
+class FirstFile(Silent):
+    """Calls `act` once, when the first file has come and the others have not."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act, self._lock, self.called = act, threading.Lock(), False
+
+    @contextlib.contextmanager
+    def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
+        def advance(steps: int = 1, *, files: int = 0, size: int = 0) -> None:
+            with self._lock:
+                first, self.called = bool(files) and not self.called, self.called or bool(files)
+            if first:
+                self._act()
+
+        yield advance
+
+
+def fail_over(service: NameService) -> None:
+    service.kill("nn1")
+    service.activate("nn2")
+
+
 def test_a_load_goes_on_at_the_other_name_node(both: Running, hdfs: Cluster, two: NameService, tmp_path: Path) -> None:
     """The active one loses its power while files are copied."""
     metastore = connect(both.uri)
@@ -70,23 +96,22 @@ def test_a_load_goes_on_at_the_other_name_node(both: Running, hdfs: Cluster, two
     sides = ("--db", "served", "--engine", "local")
     dumped = command("dump", "--source", both.uri, "--cmroot", f"{here}/cmroot", "--out", f"{here}/dump", *sides)
     assert dumped.code == 0, dumped
-    failed_over: list[float] = []
-
-    def fail_over() -> None:
-        while not Place(f"{replica}/copy.db/parts").list():
-            time.sleep(0.05)
-        two.kill("nn1")
-        failed_over.append(time.monotonic())
-        two.activate("nn2")
-
-    other = threading.Thread(target=fail_over)
-    other.start()
     renamed = ("--rename-db", "served=copy")
     load = ("load", f"{here}/dump", "--target", both.uri, "--warehouse", replica, "--engine", "local", *renamed)
-    loaded = command(*load)
-    ended = time.monotonic()
-    other.join()
-    assert failed_over[0] < ended and loaded.code in (0, 75), loaded
-    assert loaded.code == 0 or command(*load).code == 0
+    seen = FirstFile(lambda: fail_over(two))
+    try:
+        loaded = replicator.load(
+            f"{here}/dump",
+            target=both.uri,
+            warehouse=replica,
+            rename_db={"served": "copy"},
+            engine="local",
+            progress=seen,
+        )
+        assert loaded.status == "loaded"
+    except Error as error:
+        assert error.exit_code == 75
+        assert command(*load).code == 0
+    assert seen.called
     compared = command("verify", "--source", both.uri, "--target", both.uri, *sides, *renamed, "--level", "crc")
     assert (compared.code, compared.output["files"], compared.output["files_read"]) == (0, PARTITIONS, 0), compared
