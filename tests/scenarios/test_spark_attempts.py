@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +15,14 @@ from typing import Any
 import pytest
 from replication_fixture import ReplicationFixture
 from spark_cluster import HOSTS, SparkCluster, command_line
+from waiting import eventually
 
 import replicator
 
 pytestmark = pytest.mark.spark_cluster
 
-FILES, SIZE = 48, 4 << 20
-PATIENCE = 120.0
+FILES, SIZE = 48, 1 << 20
+RATE = 8_000_000  # bytes in a second, by all tasks: so that somebody comes while they copy
 
 
 @pytest.fixture
@@ -35,14 +35,6 @@ def dumped(fixture: ReplicationFixture) -> ReplicationFixture:
         place.write_bytes(os.urandom(1 << 10) * (SIZE >> 10))
     assert fixture.dump().code == 0
     return fixture
-
-
-def until(found: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (value := found()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-    return value
 
 
 class Loading:
@@ -64,7 +56,7 @@ class Loading:
         with replicator.engines("spark", self._cluster.url, self._settings) as engines:
             places = {"target": self._fixture.target_uri, "warehouse": str(self._fixture.warehouse)}
             try:
-                self.loaded = replicator.load(str(self._fixture.last), **places, engine=engines)
+                self.loaded = replicator.load(str(self._fixture.last), **places, engine=engines, bandwidth=RATE)
                 self._after()
             except BaseException as error:
                 self._failed.append(error)
@@ -80,10 +72,10 @@ class Loading:
 
     def is_copying(self) -> bool:
         """Some files have come, others have not."""
-        return 2 <= len(copies(self._fixture)) < FILES // 2
+        return 2 <= len(copies(self._fixture)) < FILES - 2
 
     def wait_for_copies(self) -> None:
-        until(lambda: self.is_copying() or not self._thread.is_alive(), "no file was copied")
+        eventually(lambda: self.is_copying() or not self._thread.is_alive(), lambda: "no file was copied")
         assert self._thread.is_alive()
 
 
@@ -114,7 +106,7 @@ def test_a_load_goes_on_when_a_part_of_the_cluster_dies(
         with Loading(dumped, spark_cluster) as loading:
             loading.wait_for_copies()
             if what == "Python worker":
-                os.kill(until(spark_cluster.pythons, "no Python worker")[0], signal.SIGKILL)
+                os.kill(eventually(spark_cluster.pythons, lambda: "no Python worker")[0], signal.SIGKILL)
             elif what == "executor":
                 os.kill(next(iter(spark_cluster.executors())), signal.SIGKILL)
             else:
@@ -139,7 +131,7 @@ def test_executors_come_and_go(dumped: ReplicationFixture, spark_cluster: SparkC
     with replicator.engines("spark", spark_cluster.url, DYNAMIC) as engines:
         places = {"target": dumped.target_uri, "warehouse": str(dumped.warehouse)}
         assert replicator.load(str(dumped.last), **places, engine=engines).status == "loaded"
-        until(lambda: not spark_cluster.executors(), "idle executors stay")
+        eventually(lambda: not spark_cluster.executors(), lambda: "idle executors stay")
         before = dumped.last
         dumped.source.write("p/p=00", {"more": "x"})
         assert dumped.dump(since=before).code == 0
@@ -177,12 +169,12 @@ def test_an_attempt_that_was_given_up_lives_on_and_publishes_nothing(
         dumped.source.drop_partitions("p", [name.removeprefix("p=") for name in dropped])
         dumped.catch_up()
         wake(stopped)
-        until(lambda: copies_nothing(stopped[-1], dumped), "the attempt that was given up goes on for ever")
+        eventually(Idle(stopped[-1], dumped), lambda: "the attempt that was given up goes on for ever")
 
     try:
         with Loading(dumped, spark_cluster, settings, after) as loading:
             loading.wait_for_copies()
-            worker = until(spark_cluster.pythons, "no Python worker")[0]
+            worker = eventually(spark_cluster.pythons, lambda: "no Python worker")[0]
             stopped += [worker] if what == "Python worker" else above(worker)
             for process in stopped:
                 os.kill(process, signal.SIGSTOP)
@@ -212,17 +204,19 @@ def state(process: int) -> str:
         return "Z"
 
 
-def copies_nothing(worker: int, fixture: ReplicationFixture) -> bool:
-    """A worker that is gone, or has for two seconds had no file of either side open."""
-    for _ in range(100):
-        if state(worker) == "Z":
+class Idle:
+    """Whether a worker is gone, or was seen twenty times in a row without a file of either side open."""
+
+    def __init__(self, worker: int, fixture: ReplicationFixture) -> None:
+        self._worker, self._homes, self._seen = worker, (str(fixture.warehouse), str(fixture.source.home)), 0
+
+    def __call__(self) -> bool:
+        if state(self._worker) == "Z":
             return True
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            open_files = [os.readlink(each) for each in Path(f"/proc/{worker}/fd").iterdir()]
-            if any(str(home) in each for each in open_files for home in (fixture.warehouse, fixture.source.home)):
-                return False
-        time.sleep(0.02)
-    return True
+            open_files = [os.readlink(each) for each in Path(f"/proc/{self._worker}/fd").iterdir()]
+            self._seen = 0 if any(home in each for each in open_files for home in self._homes) else self._seen + 1
+        return self._seen >= 20
 
 
 def wake(processes: list[int]) -> None:
