@@ -53,6 +53,7 @@ pytest_plugins = [
     "key_server",
     "spark_cluster",
     "browser",
+    "running_service",
 ]
 
 

@@ -25,6 +25,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import began
 from replicator.metastore.java import locked
 
+PREFIX, OWNER = "replicator-pool-", "owner.json"
 DIRECTORY = "REPLICATOR_TEST_POOL"
 """The variable that names the pool's directory to the workers."""
 
@@ -75,13 +76,26 @@ class Pool:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        os.environ[DIRECTORY] = tempfile.mkdtemp(prefix="replicator-pool-")
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            stop_abandoned(left)
+        os.environ[DIRECTORY] = tempfile.mkdtemp(prefix=PREFIX)
         os.chmod(os.environ[DIRECTORY], 0o755)  # databases run as users of their own
+        (Path(os.environ[DIRECTORY]) / OWNER).write_text(json.dumps([os.getpid(), began(os.getpid())]))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and DIRECTORY in os.environ:
         Pool(Path(os.environ.pop(DIRECTORY))).stop()
+
+
+def stop_abandoned(directory: Path) -> None:
+    """Ends the servers of a run that was killed, and removes their data; those of a run that goes on stay."""
+    try:
+        pid, start = json.loads((directory / OWNER).read_text())
+    except (OSError, ValueError):
+        return  # it is being made, or another run removes it
+    if began(pid) != start:
+        Pool(directory).stop()
 
 
 @pytest.fixture(scope="session")

@@ -228,7 +228,13 @@ class RunProgress:
         if self.on_terminal:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         complete = not self.config.option.keyword and self.config.args == self.config.getini("testpaths")
-        if exitstatus == 0 and complete and not os.environ.get("CI") and "PYTEST_XDIST_WORKER" not in os.environ:
+        if (
+            exitstatus == 0
+            and complete
+            and self.ended
+            and not os.environ.get("CI")
+            and "PYTEST_XDIST_WORKER" not in os.environ
+        ):
             write_record(refreshed(read_record(), {node: self.measured[node] for node in self.ended}))
 
 
