@@ -18,7 +18,6 @@ from lost_primary import captured, lose, nobody
 from metastores import MetastoreFactory
 from policies import Replication
 from replication_fixture import command
-from running_service import silent
 from waiting import CEILING
 
 from replicator.errors import LeaseHeld, MetastoreUnreachable, Refused
@@ -27,8 +26,6 @@ from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import read_role
 from replicator.turnover.failover import FailoverSettings, failover, last_failover
 from replicator.turnover.role_change import RoleChanged
-
-__all__ = ["silent"]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from engines import local_engine
 from plain_tables import PlainDatabase, text_storage
+from waiting import eventually
 
 import replicator
 from cmroot.errors import Exists, FormatError
@@ -312,13 +313,18 @@ def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
         bring_back(root.place, "no-such-run")
 
 
+def next_second() -> int:
+    """Moments of backups are whole seconds, and tasks have no clock of a test."""
+    begun = int(time.time()) + 1
+    eventually(lambda: time.time() >= begun)
+    return begun
+
+
 def test_files_of_an_earlier_directory_at_the_same_place_stay_away(db: PlainDatabase, root: ChangeRoot) -> None:
     place = db.home / "t" / "old"
     runs = []
     for name in ("erased", "kept"):
-        begun = int(time.time()) + 1  # moments of backups are whole seconds
-        while time.time() < begun:
-            pass
+        begun = next_second()
         db.write("t/old", {name: name})
         with LiveLocations(db.metastore) as live:
             hands = remover(root, live)

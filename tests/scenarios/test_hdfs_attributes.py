@@ -13,6 +13,7 @@ from hdfs_path import HdfsPath
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from replication_fixture import ReplicationFixture
+from waiting import CEILING
 
 from replicator.metastore.thrift import connect
 
@@ -22,7 +23,7 @@ EVERY = ("owner", "mode", "acl", "replication", "xattr")
 
 def asked(place: HdfsPath, operation: str, method: str = "GET", more: str = "") -> Any:
     url = f"{place.cluster.web}/webhdfs/v1{place.path}?op={operation}&user.name=root{more}"
-    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=CEILING) as answer:
         return json.loads(answer.read() or b"{}")
 
 

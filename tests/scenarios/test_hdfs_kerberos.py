@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from kerberos import Kdc, with_java_options
 from plain_tables import PlainDatabase
 from replication_fixture import Answer, ReplicationFixture, command
 from secure_hdfs import CLIENT, negotiated, secure_hdfs
+from waiting import pause
 
 from cmroot.errors import Error, StoreIdentityRefused, StoreNotAuthenticated
 from cmroot.store.hdfs.checksums import ask
@@ -132,9 +132,7 @@ def test_who_cannot_prove_an_identity_now_is_told_why(
         first, second = asked(KRB5CCNAME=f"FILE:{tmp_path}/none")
     else:
         cache = kdc.tickets("dave", "-l", "1s")
-        ended = time.time() + 2
-        while time.time() <= ended:
-            time.sleep(0.1)
+        pause(2, "the ticket's end")
         first, second = asked(KRB5CCNAME=cache)
     said = {"no kdc": "KDC", "no ticket": "No Kerberos credentials", "an old ticket": "xpired"}[case]
     assert isinstance(first, Answer) and isinstance(second, StoreNotAuthenticated)

@@ -22,7 +22,7 @@ from browser import page_of, violations, watched
 from certificates import Authority
 from housekeeping import LifecycleFixture
 from remembered_purge import PURGE, remember_purge
-from running_service import Service, hanging, service
+from running_service import Service, hanging
 from waiting import eventually
 
 from cmroot.root import create_or_open
@@ -37,8 +37,6 @@ from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
 from replicator.service.entrance.api_tokens import Role, create_token, revoke_token
 from replicator.service.series.series_store import RootSample, record_root
 from replicator.service.store import ServiceStore
-
-__all__ = ["service"]
 
 MARKUP = "<script>alert(1)</script>"
 USUAL = {"width": 1280, "height": 720}

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from policies import Replication
 from replication_fixture import command
+from waiting import CEILING
 
 import replicator
 from replicator.commands.lag import LagOptions
@@ -102,14 +103,14 @@ def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None
         pair.name,
         config=path,
         to="target",
-        drain_timeout=timedelta(minutes=1),
+        drain_timeout=timedelta(seconds=CEILING),
         wait=timedelta(0),
         jobs=1,
         reported=lambda step: reported.append(step.name),
     )
     assert (done.status, done.primary) == ("done", "target") and reported == [step.name for step in done.steps]
     assert replicator.switchover(pair.name, config=path, to="target").status == "nothing"
-    forced = replicator.failover(pair.name, config=path, force=True, read_timeout=timedelta(seconds=30))
+    forced = replicator.failover(pair.name, config=path, force=True, read_timeout=timedelta(seconds=CEILING))
     assert forced.primary == "source"
     shown = replicator.loss(pair.name, config=path)
     assert json.loads(str(shown)) == output(pair, "loss", pair.name) and shown.turn == forced.turn

@@ -11,6 +11,7 @@ import pytest
 from metastores import MetastoreFactory
 from policies import Replication
 from replication_fixture import command
+from waiting import CEILING
 
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.distributions import pyspark_jars
@@ -33,7 +34,7 @@ def without_serde(source: Running, name: str, serde: str) -> None:
         f"update APP.SDS set SERDE_ID = {serde} where {where};\ndisconnect;\n"
     )
     java = [find_java(os.environ).executable, "-cp", f"{pyspark_jars()}/*", "org.apache.derby.tools.ij", script]
-    done = subprocess.run(java, cwd=source.directory, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(java, cwd=source.directory, capture_output=True, text=True, timeout=CEILING)
     assert "1 row inserted/updated/deleted" in done.stdout, done.stdout
     embedded.start(source.directory, env=os.environ)
 

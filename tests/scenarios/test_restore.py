@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from newer_calls import newer_client
 from replication_fixture import ReplicationFixture, command, command_with_progress
 from restore_fixture import RestoreFixture, differences, fails, restore, restore_arguments
+from waiting import eventually
 
 from cmroot.store.place import local_path
 from replicator.metastore.embedded.running import Running
@@ -291,10 +291,7 @@ def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
     fixture.source.drop("later")
     inside, lost = then.now()
     forgetful(**{f"hive.metastore.event.db.listener.{key}": value for key, value in CLEANED_AT_ITS_START.items()})
-    deadline = time.monotonic() + 30
-    while fixture.source.metastore.next_events(inside - 1):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: not fixture.source.metastore.next_events(inside - 1))
     assert fixture.capture().code == 5
     assert fixture.capture("--repair").code == 0
     fixture.source.table("after", {"file": then.text("after")})

@@ -27,6 +27,7 @@ from s3_path import S3Path
 from s3_proxy import Proxy, counting
 from stores import s3_server, s3a_as_directories
 from stores_table import FEATURES, StoreFeature, housekept, repaired, restored, snapshots, succeeds, synced
+from waiting import CEILING
 
 from cmroot.root import create_or_open
 from replicator.metastore.embedded.running import Running
@@ -113,7 +114,7 @@ def killed(proxy: Proxy, arguments: Sequence[str], root: S3Path, kind: str, part
 
         proxy.fails = kill
         try:
-            out, error = running.communicate(timeout=120)
+            out, error = running.communicate(timeout=CEILING)
         finally:
             proxy.fails = fails
     assert running.returncode == -9, out + error

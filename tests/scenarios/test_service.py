@@ -16,7 +16,7 @@ import web
 import yaml
 from policies import Replication
 from postgres import Postgres
-from running_service import Service, hanging, processes, service, silent
+from running_service import Service, hanging, processes
 from waiting import eventually
 
 from replicator import database
@@ -29,8 +29,6 @@ from replicator.service.jobs import Job
 from replicator.service.service_run import Ended
 from replicator.service.store import ServiceStore
 from replicator.service.timetable import Every
-
-__all__ = ["service", "silent"]
 
 
 def test_a_policy_is_kept_in_step(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import web
 from aiosmtpd.controller import Controller
-from running_service import Service, service
+from running_service import Service
 from waiting import eventually
 
 from cmroot.root import create_or_open
@@ -23,8 +23,6 @@ from replicator.errors import ConfigError
 from replicator.metastore.embedded.server_process import free_port
 from replicator.service.alerts.alert_store import open_alerts
 from replicator.service.store import ServiceStore
-
-__all__ = ["service"]
 
 KEY = "key-of-the-webhook"
 

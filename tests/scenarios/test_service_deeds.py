@@ -17,7 +17,7 @@ import web
 from housekeeping import UNREFERENCED, LifecycleFixture
 from plain_tables import PlainDatabase
 from policies import Replication
-from running_service import Service, hanging, processes, service, silent
+from running_service import Service, hanging, processes
 from sqlalchemy import update
 from waiting import CEILING, eventually
 
@@ -27,8 +27,6 @@ from replicator.service.actions import Action, open_action
 from replicator.service.entrance.api_tokens import create_token
 from replicator.service.store import ServiceStore
 from replicator.service.web.deeds.recorded import LONG
-
-__all__ = ["service", "silent"]
 
 NOBODY_THERE = {"source": "thrift://127.0.0.1:1", "target": "thrift://127.0.0.1:2", "databases": "d", "schedule": "1d"}
 Event = tuple[str, str, Any]

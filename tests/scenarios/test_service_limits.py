@@ -13,10 +13,8 @@ import httpx
 import pytest
 import web
 from leaks import search
-from running_service import Service, processes, service
+from running_service import Service, processes
 from waiting import CEILING, eventually
-
-__all__ = ["service"]
 
 CONNECTIONS, BURST = 12, 100
 LIMITS = {"connections": CONNECTIONS, "requests_per_second": 1, "burst": BURST, "body": "1KiB", "header_time": "10m"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import web
 from postgres import running_postgres
-from running_service import Service, hanging, processes, service, silent
+from running_service import Service, hanging, processes
 from sqlalchemy import select
 from waiting import Clock, eventually
 
@@ -25,8 +25,6 @@ from replicator.errors import StoreUnreachable
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import lease
 from replicator.service.store import ServiceStore
-
-__all__ = ["service", "silent"]
 
 
 def often(here: Path) -> dict[str, Any]:

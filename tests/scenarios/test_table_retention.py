@@ -34,7 +34,7 @@ class Dated(PlainDatabase):
 
     def __init__(self, metastore: ThriftMetastore, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(metastore, unique("dated"), place / "warehouse")
-        self.place, self.cmroot, self._capsys = place, create_or_open(str(place / "cm")).place, capsys
+        self.place, self.cmroot, self.capsys = place, create_or_open(str(place / "cm")).place, capsys
         self.create()
 
     def dated(self, name: str, *ages: float, key: str = "datepartition", **more: Any) -> list[str]:
@@ -74,17 +74,17 @@ class Dated(PlainDatabase):
 
     def run(self, *more: str, code: int = 0, config: Mapping[str, str] | None = None) -> dict[str, Any]:
         found = command([*self.arguments(*more, config=config), "--json"])
-        answer: dict[str, Any] = json.loads(self._capsys.readouterr().out)
+        answer: dict[str, Any] = json.loads(self.capsys.readouterr().out)
         assert found == code, json.dumps(answer, indent=1)
         return answer
 
     def put_back(self, run: str) -> None:
         assert command(["audit", "restore", "--cmroot", self.cmroot, "--run", run, "--json"]) == 0
-        self._capsys.readouterr()
+        self.capsys.readouterr()
 
     def audit(self, *more: str) -> list[dict[str, Any]]:
         assert command(["audit", "ls", "--cmroot", self.cmroot, "--job", "retention", *more, "--json"]) == 0
-        return list(json.loads(self._capsys.readouterr().out)["rows"])
+        return list(json.loads(self.capsys.readouterr().out)["rows"])
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_legal_hold_keeps_partition_and_metadata(db: Dated) -> None:
         f"{db.name}.orders/datepartition={values[0]}",
     ]
     assert command(hold) == 0
-    db._capsys.readouterr()
+    db.capsys.readouterr()
     for deletes in ("false", "true"):
         done = db.run("--set", f"gobblin.retention.hive.shouldDeleteData={deletes}", code=3)
         assert ["case 17" in each["why"] for each in done["refused"]] == [True]
@@ -273,7 +273,7 @@ def test_files_in_which_a_table_lies_or_that_lie_in_one_stay(db: Dated) -> None:
         db.cmroot,
     ]
     assert command([*arguments, "--json"]) == 3
-    done = json.loads(db._capsys.readouterr().out)
+    done = json.loads(db.capsys.readouterr().out)
     assert {Path(each["path"]).name for each in done["refused"]} == {f"{db.name}.db", "flat", "sub", "part-0"}
     assert all(each["why"].startswith("in use: ") for each in done["refused"])
     assert not (db.home / "free").exists() and (db.home / "flat" / "sub" / "part-1").exists()
