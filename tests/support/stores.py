@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from names import WORKER
@@ -35,8 +36,33 @@ if find_spec("adlfs"):
     STORES.append(pytest.param("abfss", marks=pytest.mark.azure))
 
 
+ALWAYS = ("local", "memory")
+EACH = ("test_cmroot_place.py", "test_cmroot_lease.py")
+"""Modules in which every test runs on every store: its operations one by one, and the lease, which rests on them most."""
+
 S3_SERVERS = ["moto", pytest.param("versitygw", marks=ON_VERSITYGW)]
 """For tests that run on both: see `s3_of`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of what is built on stores runs on a directory, in memory, and on one of the servers: one test after the
+    other takes the next, so that modules are tried on all of them together. The whole product is `long`."""
+    servers = [each for each in (getattr(store, "values", (store,))[0] for store in STORES) if each not in ALWAYS]
+    for item in items:
+        store = item.callspec.params.get("place") if isinstance(item, pytest.Function) and has_params(item) else None
+        if store in servers and item.path.name not in EACH and store != servers[_turn(item) % len(servers)]:
+            item.add_marker(pytest.mark.long)
+
+
+def has_params(item: pytest.Function) -> bool:
+    return hasattr(item, "callspec")
+
+
+def _turn(item: pytest.Function) -> int:
+    """The number of a test among those of its module, whichever were selected; modules begin with different stores."""
+    tests = [name for name in vars(item.module) if name.startswith("test_")]
+    return tests.index(item.originalname) + crc32(item.path.name.encode())
 
 
 @contextmanager
