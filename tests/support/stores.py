@@ -38,7 +38,7 @@ if find_spec("adlfs"):
 
 ALWAYS = ("local", "memory")
 EACH = ("test_cmroot_place.py", "test_cmroot_lease.py")
-"""Modules in which every test runs on every store: its operations one by one, and the lease, which rests on them most."""
+"""Modules in which every test runs on every store: its operations one by one, and the lease."""
 
 S3_SERVERS = ["moto", pytest.param("versitygw", marks=ON_VERSITYGW)]
 """For tests that run on both: see `s3_of`."""
