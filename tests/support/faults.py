@@ -1,4 +1,4 @@
-"""Runs the command line in a child process that is killed (SIGKILL) at one step, given by what it does.
+"""Runs the command line in a process that is killed (SIGKILL) at one step, given by what it does.
 
     python faults.py <moment> <kind> <pattern> <n> -- dump --source ...
 
@@ -22,7 +22,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,13 +29,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from forked_commands import Forked
 
 KINDS = ("rename", "link", "symlink", "unlink", "rmdir", "mkdir", "commit", "thrift", "any", "call", "trace")
 ERRORS = ("EIO", "ESTALE", "EACCES", "ETIMEDOUT")
 REACHED = "faults: reached"
 LOOKS = ("open", "stat", "lstat", "scandir", "listdir", "chmod", "readlink")
 BEGINS = "faults: the command begins"
+STOPS = {"FAULTS_STOP": "1"}
 
 
 @dataclass(frozen=True)
@@ -82,67 +84,60 @@ def run_with(
     """Runs a command line in a child with a fault, or one that is killed so many seconds after it began.
 
     Raises AssertionError when the scripted fault was never reached, unless it need not be (`must`)."""
-    words = [fault.moment, fault.kind, fault.pattern, str(fault.number)] if fault else ["-"]
-    command = [sys.executable, __file__, *words, "--", *arguments, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stderr and child.stdout
-        first = child.stderr.readline()
-        if first.strip() != BEGINS:
-            raise AssertionError(first + child.stderr.read())
-        began = time.monotonic()
-        if kill_after is not None:
-            try:
-                child.wait(kill_after)
-            except subprocess.TimeoutExpired:
-                child.kill()
-        out, error = child.communicate()
-        seconds = time.monotonic() - began
-    killed = child.returncode == -signal.SIGKILL
-    if fault is not None and fault.kind != "trace" and must and REACHED not in error:
-        raise AssertionError(f"the fault was never reached: {fault}; exit {child.returncode}: {out}{error}")
-    return Ended(killed, child.returncode, out, error, seconds)
+    with _outputs() as (out, error):
+        child, began = Forked(_words(fault, [*arguments, "--json"]), out, error), time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            child.state(kill_after)
+        ended = _ended(child, out, error, began)
+    if fault is not None and fault.kind != "trace" and must and not ended.reached:
+        raise AssertionError(f"the fault was never reached: {fault}; exit {ended.code}: {ended.out}{ended.error}")
+    return ended
+
+
+def _words(fault: Fault | None, arguments: Sequence[str]) -> list[str]:
+    said = [fault.moment, fault.kind, fault.pattern, str(fault.number)] if fault else ["-"]
+    return [*said, "--", *arguments]
+
+
+@contextlib.contextmanager
+def _outputs() -> Iterator[tuple[IO[str], IO[str]]]:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
+        yield out, error
+
+
+def _ended(child: Forked, out: IO[str], error: IO[str], began: float) -> Ended:
+    """Kills what has not ended."""
+    code, seconds = child.kill(), time.monotonic() - began
+    for file in (out, error):
+        file.seek(0)
+    return Ended(code == -signal.SIGKILL, code, out.read(), error.read(), seconds)
 
 
 @contextlib.contextmanager
 def standing(fault: Fault, arguments: Sequence[str]) -> Iterator[None]:
     """A command line that stands still at a step for the length of the block, and is killed then."""
-    command = [sys.executable, __file__, fault.moment, fault.kind, fault.pattern, str(fault.number), "--", *arguments]
-    child = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "FAULTS_STOP": "1"}
-    )
-    try:
-        _, status = os.waitpid(child.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), f"the fault was never reached: {fault}"
-        yield
-    finally:
-        child.kill()
-        child.wait()
+    with _outputs() as (out, error):
+        child = Forked(_words(fault, arguments), out, error, STOPS)
+        try:
+            assert os.WIFSTOPPED(child.state()), f"the fault was never reached: {fault}"
+            yield
+        finally:
+            child.kill()
 
 
 def delayed(fault: Fault, arguments: Sequence[str], meanwhile: Callable[[], None]) -> Ended:
     """A command line that stands still at a step while something else happens, and then goes on to its end. When the
     step is never reached, nothing else happens (`reached`)."""
-    words = [fault.moment, fault.kind, fault.pattern, str(fault.number)]
-    command = [sys.executable, __file__, *words, "--", *arguments, "--json"]
-    began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
-        child = subprocess.Popen(command, stdout=out, stderr=error, env={**os.environ, "FAULTS_STOP": "1"})
+    with _outputs() as (out, error):
+        child, began = Forked(_words(fault, [*arguments, "--json"]), out, error, STOPS), time.monotonic()
         try:
-            _, status = os.waitpid(child.pid, os.WUNTRACED)
-            if os.WIFSTOPPED(status):
+            if os.WIFSTOPPED(child.state()):
                 meanwhile()
-                child.send_signal(signal.SIGCONT)
-                _, status = os.waitpid(child.pid, 0)
-            child.returncode = os.waitstatus_to_exitcode(status)
+                child.go_on()
+                child.state()
         finally:
-            if child.returncode is None:
-                child.kill()
-                child.wait()
-        for file in (out, error):
-            file.seek(0)
-        reported, complained = out.read(), error.read()
-    killed = child.returncode == -signal.SIGKILL
-    return Ended(killed, child.returncode, reported, complained, time.monotonic() - began)
+            ended = _ended(child, out, error, began)
+    return ended
 
 
 # ---- in the child -------------------------------------------------------------------------------------------------
@@ -227,16 +222,22 @@ def install(steps: Steps) -> None:
 
 
 def _main() -> None:
-    split = sys.argv.index("--")
-    fault, arguments = sys.argv[1:split], sys.argv[split + 1 :]
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
-    import replicator  # noqa: F401  loaded before the clock starts
+    import replicator  # noqa: F401  loaded before it begins
+
+    run_command(sys.argv[1:], begins=True)
+
+
+def run_command(words: Sequence[str], *, begins: bool = False) -> None:
+    """In this process, which ends with it. words: of a fault, `--`, and of the command line. begins: says so."""
     from replicator.cli.main import main
 
-    if fault != ["-"]:
+    split = words.index("--")
+    fault, sys.argv[1:] = words[:split], words[split + 1 :]
+    if list(fault) != ["-"]:
         install(Steps(Fault(fault[0], fault[1], fault[2], int(fault[3]))))
-    print(BEGINS, file=sys.stderr, flush=True)
-    sys.argv[1:] = arguments
+    if begins:
+        print(BEGINS, file=sys.stderr, flush=True)
     main()
 
 
