@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hadoop import Cluster
+from waiting import CEILING
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class HdfsPath:
         url = f"{self.cluster.web}/webhdfs/v1{urllib.parse.quote(self.path)}?{query}"
         if data is not None:  # the NameNode says to which DataNode
             request = urllib.request.Request(f"{url}&noredirect=true", method=method, headers=known)
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=CEILING) as answer:
                 url, known = urllib.parse.quote(json.load(answer)["Location"], safe="%/:?&="), {}
         request = urllib.request.Request(url, method=method, data=data, headers=known)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=CEILING) as answer:
             return bytes(answer.read())
