@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from engines import local_engine
 from plain_tables import PlainDatabase, text_storage
-from waiting import eventually
+from waiting import pause
 
 import replicator
 from cmroot.errors import Exists, FormatError
@@ -314,9 +314,8 @@ def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
 
 
 def next_second() -> int:
-    """Moments of backups are whole seconds, and tasks have no clock of a test."""
     begun = int(time.time()) + 1
-    eventually(lambda: time.time() >= begun)
+    pause(begun - time.time(), "moments of backups are whole seconds, and tasks have no clock of a test")
     return begun
 
 

@@ -23,7 +23,7 @@ from policies import Replication
 from purges import DESCRIPTOR, Warehouse
 from replication_fixture import Answer, ReplicationFixture, command
 from restore_fixture import RestoreFixture, differences, restore, restore_arguments
-from waiting import eventually
+from waiting import pause
 
 from cmroot.root import create_or_open, open_existing
 from replicator.metastore.embedded.running import Running
@@ -219,7 +219,7 @@ def test_housekeeping_and_its_undoing(
     life.db.alter("p", **{"beekeeper.expired.data.retention.period": "PT1S"})
     run = ["housekeeping", "run", "--metastore", sides[0].uri, "--cmroot", str(life.root.place), "--store", url]
     cmroot = here / "cmroot"
-    eventually(lambda: time.time() > max(each.created for each in life.items()) + 1)  # the second is over
+    pause(2, "the period of a second, by the clock of a command")
     killed(Fault("after", "rename", r"/recycling/.*/p=2$"), [*run, "--engine", "local"], cmroot)
     done = life.run(3.1)
     assert done.status == "done" and life.values("p") == [], (
