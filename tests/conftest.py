@@ -90,15 +90,19 @@ def hives(pool: Pool, request: pytest.FixtureRequest) -> Callable[..., Running]:
 
 
 @pytest.fixture(scope="module")
-def source_metastore(pool: Pool) -> Running:
+def source_metastore(pool: Pool, request: pytest.FixtureRequest) -> Running:
     """A metastore to replicate from. Earlier tests have used it: make databases of your own (`unique`)."""
-    return borrow(pool, "source", **VERSION)
+    return borrow(pool, "source", few=has_removals(request), **VERSION)
 
 
 @pytest.fixture(scope="module")
-def target_metastore(pool: Pool) -> Running:
+def target_metastore(pool: Pool, request: pytest.FixtureRequest) -> Running:
     """A second one, to replicate to."""
-    return borrow(pool, "target", **VERSION)
+    return borrow(pool, "target", few=has_removals(request), **VERSION)
+
+
+def has_removals(request: pytest.FixtureRequest) -> bool:
+    return request.node.get_closest_marker("removals") is not None
 
 
 @pytest.fixture(scope="module")

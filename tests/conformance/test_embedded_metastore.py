@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
+from metastores import MetastoreFactory
 from postgres import Postgres
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.transport.TSocket import TSocket
@@ -35,7 +36,16 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import began, free_port
 from replicator.metastore.thrift import connect
 
-MetastoreFactory = Callable[..., Running]
+
+@pytest.fixture(scope="module")
+def source_metastore(metastore_factory: MetastoreFactory) -> Running:
+    """Of this module alone: it asserts event ids, and what a new server has."""
+    return metastore_factory("source")
+
+
+@pytest.fixture(scope="module")
+def target_metastore(metastore_factory: MetastoreFactory) -> Running:
+    return metastore_factory("target")
 
 
 @pytest.fixture

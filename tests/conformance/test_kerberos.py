@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from kerberos import REALM, Kdc
 from leaks import replicated
+from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from secured import (
     LOCALHOST,
@@ -52,6 +53,17 @@ def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
         "hive.metastore.kerberos.principal": f"hive/localhost@{REALM}",
     }
     return secured_metastore(directory, config, wanted | settings, java=kdc.java_options())
+
+
+@pytest.fixture(scope="module")
+def source_metastore(metastore_factory: MetastoreFactory) -> Running:
+    """Of this module alone: its policy has a database with a fixed name, as its texts have."""
+    return metastore_factory("source")
+
+
+@pytest.fixture(scope="module")
+def target_metastore(metastore_factory: MetastoreFactory) -> Running:
+    return metastore_factory("target")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,17 @@ class Server:
         for _ in range(count):
             opened = self.client.open_txns(ttypes.OpenTxnRequest(num_txns=1, user="u", hostname="h")).txn_ids
             self.client.commit_txn(ttypes.CommitTxnRequest(txnid=opened[0]))
+
+
+@pytest.fixture(scope="module")
+def hives(metastore_factory: MetastoreFactory) -> Hives:
+    """Servers of this module alone: it compares all events that a server has."""
+
+    @cache
+    def start(hive: str, name: str = "source") -> Running:
+        return metastore_factory(f"{name}-{hive}", hive=hive, host="0.0.0.0" if hive == "3.1" else "127.0.0.1")
+
+    return start
 
 
 @pytest.fixture(params=["3.1", "4.0", "4.2"])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from purges import DESCRIPTOR, Warehouse
+
+pytestmark = pytest.mark.removals
 
 FORMATS = {
     "parquet_of_spark": "(id INT, v STRING, k INT) USING parquet PARTITIONED BY (k)",

@@ -23,6 +23,8 @@ from replicator.purge.run import Purged
 from replicator.purge.search import by_spark, proving
 from replicator.purge.search.lost_columns import ColumnsTask, run_columns_task
 
+pytestmark = pytest.mark.removals
+
 FORMATS = ("AVRO", "SEQUENCEFILE")
 NESTED = """'dataset.descriptor'='{"privacy": {"column": "header.id"}}'"""
 

@@ -16,6 +16,8 @@ from replicator.purge.rewrite.formats import format_of
 from replicator.purge.rewrite.id_fields import identify
 from replicator.purge.rewrite.text_values import NONE, canonical
 
+pytestmark = pytest.mark.removals
+
 NUMBERS = [
     "7",
     "+7",

@@ -21,6 +21,8 @@ from cmroot.store.place import Place
 from replicator.purge.copies import copies
 from replicator.purge.options import PurgeOptions
 
+pytestmark = pytest.mark.removals
+
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[Proxy]:

@@ -17,6 +17,8 @@ from replicator.purge.backups.restore import restore_backup
 from replicator.purge.options import BackupRestoreSettings
 from replicator.purge.state import runs
 
+pytestmark = pytest.mark.removals
+
 
 def count(warehouse: Warehouse, db: str, rows: int) -> None:
     """As `ANALYZE TABLE` of Impala and of Spark note it on a partitioned table."""

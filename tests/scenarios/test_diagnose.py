@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from leaks import run, said, search
+from metastores import MetastoreFactory
 from no_spark import environment_without_spark
 from plain_tables import PlainDatabase
 
@@ -22,6 +23,17 @@ SECRETS = {
     "webhook": b"T00/B00/s3cret-webhook",
     "password": b"s3cret-of-the-server",
 }
+
+
+@pytest.fixture(scope="module")
+def source_metastore(metastore_factory: MetastoreFactory) -> Running:
+    """Of this module alone: a bundle names databases, which are called the same in each test."""
+    return metastore_factory("source")
+
+
+@pytest.fixture(scope="module")
+def target_metastore(metastore_factory: MetastoreFactory) -> Running:
+    return metastore_factory("target")
 
 
 @pytest.fixture

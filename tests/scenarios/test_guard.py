@@ -40,6 +40,8 @@ from replicator.removal.removal import Limits, Removal, judge, refuse_excess
 from replicator.removal.removal_report import Removals
 from replicator.removal.remove import Remover
 
+pytestmark = pytest.mark.removals
+
 NOW = 1_700_000_000.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,14 @@ def without_keys(hdfs: Cluster, directory: Path, **settings: str) -> str:
 
 
 def on_disk(cluster: Cluster) -> bytes:
-    """All blocks as the DataNode has them."""
-    return b"".join(block.read_bytes() for block in sorted((cluster.directory / "data").rglob("blk_*")))
+    """All blocks as the DataNode has them. Those of other tests are written and removed meanwhile, and change their
+    directory when they are complete: what is not found is looked for once more."""
+    found: dict[str, bytes] = {}
+    for _ in range(2):
+        for block in sorted((cluster.directory / "data").rglob("blk_*")):
+            with contextlib.suppress(FileNotFoundError):
+                found[block.name] = block.read_bytes()
+    return b"".join(found.values())
 
 
 def test_files_are_encrypted_as_hadoops_own_client_does(hdfs: Cluster, zone: HdfsPath) -> None:

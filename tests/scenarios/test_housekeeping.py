@@ -23,6 +23,8 @@ from replicator.removal.legal import LegalHold, add_hold
 from replicator.removal.removal import Limits
 from replicator.text.period import parse_period
 
+pytestmark = pytest.mark.removals
+
 
 @pytest.fixture
 def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:

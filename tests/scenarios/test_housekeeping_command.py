@@ -27,6 +27,8 @@ from replicator.housekeeping.repetition import Followed
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.pitr.upkeep import expire_root
 
+pytestmark = pytest.mark.removals
+
 
 @pytest.fixture
 def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:

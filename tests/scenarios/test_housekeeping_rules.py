@@ -18,6 +18,8 @@ from replicator.errors import Refused
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal.removal import Limits
 
+pytestmark = pytest.mark.removals
+
 SWITCH = "beekeeper.remove.unreferenced.data"
 
 

@@ -36,6 +36,8 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java
 from replicator.metastore.thrift import connect
 
+pytestmark = pytest.mark.removals
+
 
 def when_claims_have_run_out() -> float:
     """A clock by which claims have run out."""

@@ -24,6 +24,8 @@ import replicator
 from replicator.ingestion.files import drop_directory
 from replicator.ingestion.landing import file_steps, landing_steps
 
+pytestmark = pytest.mark.removals
+
 
 @pytest.fixture
 def dropping(warehouse: Warehouse, tmp_path: Path) -> Iterator[Dropping]:

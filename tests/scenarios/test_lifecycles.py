@@ -34,6 +34,8 @@ from replicator.purge.run import Purge
 from replicator.retention.job_file import read_job
 from replicator.retention.run import Retention
 
+pytestmark = pytest.mark.removals
+
 NAMES = ("t0", "t1", "t2", "t3")
 GONE = (3, 7)  # ids to be erased; every third file has a row of one
 DESCRIBED = {"dataset.descriptor": '{"column": "a"}'}

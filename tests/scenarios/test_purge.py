@@ -21,6 +21,8 @@ from replicator.purge.backups.backups import backups
 from replicator.purge.backups.restore import restore_backup
 from replicator.purge.options import BackupRestoreSettings, RetainOptions
 
+pytestmark = pytest.mark.removals
+
 
 def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:
     """And what is told meanwhile, of a table at work, too."""

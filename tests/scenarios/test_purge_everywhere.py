@@ -23,6 +23,8 @@ from replicator.purge.onboarding import WhiteList
 from replicator.purge.options import PurgeOptions, RetainOptions
 from replicator.purge.run import described
 
+pytestmark = pytest.mark.removals
+
 NAME = b"member-of-the-club-40"
 
 

@@ -22,6 +22,8 @@ from replicator.metastore.thrift import connect
 from replicator.purge.certify import Certificate, Replica
 from replicator.purge.options import PurgeOptions
 
+pytestmark = pytest.mark.removals
+
 HISTORIES = int(os.environ.get("PURGE_HISTORIES", "1"))
 SEED = int(os.environ.get("PURGE_SEED", "1"))
 TABLES = 5

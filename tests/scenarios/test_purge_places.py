@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
+pytestmark = pytest.mark.removals
+
 SERDES = {
     "text": "ROW FORMAT DELIMITED FIELDS TERMINATED BY ','",
     "avro": "STORED AS AVRO",

@@ -15,6 +15,8 @@ from pyarrow import orc
 from replicator.purge.rewrite import rewrite_task
 from replicator.purge.search import proving
 
+pytestmark = pytest.mark.removals
+
 FORMATS = {
     "parquet": "(id BIGINT, v STRING, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) STORED AS PARQUET",
     "parquet_of_spark": "(id INT, v STRING, m MAP<STRING,ARRAY<DATE>>, k STRING) USING parquet PARTITIONED BY (k)",

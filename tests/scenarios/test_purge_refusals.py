@@ -15,6 +15,8 @@ from replicator.purge.search.matching import failed
 from replicator.removal.legal import LegalHold, add_hold
 from replicator.removal.removal import Limits
 
+pytestmark = pytest.mark.removals
+
 
 def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:
     warehouse.sql(

@@ -15,6 +15,8 @@ from replicator.core.model import Column
 from replicator.purge.onboarding import onboard, struct_fields
 from replicator.text.sql_text import quoted_name, quoted_text
 
+pytestmark = pytest.mark.removals
+
 SECRET = "the diary of somebody else"
 
 

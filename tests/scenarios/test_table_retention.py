@@ -26,6 +26,8 @@ from replicator.core.model import EXTERNAL, Column, Partition, Storage, Table
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal import remove
 
+pytestmark = pytest.mark.removals
+
 DELETES = "gobblin.retention.hive.shouldDeleteData=true"
 
 

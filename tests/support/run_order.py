@@ -27,6 +27,13 @@ SEED = "REPLICATOR_TEST_SEED"
 LISTED = 0.5  # seconds: tests above have a record of their own
 PART = 45.0  # seconds of one unit
 CHANGED = 0.4  # share by which a time must differ to be recorded again: runs differ, and the file is versioned
+WHOLE = {
+    "tests/conformance/test_gcs_and_azure.py": "its buckets have one set of roots",
+    "tests/conformance/test_keepers.py": "its buckets have one set of roots",
+    "tests/conformance/test_version_expiry.py": "its buckets have one set of roots",
+    "tests/scenarios/test_hdfs_zones.py": "the NameNode asks one key server, at one port",
+}
+"""Files that one worker runs, whatever they take."""
 UNKNOWN = 1.0  # seconds of a test without a record
 
 Record = Mapping[str, Mapping[str, float]]
@@ -72,6 +79,9 @@ def units(nodes: Sequence[str], seconds: Mapping[str, float]) -> dict[str, list[
 
 def _parts(tests: Sequence[str], seconds: Mapping[str, float]) -> Iterable[list[str]]:
     """Consecutive tests, cut evenly where the file takes longer than a part."""
+    if tests[0].partition("::")[0] in WHOLE:
+        yield list(tests)
+        return
     total = sum(seconds[each] for each in tests)
     wanted = total / max(1, -(-total // PART))
     part: list[str] = []

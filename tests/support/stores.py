@@ -14,8 +14,8 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from names import WORKER
 from object_servers import ACCOUNT, environment, make_bucket
+from pool import Pool
 from versity import ON_VERSITYGW, Versity
 
 from cmroot.root import create_or_open
@@ -112,23 +112,23 @@ def s3_endpoint() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def gcs_bucket(gcs: str) -> str:
-    make_bucket(gcs, name := f"cmroot-{WORKER}")
-    return f"gs://{name}"
+def gcs_bucket(gcs: str, pool: Pool) -> str:
+    pool.value("gcs-bucket", lambda: make_bucket(gcs, "cmroot-test"))
+    return "gs://cmroot-test"
 
 
 @pytest.fixture(scope="session")
-def azure_container(azure: str) -> str:
-    name = f"cmroot-{WORKER}"
-    FsspecStore(place := f"abfss://{name}@{ACCOUNT}.dfs.core.windows.net").filesystem.mkdir(name)
+def azure_container(azure: str, pool: Pool) -> str:
+    place = f"abfss://cmroot-test@{ACCOUNT}.dfs.core.windows.net"
+    pool.value("azure-container", lambda: FsspecStore(place).filesystem.mkdir("cmroot-test"))
     return place
 
 
 @pytest.fixture(scope="session")
-def versitygw_bucket(versitygw: Versity) -> tuple[str, Versity]:
+def versitygw_bucket(versitygw: Versity, pool: Pool) -> tuple[str, Versity]:
     with environment(versitygw.environment):
-        new_filesystem().mkdir(name := f"cmroot-{WORKER}")
-    return f"s3a://{name}", versitygw
+        pool.value("versitygw-bucket", lambda: new_filesystem().mkdir("cmroot-on-versitygw"))
+    return "s3a://cmroot-on-versitygw", versitygw
 
 
 @pytest.fixture(scope="module", params=S3_SERVERS)

@@ -150,6 +150,8 @@ def spawn(
         f"-D{HOST}={host}",
         f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
         f"-Dderby.stream.error.file={directory / 'derby.log'}",
+        # Hive has several hundred statements; Derby keeps 100 compiled ones, and compiles the others each time.
+        "-Dderby.language.statementCacheSize=2000",
         f"-Djava.io.tmpdir={_temporary(directory)}",
         "-cp",
         class_path,
