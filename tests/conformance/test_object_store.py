@@ -59,7 +59,7 @@ def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
         source.create_database(Database(name=db, location=f"file:{home}"))
         keys = (Column(name="day", type="string"),)
         source.create_table(Table(db=db, name="log", storage=text_storage(f"file:{home}/log"), partition_keys=keys))
-    write_partition(source_metastore, db, "1", first := db.rjust(12))  # the target keeps those of all
+    write_partition(source_metastore, db, "1", text := db.rjust(12))  # the target keeps those of all
     first = replicator.dump(out=f"{bucket}/dumps/1", **sides)
     assert (first.status, first.files) == ("dumped", 1)
     (home / "log" / "day=1" / "part-0").unlink()  # and the bytes are kept, by a copy
@@ -68,7 +68,7 @@ def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
 
     assert (loaded.files_copied, loaded.files_from_cmroot) == (1, 1)
     copied = target_metastore.warehouse / f"{db}.db" / "log" / "day=1" / "part-0"
-    assert copied.read_text() == first
+    assert copied.read_text() == text
 
     write_partition(source_metastore, db, "2", "second")
     second = replicator.dump(out=f"{bucket}/dumps/2", since=first.dump, **sides)
