@@ -92,6 +92,7 @@ def s3_server() -> Iterator[Any]:
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    filesystem_of.cache_clear()  # a bucket that was served by an earlier one has this address now
     host, port = server.get_host_and_port()
     named = {
         "AWS_ACCESS_KEY_ID": "test",
