@@ -127,7 +127,7 @@ def test_many_tables_are_made_in_one_call_each_and_read_back_together(
     finally:
         limit_metastores([(pair.target_uri, Limit())])
     assert calls["create_table"] == 30
-    assert calls["tables"] + calls["table"] < 8, calls
+    assert calls["table"] == 0, "a read back takes all that wait; how many they are depends on the machine's load"
     pair.is_same("a")
 
 
