@@ -89,11 +89,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def stop_abandoned(directory: Path) -> None:
-    """Ends the servers of a run that was killed, and removes their data; those of a run that goes on stay."""
+    """Ends the servers of a killed run, and removes their data; those of a running one stay, and so does a directory
+    that another user has made: it could name any process."""
     try:
+        if directory.is_symlink() or directory.lstat().st_uid != os.getuid():
+            return
         pid, start = json.loads((directory / OWNER).read_text())
     except (OSError, ValueError):
-        return  # it is being made, or another run removes it
+        return  # it is being created, or another run removes it
     if began(pid) != start:
         Pool(directory).stop()
 
