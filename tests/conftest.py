@@ -92,17 +92,21 @@ def hives(pool: Pool, request: pytest.FixtureRequest) -> Callable[..., Running]:
 @pytest.fixture(scope="module")
 def source_metastore(pool: Pool, request: pytest.FixtureRequest) -> Running:
     """A metastore to replicate from. Earlier tests have used it: make databases of your own (`unique`)."""
-    return borrow(pool, "source", few=has_removals(request), **VERSION)
+    return side_of(request, pool, "source")
 
 
 @pytest.fixture(scope="module")
 def target_metastore(pool: Pool, request: pytest.FixtureRequest) -> Running:
     """A second one, to replicate to."""
-    return borrow(pool, "target", few=has_removals(request), **VERSION)
+    return side_of(request, pool, "target")
 
 
-def has_removals(request: pytest.FixtureRequest) -> bool:
-    return request.node.get_closest_marker("removals") is not None
+def side_of(request: pytest.FixtureRequest, pool: Pool, name: str) -> Running:
+    """A new server for modules marked `own_metastores`, else one of the pool's."""
+    if request.node.get_closest_marker("own_metastores"):
+        started: Running = request.getfixturevalue("metastore_factory")(name)
+        return started
+    return borrow(pool, name, few=request.node.get_closest_marker("removals") is not None, **VERSION)
 
 
 @pytest.fixture(scope="module")

@@ -36,16 +36,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import began, free_port
 from replicator.metastore.thrift import connect
 
-
-@pytest.fixture(scope="module")
-def source_metastore(metastore_factory: MetastoreFactory) -> Running:
-    """Of this module alone: it asserts event ids, and what a new server has."""
-    return metastore_factory("source")
-
-
-@pytest.fixture(scope="module")
-def target_metastore(metastore_factory: MetastoreFactory) -> Running:
-    return metastore_factory("target")
+pytestmark = pytest.mark.own_metastores
 
 
 @pytest.fixture

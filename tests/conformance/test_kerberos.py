@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from kerberos import REALM, Kdc
 from leaks import replicated
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from secured import (
     LOCALHOST,
@@ -55,15 +54,7 @@ def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:
     return secured_metastore(directory, config, wanted | settings, java=kdc.java_options())
 
 
-@pytest.fixture(scope="module")
-def source_metastore(metastore_factory: MetastoreFactory) -> Running:
-    """Of this module alone: its policy has a database with a fixed name, as its texts have."""
-    return metastore_factory("source")
-
-
-@pytest.fixture(scope="module")
-def target_metastore(metastore_factory: MetastoreFactory) -> Running:
-    return metastore_factory("target")
+pytestmark = pytest.mark.own_metastores
 
 
 @pytest.fixture(scope="module")

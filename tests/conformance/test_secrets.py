@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from leaks import replicated, run, said, search
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from postgres import Postgres
 from stores import s3_server
@@ -18,15 +17,7 @@ from replicator.metastore.thrift import connect
 PASSWORD = "s3cret-of-the-database"
 
 
-@pytest.fixture(scope="module")
-def source_metastore(metastore_factory: MetastoreFactory) -> Running:
-    """Of this module alone: its policy has a database with a fixed name, as its texts have."""
-    return metastore_factory("source")
-
-
-@pytest.fixture(scope="module")
-def target_metastore(metastore_factory: MetastoreFactory) -> Running:
-    return metastore_factory("target")
+pytestmark = pytest.mark.own_metastores
 
 
 def test_the_password_of_a_metastores_database_is_never_shown(tmp_path: Path, postgres: Postgres) -> None:

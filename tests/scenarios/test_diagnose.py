@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from leaks import run, said, search
-from metastores import MetastoreFactory
 from no_spark import environment_without_spark
 from plain_tables import PlainDatabase
 
@@ -25,15 +24,7 @@ SECRETS = {
 }
 
 
-@pytest.fixture(scope="module")
-def source_metastore(metastore_factory: MetastoreFactory) -> Running:
-    """Of this module alone: a bundle names databases, which are called the same in each test."""
-    return metastore_factory("source")
-
-
-@pytest.fixture(scope="module")
-def target_metastore(metastore_factory: MetastoreFactory) -> Running:
-    return metastore_factory("target")
+pytestmark = pytest.mark.own_metastores
 
 
 @pytest.fixture
