@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gateways import Guarded, guarded
 from hypothesis import settings
-from metastores import MetastoreFactory, borrow
+from metastores import MetastoreFactory, borrow, drop_databases, emptied
 from policies import Replication
 from pool import Pool
 from purges import Warehouse
@@ -73,40 +75,56 @@ def metastore_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meta
         embedded.stop(directory)
 
 
-@pytest.fixture(scope="session")
-def hives(pool: Pool, request: pytest.FixtureRequest) -> Callable[..., Running]:
+@pytest.fixture(scope="module")
+def hives(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
     """`hives("4.2")`, `hives("4.2", "target", "postgres")`: a metastore of this version of Hive, the same one for all
-    tests of a run that ask for the same names, with the data that it has. Make databases of your own in it."""
+    tests of a run that ask for the same names. Make databases of your own in it (`unique`); they are dropped when the
+    module ends."""
+    used: dict[str, Running] = {}
 
     def start(hive: str, name: str = "source", database: str = "derby") -> Running:
         host = "0.0.0.0" if hive == "3.1" else "127.0.0.1"
         key = f"hive-{hive}-{name}-{database}"
-        if database == "derby":
-            return pool.metastore(key, hive=hive, host=host, env=os.environ)
-        settings = pool.value(key, lambda: request.getfixturevalue("postgres").jdbc())
-        return pool.metastore(key, hive=hive, host=host, settings=settings, env=os.environ)
+        options: dict[str, Any] = {"hive": hive, "host": host, "env": os.environ}
+        if database != "derby":
+            options["settings"] = pool.value(key, lambda: request.getfixturevalue("postgres").jdbc())
+        used[key] = pool.metastore(key, **options)
+        return used[key]
 
-    return start
+    yield start
+    for running in used.values():
+        drop_databases(running)
 
 
 @pytest.fixture(scope="module")
-def source_metastore(pool: Pool, request: pytest.FixtureRequest) -> Running:
+def source_metastore(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Running]:
     """A metastore to replicate from. Earlier tests have used it: make databases of your own (`unique`)."""
-    return side_of(request, pool, "source")
+    if request.node.get_closest_marker("removals"):
+        yield from emptied_side(request, pool, "source-removals")
+    else:
+        yield started_or_borrowed(request, pool, "source")
 
 
 @pytest.fixture(scope="module")
-def target_metastore(pool: Pool, request: pytest.FixtureRequest) -> Running:
+def target_metastore(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Running]:
     """A second one, to replicate to."""
-    return side_of(request, pool, "target")
+    yield from emptied_side(request, pool, "target")
 
 
-def side_of(request: pytest.FixtureRequest, pool: Pool, name: str) -> Running:
-    """A new server for modules marked `own_metastores`, else one of the pool's."""
+def emptied_side(request: pytest.FixtureRequest, pool: Pool, name: str) -> Iterator[Running]:
+    """One whose databases go with the module."""
+    running = started_or_borrowed(request, pool, name)
+    yield running
+    if not request.node.get_closest_marker("own_metastores"):
+        emptied(running)
+
+
+def started_or_borrowed(request: pytest.FixtureRequest, pool: Pool, name: str) -> Running:
+    """A new server for modules marked `own_metastores`, else this worker's of the pool."""
     if request.node.get_closest_marker("own_metastores"):
         started: Running = request.getfixturevalue("metastore_factory")(name)
         return started
-    return borrow(pool, name, few=request.node.get_closest_marker("removals") is not None, **VERSION)
+    return borrow(pool, name, **VERSION)
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +146,20 @@ def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[ReplicationFixture]:
     """An empty database of the source, and nothing captured yet."""
     made = ReplicationFixture(source_metastore, target_metastore, tmp_path)
     made.source.create()
-    return made
+    yield made
+    drop_databases(target_metastore, re.compile(made.db))
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Replication]:
     """A policy without databases yet."""
-    return Replication(source_metastore, target_metastore, tmp_path)
+    made = Replication(source_metastore, target_metastore, tmp_path)
+    yield made
+    drop_databases(target_metastore, re.compile(made.name))
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import tenacity
@@ -113,17 +113,24 @@ class Connections:
                 hint="it may have happened; running the same command again settles it",
             ) from error
 
-    def plain(self, make: Make, what: str, call: Callable[[Any], T]) -> T:
-        """One read over a connection of its own that decodes with the protocol `make(transport)` gives."""
+    @contextmanager
+    def plain(self, make: Make) -> Iterator[Callable[[str, Callable[[Any], Any]], Any]]:
+        """`read(what, call)`, each over one connection of its own that decodes with the protocol `make(transport)`
+        gives."""
         closed = self._closed
-        self.traffic.wait_turn()
         while not self.traffic.may_open(self):
             self.close_idle()
         connection = self._connect(make, closed)
+
+        def read(what: str, call: Callable[[Any], Any]) -> Any:
+            self.traffic.wait_turn()
+            try:
+                return call(bound(connection.client, self.config.catalog))
+            except (TTransportException, TException) as error:
+                raise _translated(what, error) from error
+
         try:
-            return call(bound(connection.client, self.config.catalog))
-        except (TTransportException, TException) as error:
-            raise _translated(what, error) from error
+            yield read
         finally:
             self._drop(connection)
 

@@ -34,13 +34,15 @@ class DriftGuard:
 
     def unknown_fields(self) -> dict[str, list[int]]:
         """Field ids by struct name, over all kinds seen so far. An object that is gone waits for the next one."""
-        for kind in list(self._reads):
-            read = self._reads.pop(kind)
-            try:
-                self._connections.plain(self._watching, f"look for unknown fields of a {kind}", read)
-            except ObjectNotFound:
-                continue
-            self._done.add(kind)
+        if self._reads:
+            with self._connections.plain(self._watching) as watched:
+                for kind in list(self._reads):
+                    read = self._reads.pop(kind)
+                    try:
+                        watched(f"look for unknown fields of a {kind}", read)
+                    except ObjectNotFound:
+                        continue
+                    self._done.add(kind)
         return {name: sorted(fields) for name, fields in sorted(self._unknown.items())}
 
     def _watching(self, transport: Any) -> TProtocolBase:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from housekeeping import DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
+from names import unique
 
 import replicator
 from cmroot.keep.content import locate
@@ -37,6 +38,7 @@ from replicator.retention.run import Retention
 pytestmark = pytest.mark.removals
 
 NAMES = ("t0", "t1", "t2", "t3")
+IDS = unique("ids")
 GONE = (3, 7)  # ids to be erased; every third file has a row of one
 DESCRIBED = {"dataset.descriptor": '{"column": "a"}'}
 STEPS = 30
@@ -231,7 +233,7 @@ class RandomHistory:
         before, everything = self.state(), self.everything()
         if not any(DESCRIBED.keys() & self.fixture.live(name).parameters.keys() for name in self.tables()):
             return self.say("nothing to purge")
-        asked = PurgeOptions("ids.gone:a", self.fixture.db.name, "column")
+        asked = PurgeOptions(f"{IDS}.gone:a", self.fixture.db.name, "column")
         with Purge(
             root=self.fixture.root, metastore=self.fixture.metastore, runtime=Runtime(self.engines), options=asked
         ) as purge:
@@ -320,9 +322,9 @@ def rows_at(place: Path) -> list[list[str]]:
 def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
     metastore: ThriftMetastore, engines: AutoEngine, tmp_path: Path, seed: int
 ) -> None:
-    fixture = LifecycleFixture(metastore, f"lives{seed}", tmp_path)
-    if "ids" not in metastore.database_names():
-        ids = LifecycleFixture(metastore, "ids", tmp_path / "ids")
+    fixture = LifecycleFixture(metastore, unique("lives"), tmp_path)
+    if IDS not in metastore.database_names():
+        ids = LifecycleFixture(metastore, IDS, tmp_path / "ids")
         table: dict[str, Any] = {"files": {"f": "".join(f"{number}\x01x\n" for number in GONE)}}
         ids.table("gone", **table)
     life = RandomHistory(fixture, engines, random.Random(seed))
@@ -342,7 +344,7 @@ def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
 def test_python_functions_do_what_the_commands_do(
     metastore: ThriftMetastore, engines: AutoEngine, tmp_path: Path
 ) -> None:
-    fixture = LifecycleFixture(metastore, "lives_api", tmp_path)
+    fixture = LifecycleFixture(metastore, unique("lives_api"), tmp_path)
     fixture.partitioned("t", ["1", "2"], **UNREFERENCED, **DESCRIBED)
     fixture.table("ids", {"f": "1\x01x\n"})
     fixture.write("t/p=1", "1\x01gone\n2\x01stays\n")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from housekeeping import LifecycleFixture
 from in_process import InProcess
+from names import unique
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
@@ -22,7 +23,7 @@ PAGE |= {"numberOfElements", "empty"}
 
 def test_a_client_of_beekeeper_works_on(source_metastore: Running, tmp_path: Path) -> None:
     with connect(source_metastore.uri) as metastore:
-        life = LifecycleFixture(metastore, "bees", tmp_path)
+        life = LifecycleFixture(metastore, unique("bees"), tmp_path)
         life.partitioned("days", ["a", "b", "c"], **EXPIRES)
         life.table("moves", properties=UNREFERENCED)
         life.run()

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import web
 from housekeeping import UNREFERENCED, LifecycleFixture
+from names import unique
 from plain_tables import PlainDatabase
 from policies import Replication
 from running_service import Service, hanging, processes
@@ -98,7 +99,7 @@ def world(
     here = tmp_path_factory.mktemp("deeds")
     pair = Replication(source_metastore, target_metastore, here / "pair")
     pair.db().table("t", {"first": "1", "second": "22"})
-    life = LifecycleFixture(pair.source, "life", here)
+    life = LifecycleFixture(pair.source, unique("life"), here)
     made = Service(here)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         uri = f"thrift://127.0.0.1:{listening.getsockname()[1]}"

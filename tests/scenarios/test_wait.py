@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines import local_runtime
+from names import unique
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
@@ -81,7 +82,7 @@ def replication(
 ) -> Iterator[Replication]:
     work = tmp_path_factory.mktemp("wait")
     with connect(source_metastore.uri) as source, connect(target_metastore.uri) as target:
-        shop = PlainDatabase(source, "waited", source_metastore.warehouse)
+        shop = PlainDatabase(source, unique("waited"), source_metastore.warehouse)
         shop.create()
         shop.table("sales", {"f": "one"})
         made = Replication(source, target, shop, create_or_open(str(work / "cmroot")), work)
@@ -140,12 +141,21 @@ def test_a_goal_that_cannot_be_told_is_refused(replication: Replication) -> None
     with pytest.raises(UsageError, match="nothing to wait for"):
         replication.wait(Goal(), Turned())
     with pytest.raises(UsageError, match="comparing with the source"):
-        wait(replication.target, "waited", Goal(lag=MINUTE), timeout=MINUTE)
+        wait(replication.target, replication.shop.name, Goal(lag=MINUTE), timeout=MINUTE)
 
 
 def test_the_command_answers_and_gives_up(replication: Replication, capsys: pytest.CaptureFixture[str]) -> None:
     event = replication.catch_up()
-    asked = ["wait", "--target", replication.target.uri, "--db", "waited", "--source", replication.source.uri, "--json"]
+    asked = [
+        "wait",
+        "--target",
+        replication.target.uri,
+        "--db",
+        replication.shop.name,
+        "--source",
+        replication.source.uri,
+        "--json",
+    ]
     assert run([*asked, "--until-event", str(event), "--until-lag", "1h"]) == 0
     assert json.loads(capsys.readouterr().out)["event"] == event
     assert run([*asked, "--until-event", str(event + 1000), "--timeout", "0s"]) == 75

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
-from names import WORKER
+from hmsclient import HMSClient
+from names import MINE, WORKER
 from pool import Pool
+from thrift.Thrift import TException
 
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import connect
 
 MetastoreFactory = Callable[..., Running]
-MOST_DATABASES = 40
-"""Jobs that remove read every table of a metastore: databases of earlier tests cost each of their runs time."""
 
 
-def borrow(pool: Pool, name: str, *, few: bool, **options: Any) -> Running:
-    """A metastore with the events and databases of earlier tests. few: one of its own kind, which begins anew, at the
-    same address, when it has MOST_DATABASES.
+def borrow(pool: Pool, name: str, **options: Any) -> Running:
+    """A metastore of this worker alone, with the events of earlier tests: tests make damaged tables, and jobs that
+    remove name every table that they cannot read."""
+    return pool.metastore(f"{name}-{WORKER}", env=os.environ, **options)
 
-    It is this worker's alone: tests make damaged tables, and jobs that remove name every table that they cannot read.
-    """
-    name = f"{name}-{'few-' if few else ''}{WORKER}"
-    running = pool.metastore(name, env=os.environ, **options)
-    if few:
-        with connect(running.uri) as client:
-            full = len(client.database_names()) > MOST_DATABASES
-        if full:
-            embedded.stop(running.directory)
-            shutil.rmtree(running.directory / "metastore_db")
-            shutil.rmtree(running.directory / "warehouse")
-            return pool.metastore(name, env=os.environ, **options)
-    return running
+
+def emptied(running: Running) -> None:
+    """Drops all databases of a worker's metastore. One with a table that cannot be dropped begins anew, at the same
+    address."""
+    if drop_databases(running, re.compile(r"(?!default$)")):
+        embedded.stop(running.directory)
+        for data in ("metastore_db", "warehouse"):
+            shutil.rmtree(running.directory / data)
+
+
+def drop_databases(running: Running, wanted: re.Pattern[str] = MINE) -> list[str]:
+    """Databases that match, with their tables and without the files; those that could not be dropped. A load reads
+    every table of its target, and a job that removes every table of its metastore: what earlier tests left costs each
+    later one time."""
+    at = urlsplit(running.uri)
+    left = []
+    with HMSClient(host=at.hostname, port=at.port) as client:
+        for name in filter(wanted.match, client.get_all_databases()):
+            try:
+                client.drop_database(name, False, True)
+            except TException:
+                left.append(name)
+    return left

@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from names import unique
+
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
@@ -22,6 +24,7 @@ from replicator.purge.options import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.purge.run import Purge, Purged
 from replicator.removal.removal import Limits
 
+IDS = unique("ids")
 DESCRIPTOR = """'dataset.descriptor'='{"privacy": {"column": "id"}}'"""
 
 
@@ -40,9 +43,9 @@ class Warehouse:
     @property
     def ids(self) -> str:
         """A table of ids: 0, 10, ... 90."""
-        if not self.session.catalog.tableExists("ids.gone"):
-            self.sql("CREATE DATABASE ids", "CREATE TABLE ids.gone AS SELECT id AS member FROM range(0, 100, 10)")
-        return "ids.gone:member"
+        if not self.session.catalog.tableExists(f"{IDS}.gone"):
+            self.sql(f"CREATE DATABASE {IDS}", f"CREATE TABLE {IDS}.gone AS SELECT id AS member FROM range(0, 100, 10)")
+        return f"{IDS}.gone:member"
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         """All of them, in an order."""
