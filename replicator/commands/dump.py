@@ -114,19 +114,18 @@ def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[st
     databases = names(options.db)
     with options.connected(options.source) as metastore:
         epochs = epochs_to_dump(metastore, databases, allow_replica=options.allow_replica, draining=options.draining)
-    root = create_or_open(options.cmroot)
-    whole = options.since is None and not (options.slot and confirmed(root.place, options.slot))
-    wanted = CaptureSettings(
-        databases,
-        scan=options.scan,
-        scan_time=options.scan_time,
-        deep=options.deep,
-        constraints=whole or options.draining,
-        repair=whole,
-        keeper=options.keeper or "auto",
-        empty=options.empty,
-    )
-    with options.connected(options.source) as metastore:
+        root = create_or_open(options.cmroot)
+        whole = options.since is None and not (options.slot and confirmed(root.place, options.slot))
+        wanted = CaptureSettings(
+            databases,
+            scan=options.scan,
+            scan_time=options.scan_time,
+            deep=options.deep,
+            constraints=whole or options.draining,
+            repair=whole,
+            keeper=options.keeper or "auto",
+            empty=options.empty,
+        )
         return capture(metastore, root, wanted, runtime), epochs
 
 

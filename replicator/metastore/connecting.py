@@ -51,6 +51,10 @@ class Connection:
         self._limit = limit
         transport.limit(limit)
 
+    def client_with(self, make: Make | None) -> ThriftHiveMetastore.Client:
+        """`client`, or one that decodes answers otherwise."""
+        return self.client if make is None else ThriftHiveMetastore.Client(make(self.transport))
+
     def end(self) -> None:
         """Whoever waits for an answer gets an error."""
         self.ended = True
@@ -78,14 +82,14 @@ class Opener:
         self._known: set[Address] = set()  # a metastore has answered there
         self._asked: set[Address] = set()  # by `recognise`
 
-    def open(self, wait_turn: Callable[[], None], make: Make | None = None) -> Connection:
-        """make: None: the fast decoder. wait_turn: called before a call that is not the caller's own.
+    def open(self, wait_turn: Callable[[], None]) -> Connection:
+        """wait_turn: called before a call that is not the caller's own.
 
         Raises MetastoreUnreachable, IdentityRefused, NotAuthenticated, NotAMetastore."""
         failures: list[tuple[Address, Exception]] = []
         for address in self.config.addresses:
             try:
-                return self._open(address, wait_turn, make or self.accelerated)
+                return self._open(address, wait_turn)
             except (TTransportException, TProtocolException, OSError, EOFError, SilentPeer, Strange) as error:
                 failures.append((address, error))
             except MetastoreError as error:
@@ -96,9 +100,9 @@ class Opener:
         made = TCompactProtocolAccelerated if self.config.protocol == "compact" else TBinaryProtocolAccelerated
         return made(transport, string_length_limit=NO_LIMIT)
 
-    def _open(self, address: Address, wait_turn: Callable[[], None], make: Make) -> Connection:
+    def _open(self, address: Address, wait_turn: Callable[[], None]) -> Connection:
         transport = self._dialer.open(address, self._limit)
-        connection = Connection(transport, make, self._limit)
+        connection = Connection(transport, self.accelerated, self._limit)
         try:
             if address not in self._known:
                 wait_turn()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import tenacity
@@ -92,10 +92,11 @@ class Connections:
         self._lock = threading.Lock()
         self.traffic = traffic_with(config.addresses)
 
-    def read(self, what: str, call: Callable[[Any], T]) -> T:
-        """`call(client)`, repeated while the server is away, at most `retries` times more."""
+    def read(self, what: str, call: Callable[[Any], T], make: Make | None = None) -> T:
+        """`call(client)`, repeated while the server is away, at most `retries` times more. make: the decoder of the
+        answer; None: the fast one."""
         try:
-            return self._attempts(_worth_repeating)(lambda: self._once(what, call))
+            return self._attempts(_worth_repeating)(lambda: self._once(what, call, make))
         except _WentAway as error:
             raise MetastoreUnreachable(
                 f"{what}: the metastore at {self.uri} went away: {error}", hint=away_hint(self.uri)
@@ -112,27 +113,6 @@ class Connections:
                 f"{what}: the connection to {self.uri} died during the change: {error}",
                 hint="it may have happened; running the same command again settles it",
             ) from error
-
-    @contextmanager
-    def plain(self, make: Make) -> Iterator[Callable[[str, Callable[[Any], Any]], Any]]:
-        """`read(what, call)`, each over one connection of its own that decodes with the protocol `make(transport)`
-        gives."""
-        closed = self._closed
-        while not self.traffic.may_open(self):
-            self.close_idle()
-        connection = self._connect(make, closed)
-
-        def read(what: str, call: Callable[[Any], Any]) -> Any:
-            self.traffic.wait_turn()
-            try:
-                return call(bound(connection.client, self.config.catalog))
-            except (TTransportException, TException) as error:
-                raise _translated(what, error) from error
-
-        try:
-            yield read
-        finally:
-            self._drop(connection)
 
     def close(self) -> None:
         """Close every connection. A call that is under way fails, one that comes later opens a new one."""
@@ -164,13 +144,13 @@ class Connections:
             reraise=True,
         )
 
-    def _once(self, what: str, call: Callable[[Any], T]) -> T:
+    def _once(self, what: str, call: Callable[[Any], T], make: Make | None = None) -> T:
         closed = self._closed
         self.traffic.wait_turn()
         connection = self._borrow(closed)
         keep = False
         try:
-            answer = call(bound(connection.client, self.config.catalog))
+            answer = call(bound(connection.client_with(make), self.config.catalog))
             keep = True
             return answer
         except TApplicationException as error:
@@ -199,17 +179,17 @@ class Connections:
                 connection = self._idle.pop()
             except IndexError:
                 if self.traffic.may_open(self):
-                    return self._connect(None, closed)
+                    return self._connect(closed)
                 continue
             if connection.transport.lasts:  # a server that restarted meanwhile closed it
                 return connection
             self._drop(connection)
 
-    def _connect(self, make: Make | None, closed: int) -> Connection:
+    def _connect(self, closed: int) -> Connection:
         """A new connection, which the traffic allows; for a call that began when this had been closed so often, and
         fails if it was closed since."""
         try:
-            connection = self._opener.open(self.traffic.wait_turn, make)
+            connection = self._opener.open(self.traffic.wait_turn)
         except BaseException:
             self.traffic.closed(self)
             raise

@@ -1,7 +1,7 @@
 """The drift guard: which fields a server sends that the bindings do not know, and that would be lost when written back.
 
-thrift drops such fields without a word. The guard repeats one read per kind of object over a connection of its own,
-with a decoder that notes what it skips. It runs when asked, once per kind.
+thrift drops such fields without a word. The guard repeats one read per kind of object with a decoder that notes what it
+skips. It runs when asked, once per kind.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ class DriftGuard:
 
     def unknown_fields(self) -> dict[str, list[int]]:
         """Field ids by struct name, over all kinds seen so far. An object that is gone waits for the next one."""
-        if self._reads:
-            with self._connections.plain(self._watching) as watched:
-                for kind in list(self._reads):
-                    read = self._reads.pop(kind)
-                    try:
-                        watched(f"look for unknown fields of a {kind}", read)
-                    except ObjectNotFound:
-                        continue
-                    self._done.add(kind)
+        for kind in list(self._reads):
+            read = self._reads.pop(kind)
+            try:
+                self._connections.read(f"look for unknown fields of a {kind}", read, self._watching)
+            except ObjectNotFound:
+                continue
+            self._done.add(kind)
         return {name: sorted(fields) for name, fields in sorted(self._unknown.items())}
 
     def _watching(self, transport: Any) -> TProtocolBase:

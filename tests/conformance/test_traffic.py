@@ -56,8 +56,8 @@ def test_a_client_takes_the_idle_connection_of_another(source_metastore: Running
         for client in (first, second, first, second):
             assert client.database("default")
             eventually(lambda: proxy.open == 1)  # the proxy hears of an end a little later
-        assert first.unknown_fields() == {}  # which takes a connection of its own
-        eventually(lambda: proxy.open == 0)
+        assert first.unknown_fields() == {}  # over the same one
+        eventually(lambda: proxy.open == 1)
         forgotten = connect(proxy.uri)
         forgotten.database_names()
         del forgotten
