@@ -54,6 +54,7 @@ def served(s3_buckets: None) -> None:
 
 on_both_servers = pytest.mark.parametrize("s3_buckets", S3_SERVERS, indirect=True)
 on_versitygw = partial(pytest.param, "versitygw", marks=ON_VERSITYGW)
+long = partial(pytest.param, marks=pytest.mark.long)
 
 
 def local(sides: Sides) -> str:
@@ -68,17 +69,17 @@ LOCAL = ""
 @pytest.mark.parametrize(
     ("s3_buckets", "keeper", "store", "root_on", "asked"),
     [
-        pytest.param("moto", "link", LOCAL, LOCAL, "auto", id="link, found out"),
+        long("moto", "link", LOCAL, LOCAL, "auto", id="link, found out"),
         pytest.param("moto", "copy", LOCAL, LOCAL, "copy", id="copy, as asked"),
         pytest.param("moto", "copy", LOCAL, PLAIN, "auto", id="copy from a disk to a bucket"),
-        pytest.param("moto", "copy", PLAIN, LOCAL, "auto", id="copy from a bucket to a disk"),
+        long("moto", "copy", PLAIN, LOCAL, "auto", id="copy from a bucket to a disk"),
         pytest.param("moto", "copy", PLAIN, OTHER, "auto", id="copy from a bucket to another"),
-        pytest.param("moto", "copy", VERSIONED, VERSIONED, "copy", id="copy within a bucket"),
-        pytest.param("moto", "version", VERSIONED, LOCAL, "auto", id="version, root on a disk"),
-        pytest.param("moto", "version", VERSIONED, OTHER, "auto", id="version, root in another bucket"),
+        long("moto", "copy", VERSIONED, VERSIONED, "copy", id="copy within a bucket"),
+        long("moto", "version", VERSIONED, LOCAL, "auto", id="version, root on a disk"),
+        long("moto", "version", VERSIONED, OTHER, "auto", id="version, root in another bucket"),
         pytest.param("moto", "recycle", LOCAL, LOCAL, "none", id="recycle on a disk"),
         pytest.param("moto", "recycle", PLAIN, LOCAL, "none", id="recycle from a bucket to a disk"),
-        pytest.param("moto", "recycle", PLAIN, PLAIN, "none", id="recycle within a bucket"),
+        long("moto", "recycle", PLAIN, PLAIN, "none", id="recycle within a bucket"),
         on_versitygw("copy", VERSIONED, VERSIONED, "copy", id="copy within a bucket of versitygw"),
         on_versitygw("version", VERSIONED, OTHER, "auto", id="version on versitygw"),
         on_versitygw("recycle", PLAIN, PLAIN, "none", id="recycle within a bucket of versitygw"),

@@ -95,38 +95,36 @@ def empty(path: Path) -> None:
 RECORDS, TABLES, FILES = "_metadata/records-00000.jsonl.gz", "_metadata/tables.jsonl.gz", "_files/bucket-0000.parquet"
 
 
-@pytest.mark.parametrize(
-    ("part", "damage"),
-    [
-        ("_finished_dump", Path.unlink),
-        ("_finished_dump", lift_version),
-        ("_finished_dump", empty),
-        ("_dumpmetadata", Path.unlink),
-        ("_dumpmetadata", flip),
-        ("_dumpmetadata", cut),
-        (RECORDS, Path.unlink),
-        (RECORDS, flip),
-        (RECORDS, cut),
-        (TABLES, flip),
-        (FILES, Path.unlink),
-        (FILES, flip),
-        (FILES, cut),
-    ],
-)
-def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(
-    pending: ReplicationFixture, part: str, damage: Callable[[Path], None]
-) -> None:
-    place = pending.last / part
-    good = place.read_bytes()
-    damage(place)
-    named = [str(pending.last), "_finished_dump" if damage is Path.unlink and part == "_finished_dump" else ""]
-    if damage is lift_version:
-        named.append("version 99")
-    elif part != "_finished_dump":
-        named.append(part)
-    with untouched(pending.source, pending.target):
-        fails(pending.load(), 1, "FormatError", *named)
-    place.write_bytes(good)
+DAMAGE: list[tuple[str, Callable[[Path], None]]] = [
+    ("_finished_dump", Path.unlink),
+    ("_finished_dump", lift_version),
+    ("_finished_dump", empty),
+    ("_dumpmetadata", Path.unlink),
+    ("_dumpmetadata", flip),
+    ("_dumpmetadata", cut),
+    (RECORDS, Path.unlink),
+    (RECORDS, flip),
+    (RECORDS, cut),
+    (TABLES, flip),
+    (FILES, Path.unlink),
+    (FILES, flip),
+    (FILES, cut),
+]
+
+
+def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(pending: ReplicationFixture) -> None:
+    for part, damage in DAMAGE:
+        place = pending.last / part
+        good = place.read_bytes()
+        damage(place)
+        named = [str(pending.last), "_finished_dump" if damage is Path.unlink and part == "_finished_dump" else ""]
+        if damage is lift_version:
+            named.append("version 99")
+        elif part != "_finished_dump":
+            named.append(part)
+        with untouched(pending.source, pending.target):
+            fails(pending.load(), 1, "FormatError", *named)
+        place.write_bytes(good)
     assert pending.load().code == 0
     pending.is_same()
 
@@ -271,23 +269,29 @@ def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(fixture: Replicat
 
 
 READING = ["get_all_tables", "get_partitions_by_names"]
-CHANGING = ["alter_database", "drop_partitions", "create_table", "add_partitions", "alter_partitions", "alter_table"]
+CHANGING = ["alter_database", "drop_partitions", "create_table", "alter_table", "add_partitions", "alter_partitions"]
+"""As a load makes them."""
 
 
 @pytest.mark.parametrize(
-    ("call", "when", "nth"),
-    [(call, "half", 1) for call in READING]
-    + [(call, when, 1) for call in CHANGING for when in ("request", "answer")]
-    + [("alter_database", when, 2) for when in ("request", "half")],
+    "faults",
+    [
+        [(call, "half", 1) for call in READING] + [(call, "request", 1) for call in CHANGING],
+        [(call, "answer", 1) for call in CHANGING],
+        [("alter_database", when, 2) for when in ("request", "half")],
+    ],
+    ids=["reading, or nothing arrives", "nobody hears that it was done", "at the checkpoint"],
 )
 def test_a_metastore_that_goes_away_in_the_middle_of_a_load(
-    pending: ReplicationFixture, call: str, when: str, nth: int
+    pending: ReplicationFixture, faults: list[tuple[str, str, int]]
 ) -> None:
-    """In a change that is sent, nobody can know what became of it: running again settles it."""
-    proxy = CuttingProxy(pending.target_uri, call, when, nth)
-    error = "MetastoreUnreachable" if call in READING else "CommitOutcomeUnknown"
-    fails(pending.load(target=proxy.uri), 75, error, proxy.uri.removeprefix("thrift://"))
-    assert proxy.cut
+    """In a change that is sent, nobody can know what became of it: running again settles it. Each run of the load gets
+    a little further."""
+    for call, when, nth in faults:
+        proxy = CuttingProxy(pending.target_uri, call, when, nth)
+        error = "MetastoreUnreachable" if call in READING else "CommitOutcomeUnknown"
+        fails(pending.load(target=proxy.uri), 75, error, proxy.uri.removeprefix("thrift://"))
+        assert proxy.cut, call
     assert pending.load().code == 0
     pending.is_same()
 
