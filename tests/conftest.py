@@ -7,12 +7,11 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gateways import Guarded, guarded
 from hypothesis import settings
-from metastores import MetastoreFactory, borrow, drop_databases, emptied
+from metastores import MetastoreFactory, borrow, drop_databases, emptied, shared
 from policies import Replication
 from pool import Pool
 from purges import Warehouse
@@ -80,20 +79,17 @@ def hives(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Callable[..., 
     """`hives("4.2")`, `hives("4.2", "target", "postgres")`: a metastore of this version of Hive, the same one for all
     tests of a run that ask for the same names. Make databases of your own in it (`unique`); they are dropped when the
     module ends."""
-    used: dict[str, Running] = {}
 
     def start(hive: str, name: str = "source", database: str = "derby") -> Running:
         host = "0.0.0.0" if hive == "3.1" else "127.0.0.1"
         key = f"hive-{hive}-{name}-{database}"
-        options: dict[str, Any] = {"hive": hive, "host": host, "env": os.environ}
-        if database != "derby":
-            options["settings"] = pool.value(key, lambda: request.getfixturevalue("postgres").jdbc())
-        used[key] = pool.metastore(key, **options)
-        return used[key]
+        if database == "derby":
+            return metastore(key, hive=hive, host=host)
+        settings = pool.value(key, lambda: request.getfixturevalue("postgres").jdbc())
+        return metastore(key, hive=hive, host=host, settings=settings)
 
-    yield start
-    for running in used.values():
-        drop_databases(running)
+    with shared(pool) as metastore:
+        yield start
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from engines import local_engine
 from metastores import MetastoreFactory
+from names import unique
 from plain_tables import text_storage
 from stores import moto_bucket, s3a_as_directories
 
@@ -36,11 +37,14 @@ class Sides:
 
 @pytest.fixture(scope="module")
 def sides(
-    moto_bucket: str, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
+    moto_bucket: str,
+    source_metastore: Running,
+    metastore_factory: MetastoreFactory,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Sides]:
     mounts = tmp_path_factory.mktemp("mounts")
     target = metastore_factory("target", settings=s3a_as_directories(mounts, [moto_bucket]))
-    yield Sides(metastore_factory("source"), target, tmp_path_factory.mktemp("source"), moto_bucket)
+    yield Sides(source_metastore, target, tmp_path_factory.mktemp("source"), moto_bucket)
 
 
 def serde_of(table: Table) -> dict[str, str]:
@@ -64,7 +68,7 @@ def test_what_the_metastore_is_told_keeps_its_spelling(
 ) -> None:
     """Managed and external tables, one with Spark's `path`, over a bootstrap and an increment that writes, renames and
     adds."""
-    db, warehouse = layout, f"{sides.bucket}/{layout}//"
+    db, warehouse = unique(layout), f"{sides.bucket}/{layout}//"
     root = create_or_open(str(tmp_path / "cmroot"))
     home, outside = sides.home / f"{db}.db", sides.home / f"{db}-outside"
     engine = local_engine()

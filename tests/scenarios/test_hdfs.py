@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hadoop import Cluster
 from hdfs_path import HdfsPath
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from replication_fixture import ReplicationFixture, command
 
@@ -21,10 +21,8 @@ pytestmark = pytest.mark.hdfs
 
 
 @pytest.fixture(scope="module")
-def sides(metastore_factory: MetastoreFactory, hdfs: Cluster) -> tuple[Running, Running]:
-    """Two metastores whose default filesystem is HDFS."""
-    default = {"fs.defaultFS": hdfs.url}
-    return metastore_factory("source", settings=default), metastore_factory("target", settings=default)
+def sides(on_hdfs: Callable[[str], Running]) -> tuple[Running, Running]:
+    return on_hdfs("source"), on_hdfs("target")
 
 
 @pytest.fixture(params=["hdfs to hdfs", pytest.param("hdfs to local", marks=pytest.mark.long), "local to hdfs"])

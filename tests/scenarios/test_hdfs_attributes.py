@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hadoop import Cluster
 from hdfs_path import HdfsPath
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from replication_fixture import ReplicationFixture
 from waiting import CEILING
 
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 pytestmark = pytest.mark.hdfs
@@ -43,12 +44,12 @@ def set_all(place: HdfsPath, acl: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def there(metastore_factory: MetastoreFactory, hdfs: Cluster) -> Any:
-    return metastore_factory("both", settings={"fs.defaultFS": hdfs.url})
+def there(on_hdfs: Callable[[str], Running]) -> Running:
+    return on_hdfs("source")
 
 
 @pytest.fixture
-def story(there: Any, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReplicationFixture:
+def story(there: Running, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReplicationFixture:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf))
     here = HdfsPath(hdfs, f"/{tmp_path.name}")
     found = ReplicationFixture(there, there, here, warehouse=here / "replica")  # type: ignore[arg-type]

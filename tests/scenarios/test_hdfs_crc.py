@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hadoop import Cluster
 from hdfs_native import Client, WriteOptions
 from hdfs_path import HdfsPath
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from replication_fixture import Answer, ReplicationFixture, command
 
@@ -32,8 +32,8 @@ def written(place: HdfsPath, data: bytes, block: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(metastore_factory: MetastoreFactory, hdfs: Cluster) -> Running:
-    return metastore_factory("both", settings={"fs.defaultFS": hdfs.url})
+def both(on_hdfs: Callable[[str], Running]) -> Running:
+    return on_hdfs("source")
 
 
 @pytest.fixture(autouse=True)

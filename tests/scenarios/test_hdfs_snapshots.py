@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +11,6 @@ import pytest
 from hadoop import Cluster, running_hdfs
 from hdfs_native import Client, WriteOptions
 from hdfs_path import HdfsPath
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from replication_fixture import Answer, ReplicationFixture, command
 
@@ -70,8 +69,8 @@ class SnapshotStory(ReplicationFixture):
 
 
 @pytest.fixture(scope="module")
-def sides(metastore_factory: MetastoreFactory, hdfs: Cluster) -> tuple[Running, Running]:
-    return metastore_factory("source", settings={"fs.defaultFS": hdfs.url}), metastore_factory("target")
+def sides(on_hdfs: Callable[[str], Running], target_metastore: Running) -> tuple[Running, Running]:
+    return on_hdfs("source"), target_metastore
 
 
 @pytest.fixture

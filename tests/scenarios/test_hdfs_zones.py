@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hadoop import KEY_PROVIDER, Cluster, write_settings
 from hdfs_path import HdfsPath
 from key_server import KEY, KeyServer
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from replication_fixture import ReplicationFixture, command
 
@@ -39,8 +39,8 @@ def zone(hdfs: Cluster, key_server: KeyServer, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def both(metastore_factory: MetastoreFactory, hdfs: Cluster) -> Running:
-    return metastore_factory("both", settings={"fs.defaultFS": hdfs.url})
+def both(on_hdfs: Callable[[str], Running]) -> Running:
+    return on_hdfs("source")
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,12 @@ from xml.sax.saxutils import escape
 import pytest
 from distance import distant
 from fetched_jars import fetched_jars
+from metastores import shared
 from pool import Pool
 from waiting import CEILING, eventually
 
 from replicator.errors import JavaError
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import find_java
 
@@ -190,6 +192,14 @@ def hdfs(pool: Pool) -> Cluster:
 
     found = pool.server("hdfs", start)
     return Cluster(pool.place("hdfs"), tuple(found["ports"]), found["settings"])
+
+
+@pytest.fixture(scope="module")
+def on_hdfs(pool: Pool, hdfs: Cluster) -> Iterator[Callable[[str], Running]]:
+    """`on_hdfs("source")`: a metastore whose default filesystem is `hdfs`, for all tests of a run. Make databases of
+    your own in it; they are dropped when the module ends."""
+    with shared(pool) as metastore:
+        yield lambda name: metastore(f"hdfs-{name}", settings={"fs.defaultFS": hdfs.url})
 
 
 @pytest.fixture(scope="module")

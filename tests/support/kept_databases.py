@@ -6,7 +6,6 @@ the tests as Spark or Hive would. A module that uses the fixtures imports both, 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from engines import local_engine
 from metastores import MetastoreFactory
+from names import unique
 from plain_tables import text_storage
 from stores import s3a_as_directories
 
@@ -48,17 +48,19 @@ class Sides:
     target: Running
     outside: Path
     engine: AutoEngine
-    numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 @pytest.fixture(scope="module", name="sides")
 def two_sides(
-    buckets: list[str], metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
+    buckets: list[str],
+    metastore_factory: MetastoreFactory,
+    target_metastore: Running,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Sides]:
     mounts = tmp_path_factory.mktemp("mounts")
     source = metastore_factory("source", settings=s3a_as_directories(mounts, buckets))
     engine = local_engine()
-    yield Sides(source, metastore_factory("target"), tmp_path_factory.mktemp("outside"), engine)
+    yield Sides(source, target_metastore, tmp_path_factory.mktemp("outside"), engine)
     engine.stop()
 
 
@@ -159,7 +161,7 @@ def databases(sides: Sides, tmp_path: Path) -> Iterator[Callable[..., KeptDataba
     opened: list[ThriftMetastore] = []
 
     def make(store: str = "", root_on: str = "") -> KeptDatabase:
-        db = f"db{next(sides.numbers)}"
+        db = unique("kept")
         metastore = connect(sides.source.uri)
         opened.append(metastore)
         home = store or str(sides.outside)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,21 @@ def borrow(pool: Pool, name: str, **options: Any) -> Running:
     """A metastore of this worker alone, with the events of earlier tests: tests make damaged tables, and jobs that
     remove name every table that they cannot read."""
     return pool.metastore(f"{name}-{WORKER}", env=os.environ, **options)
+
+
+@contextmanager
+def shared(pool: Pool) -> Iterator[Callable[..., Running]]:
+    """`start(name, **options)`: a metastore that all workers of a run use, the same one for the same name. What this
+    worker has made in those that it asked for is dropped at the end."""
+    used: dict[str, Running] = {}
+
+    def start(name: str, **options: Any) -> Running:
+        used[name] = pool.metastore(name, env=os.environ, **options)
+        return used[name]
+
+    yield start
+    for running in used.values():
+        drop_databases(running)
 
 
 def emptied(running: Running) -> None:
