@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from gateways import Guarded, guarded
 from hypothesis import settings
+from lab import Lab
 from metastores import MetastoreFactory, borrow, drop_databases, emptied, shared
-from policies import Replication
 from pool import Pool
 from purges import Warehouse
-from replication_fixture import ReplicationFixture
 from shared_classes import use_shared_classes
 
 from replicator.metastore.embedded import running as embedded
@@ -142,24 +141,24 @@ def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[ReplicationFixture]:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Lab]:
     """An empty database of the source, and nothing captured yet."""
-    made = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    made = Lab(source_metastore, target_metastore, tmp_path)
     made.source.create()
-    yield made
-    drop_databases(target_metastore, re.compile(made.db))
-
-
-@pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Replication]:
-    """A policy without databases yet."""
-    made = Replication(source_metastore, target_metastore, tmp_path)
     yield made
     drop_databases(target_metastore, re.compile(made.name))
 
 
 @pytest.fixture
-def two_databases(pair: Replication) -> Replication:
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Lab]:
+    """A policy without databases yet."""
+    made = Lab(source_metastore, target_metastore, tmp_path)
+    yield made
+    drop_databases(target_metastore, re.compile(made.name))
+
+
+@pytest.fixture
+def two_databases(pair: Lab) -> Lab:
     """Two databases in step, one of them called otherwise on the target."""
     pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
     pair.db("a").table("t", {"first": "1"})

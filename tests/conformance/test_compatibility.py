@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Answer, command
 from compatibility import (
     ABSENT,
     BEGIN,
@@ -34,7 +35,6 @@ from features import Feature, column_statistics, set_statistics
 from hive_home import EXTERNAL, Home, client_of
 from hive_metastore import ttypes
 from newer_features import ALL, materialize
-from replication_fixture import Answer, command
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import Answer, command
 from metastores import MetastoreFactory
 from newer_calls import newer_client
 from plain_tables import PlainDatabase
 from raw_thrift import RawClient, struct
-from replication_fixture import Answer, command
 
 from replicator.metastore.thrift import connect
 

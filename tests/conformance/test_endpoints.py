@@ -9,9 +9,10 @@ from typing import Any
 import boto3
 import msgspec
 import pytest
+from command_line import command
+from lab import Lab
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture, command
 from s3_path import S3Path
 from stores import s3_server, s3a_as_directories
 from versity import ON_VERSITYGW, Versity
@@ -70,17 +71,17 @@ def test_each_bucket_is_at_its_own_endpoint(
         (tmp_path / "mounts").mkdir()
         settings = s3a_as_directories(tmp_path / "mounts", ["s3a://near", "s3a://far"])
         both = metastore_factory("both", settings=settings)
-        found = ReplicationFixture(both, both, S3Path(here, "near"), warehouse=S3Path(there, "far", "/replica"))  # type: ignore[arg-type]
-        found.source = PlainDatabase(connect(both.uri), found.db, S3Path(here, "near", "/warehouse"))
+        found = Lab(both, both, S3Path(here, "near"), warehouse=S3Path(there, "far", "/replica"))  # type: ignore[arg-type]
+        found.source = PlainDatabase(connect(both.uri), found.name, S3Path(here, "near", "/warehouse"))
         found.source.create()
         found.source.table("t", {"f": "1\tone\n"})
-        renamed = ("--rename-db", f"{found.db}={found.db}_copy")
+        renamed = ("--rename-db", f"{found.name}={found.name}_copy")
         for answer in (found.dump(), found.load(None, *renamed)):
             assert answer.code == 0, answer
-        sides = ("--source", both.uri, "--target", both.uri, "--db", found.db)
+        sides = ("--source", both.uri, "--target", both.uri, "--db", found.name)
         verified = command("verify", *sides, *renamed, "--engine", "local")
         assert (verified.code, verified.output["files"]) == (0, 1), verified
-        replica = S3Path(there, "far", f"/replica/{found.db}_copy.db/t/f")
+        replica = S3Path(there, "far", f"/replica/{found.name}_copy.db/t/f")
         assert replica.read_bytes() == b"1\tone\n"
         assert not S3Path(here, "near", "/replica").exists()
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from gateways import FILES, Guarded, contents, guarded
 from hive_metastore import ThriftHiveMetastore, ttypes
+from lab import Lab
 from plain_tables import PlainDatabase
 from raw_thrift import struct
-from replication_fixture import ReplicationFixture
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TApplicationException
 from thrift.transport.TSocket import TSocket
@@ -139,7 +139,7 @@ def home_of(database: PlainDatabase, name: str) -> Path:
 
 def test_drops_on_4_2_are_replicated_with_their_bytes(hives: Hives, tmp_path: Path) -> None:
     """All between two captures: what is loaded at a moment before a drop has the files that the drop took."""
-    fixture = ReplicationFixture(hives("4.2"), hives("4.2", "target"), tmp_path)
+    fixture = Lab(hives("4.2"), hives("4.2", "target"), tmp_path)
     source: PlainDatabase = fixture.source
     source.create()
     source.table("t", FILES)
@@ -152,12 +152,12 @@ def test_drops_on_4_2_are_replicated_with_their_bytes(hives: Hives, tmp_path: Pa
         made = source.metastore.current_event_id()
         client.drop_partitions_req(
             ttypes.DropPartitionsRequest(
-                dbName=fixture.db, tblName="parts", parts=ttypes.RequestPartsSpec(names=["p=x"]), deleteData=True
+                dbName=fixture.name, tblName="parts", parts=ttypes.RequestPartsSpec(names=["p=x"]), deleteData=True
             )
         )
         source.add("parts", {"x": {"f": "B"}})
-        client.drop_table(fixture.db, "young", True)
-        client.truncate_table_req(ttypes.TruncateTableRequest(dbName=fixture.db, tableName="emptied"))
+        client.drop_table(fixture.name, "young", True)
+        client.truncate_table_req(ttypes.TruncateTableRequest(dbName=fixture.name, tableName="emptied"))
         first = fixture.last
         dumped = fixture.dump("--until", str(made), since=first)
         assert dumped.code == 0, dumped
@@ -169,5 +169,5 @@ def test_drops_on_4_2_are_replicated_with_their_bytes(hives: Hives, tmp_path: Pa
         assert (parts / "p=x/f").read_text() == "A"
         fixture.catch_up()
         assert (parts / "p=x/f").read_text() == "B" and contents(emptied) == {}
-        assert "young" not in target.metastore.table_names(fixture.db)
+        assert "young" not in target.metastore.table_names(fixture.name)
         assert guard.entries() == [], "the capture has recorded them"

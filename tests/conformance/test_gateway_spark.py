@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import command
 from gateways import Guarded, guarded
-from replication_fixture import command
 from spark_sql import SparkSql
 
 from replicator.metastore.embedded.running import Running

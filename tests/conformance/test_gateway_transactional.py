@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_line import command
 from gateways import Guarded, contents, guarded
 from hive_metastore import ttypes
 from hive_objects import FULL_ACID, INSERT_ONLY, HiveClient, hive_client
-from replication_fixture import command
 
 from replicator.metastore.embedded.running import Running
 

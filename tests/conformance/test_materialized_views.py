@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hive_metastore import ttypes
 from hive_objects import hive_client
-from policies import Replication
+from lab import Lab
 
 from replicator.core.model import Database
 from replicator.core.not_replicated import PROPERTY, from_property
@@ -22,7 +22,7 @@ class Renamed:
 
     def __init__(self, source: Running, target: Running, here: Path) -> None:
         self.source, self.target = source, target
-        self.pair = Replication(source, target, here)
+        self.pair = Lab(source, target, here)
         self.db, self.renamed = f"{self.pair.name}_a", f"{self.pair.name}_renamed"
         self.pair.keys["rename_db"] = {self.db: self.renamed}
         self.pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
@@ -65,7 +65,7 @@ def test_one_is_made_after_what_it_reads(two: Renamed) -> None:
         for name, read in reads.items():
             (client.view if name == "view" else client.materialized_view)(two.db, name, read)
     assert two.pair.sync().not_replicated == []
-    assert set(two.pair.target.table_names(two.renamed)) == {"t", *reads}
+    assert set(two.pair.target.metastore.table_names(two.renamed)) == {"t", *reads}
     with hive_client(two.target) as client:
         for name, read in reads.items():
             if name != "view":
@@ -75,7 +75,7 @@ def test_one_is_made_after_what_it_reads(two: Renamed) -> None:
         for name in [*reversed(reads), "t"]:
             client.drop(two.db, name)
     assert two.pair.sync().not_replicated == []
-    assert two.pair.target.table_names(two.renamed) == []
+    assert two.pair.target.metastore.table_names(two.renamed) == []
 
 
 def test_what_a_server_does_not_store_is_named_as_long_as_it_is_so(
@@ -83,7 +83,7 @@ def test_what_a_server_does_not_store_is_named_as_long_as_it_is_so(
 ) -> None:
     """Of views and of tables: by every run, and by the replica itself."""
     source = hives("3.1")
-    pair = Replication(source, hives("2.3"), tmp_path)
+    pair = Lab(source, hives("2.3"), tmp_path)
     db, reasons = f"{pair.name}_a", {rule.what: rule.reason for rule in LACKS}
     pair.db("a").table("t", {"first": "1"}, kind="EXTERNAL_TABLE")
     pair.db("a").table("owned", {"first": "1"}, kind="EXTERNAL_TABLE", owner_type="ROLE")
@@ -94,15 +94,15 @@ def test_what_a_server_does_not_store_is_named_as_long_as_it_is_so(
     assert _named(pair.sync()) == [view, owned]
     assert _named(pair.sync()) == [view, owned]  # nothing new
     pair.db("a").table("later", {"first": "1"}, kind="EXTERNAL_TABLE")
-    assert _named(pair.sync()) == _said(pair.target.database(db)) == [view, owned]
+    assert _named(pair.sync()) == _said(pair.target.metastore.database(db)) == [view, owned]
     with hive_client(source) as client:
         table = client.get(db, "owned")
         table.ownerType = ttypes.PrincipalType.USER
         client.alter(db, "owned", table)
-    assert _named(pair.sync()) == _said(pair.target.database(db)) == [view]
+    assert _named(pair.sync()) == _said(pair.target.metastore.database(db)) == [view]
     with hive_client(source) as client:
         client.drop(db, "mv")
-    assert _named(pair.sync()) == _said(pair.target.database(db)) == []
+    assert _named(pair.sync()) == _said(pair.target.metastore.database(db)) == []
 
 
 def _named(run: SyncRun) -> list[tuple[str, str]]:

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from engines import local_runtime
 from hive_metastore import ttypes
+from lab import Lab
 from metastores import MetastoreFactory
 from newer_calls import newer_client, partition, table
-from policies import Replication
 
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
@@ -221,20 +221,20 @@ def test_a_database_that_is_altered_is_recorded_once_and_a_role_never(server: Se
 
 
 def test_an_idle_cluster_with_queries_is_not_behind(hives: Hives, source_metastore: Running, tmp_path: Path) -> None:
-    pair = Replication(hives("4.2"), source_metastore, tmp_path)
+    pair = Lab(hives("4.2"), source_metastore, tmp_path)
     pair.db("a").table("t", {"first": "1"})
     pair.sync()
     with newer_client(pair.source_uri) as client:
         Server.transactions(type("One", (), {"client": client})(), 30)  # type: ignore[arg-type]
-        found = lag(pair.policy, pair.source, pair.target)
+        found = lag(pair.policy, pair.source.metastore, pair.target.metastore)
         assert (found.status, found.events, found.warnings) == ("current", 0, [])
-        shown = status(pair.target, f"{pair.name}_a", source=pair.source)
+        shown = status(pair.target.metastore, f"{pair.name}_a", source=pair.source.metastore)
         assert (shown.status, shown.lag_events, shown.lag_seconds) == ("current", 0, 0.0)
-        before = pair.source.current_event_id()
+        before = pair.source.metastore.current_event_id()
         run = pair.sync()
         assert (run.moved, run.to_event) == (False, before)
         pair.db("a").table("u", {"second": "2"})
-        behind = status(pair.target, f"{pair.name}_a", source=pair.source)
+        behind = status(pair.target.metastore, f"{pair.name}_a", source=pair.source.metastore)
         assert behind.status == "behind" and 0 < (behind.lag_events or 0) < 5
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from engines import local_runtime
+from lab import Lab
 from plain_tables import PlainDatabase
-from policies import Replication
 
 from cmroot.root import open_existing
 from replicator.captures.capture import CaptureSettings, capture
@@ -29,7 +29,7 @@ WANTED = "p >= '2026'"
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     pair.keys["partitions"] = {f"{pair.name}_a.t": WANTED}
     pair.db("a").partitioned("t", {"2025": {"old": "old"}, "2026": {"new": "new"}})
     return pair
@@ -39,7 +39,7 @@ def partitions(db: PlainDatabase, table: str = "t") -> list[str]:
     return sorted(db.metastore.partition_names(db.name, table))
 
 
-def replicated(pair: Replication, table: str = "t") -> dict[str, list[str]]:
+def replicated(pair: Lab, table: str = "t") -> dict[str, list[str]]:
     """Partition -> names of its files, of the replica."""
     shown = pair.replica("a").shown()
     return {
@@ -52,7 +52,7 @@ def rename_partition(db: PlainDatabase, old: str, new: str) -> None:
     db.metastore.rename_partition(db.name, "t", (old,), msgspec.structs.replace(found[0], values=(new,)))
 
 
-def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others(pair: Replication) -> None:
+def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others(pair: Lab) -> None:
     first = pair.sync()
     assert (first.files_copied, replicated(pair)) == (1, {"p=2026": ["new"]})
     a = pair.db("a")
@@ -68,7 +68,7 @@ def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others
     assert (run.status, replicated(pair)) == ("synced", {"p=2027": ["newer"]})
 
     way = look(pair.sides(), None)
-    both, runtime = Comparison(pair.source, pair.target, patterns=way.patterns), local_runtime()
+    both, runtime = Comparison(pair.source.metastore, pair.target.metastore, patterns=way.patterns), local_runtime()
     same = verify(both, [a.name], runtime)
     assert (same.status, same.difference_count) == ("same", 0)
     whole = replace(both, patterns=Patterns())
@@ -78,40 +78,40 @@ def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others
     damaged = pair.replica("a").home / "t" / "p=2027" / "newer"
     damaged.write_text("rotten")
     options = RepairSettings(a.name, cmroot=pair.keys["target_cmroot"])
-    repaired = repair(open_existing(pair.keys["cmroot"]), both, pair.target, options, runtime)
+    repaired = repair(open_existing(pair.keys["cmroot"]), both, pair.target.metastore, options, runtime)
     assert (repaired.status, repaired.files_copied, replicated(pair)) == ("repaired", 1, {"p=2027": ["newer"]})
 
 
-def test_what_waits_outside_of_a_filter_is_no_lag(pair: Replication) -> None:
+def test_what_waits_outside_of_a_filter_is_no_lag(pair: Lab) -> None:
     pair.sync()
     a = pair.db("a")
     a.add("t", {"2020": {"big": "x" * 1000}})
     a.write("t/p=2026", {"small": "y"})
     root = open_existing(pair.keys["cmroot"])
-    capture(pair.source, root, CaptureSettings([a.name]), local_runtime())
-    (found,) = lag(pair.policy, pair.source, pair.target).tables
+    capture(pair.source.metastore, root, CaptureSettings([a.name]), local_runtime())
+    (found,) = lag(pair.policy, pair.source.metastore, pair.target.metastore).tables
     assert (found.table, found.bytes) == (f"{a.name}.t", 1)
 
 
-def test_what_is_announced_outside_of_a_filter_is_no_lag(pair: Replication) -> None:
+def test_what_is_announced_outside_of_a_filter_is_no_lag(pair: Lab) -> None:
     pair.sync()
     pair.db("a").add("t", {"2020": {"big": "x"}})
-    assert lag(pair.policy, pair.source, pair.target).tables == []
+    assert lag(pair.policy, pair.source.metastore, pair.target.metastore).tables == []
 
 
-def test_a_table_that_a_rename_brings_into_a_policy_is_lag(pair: Replication) -> None:
+def test_a_table_that_a_rename_brings_into_a_policy_is_lag(pair: Lab) -> None:
     pair.keys["include"] = ["t", "in_.*"]
     a = pair.db("a")
     a.table("out", {"f": "f"})
     pair.sync()
     a.rename("out", "in_now")
-    announced = lag(pair.policy, pair.source, pair.target).tables
-    capture(pair.source, open_existing(pair.keys["cmroot"]), CaptureSettings([a.name]), local_runtime())
-    captured = lag(pair.policy, pair.source, pair.target).tables
+    announced = lag(pair.policy, pair.source.metastore, pair.target.metastore).tables
+    capture(pair.source.metastore, open_existing(pair.keys["cmroot"]), CaptureSettings([a.name]), local_runtime())
+    captured = lag(pair.policy, pair.source.metastore, pair.target.metastore).tables
     assert [(each.table, each.events) for each in announced + captured] == [(f"{a.name}.in_now", 1)] * 2
 
 
-def test_partitions_that_a_rename_takes_over_the_border_come_and_go(pair: Replication) -> None:
+def test_partitions_that_a_rename_takes_over_the_border_come_and_go(pair: Lab) -> None:
     pair.sync()
     a = pair.db("a")
     rename_partition(a, "2026", "2023")
@@ -127,7 +127,7 @@ def test_partitions_that_a_rename_takes_over_the_border_come_and_go(pair: Replic
     assert replicated(pair) == {"p=2029": ["late", "old"]}
 
 
-def test_a_table_that_is_renamed_into_or_out_of_its_filter_is_whole_again(pair: Replication) -> None:
+def test_a_table_that_is_renamed_into_or_out_of_its_filter_is_whole_again(pair: Lab) -> None:
     pair.sync()
     a = pair.db("a")
     a.rename("t", "u")  # no filter is about u
@@ -148,7 +148,7 @@ def test_a_table_that_is_renamed_into_or_out_of_its_filter_is_whole_again(pair: 
 def test_a_table_that_left_the_patterns_and_came_back_in_one_range_is_not_lost(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path, include="t.*")
+    pair = Lab(source_metastore, target_metastore, tmp_path, include="t.*")
     a = pair.db("a")
     a.partitioned("t", {"1": {"one": "1"}})
     pair.sync()
@@ -156,10 +156,10 @@ def test_a_table_that_left_the_patterns_and_came_back_in_one_range_is_not_lost(
     a.add("elsewhere", {"2": {"two": "2"}})
     a.rename("elsewhere", "t")
     pair.sync()
-    pair.is_same()
+    pair.are_same()
 
 
-def test_an_edited_filter_brings_what_came_in_and_takes_what_left_with_consent(pair: Replication) -> None:
+def test_an_edited_filter_brings_what_came_in_and_takes_what_left_with_consent(pair: Lab) -> None:
     pair.sync()
     name = f"{pair.name}_a.t"
     pair.keys["partitions"] = {name: "p >= '2025'"}
@@ -180,7 +180,7 @@ def test_an_edited_filter_brings_what_came_in_and_takes_what_left_with_consent(p
     assert "t" not in pair.replica("a").shown()
 
 
-def test_a_filter_about_what_is_no_partition_key_stops_the_run(pair: Replication) -> None:
+def test_a_filter_about_what_is_no_partition_key_stops_the_run(pair: Lab) -> None:
     pair.keys["partitions"] = {f"{pair.name}_a.t": "q = '1'"}
     with pytest.raises(UsageError, match="asks for q, which is no partition key"):
         pair.sync()

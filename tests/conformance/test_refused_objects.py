@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from command_line import command
 from faults import Fault, run_with
 from hive_metastore import ttypes
 from hive_objects import hive_client
+from lab import Lab
 from plain_tables import PlainDatabase
-from policies import Replication
 from postgres import Postgres
-from replication_fixture import command
 
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
@@ -25,8 +25,8 @@ ANSWER = f"InvalidObjectException: {ODD} is not a valid object name"
 
 
 @pytest.fixture
-def story(hives: Callable[..., Running], tmp_path: Path) -> Iterator[Replication]:
-    yield Replication(hives("4.2"), hives("3.1", "target"), tmp_path)
+def story(hives: Callable[..., Running], tmp_path: Path) -> Iterator[Lab]:
+    yield Lab(hives("4.2"), hives("3.1", "target"), tmp_path)
 
 
 class Refusing:
@@ -63,11 +63,11 @@ def named(run: SyncRun) -> list[str]:
     return [each.name.split(".")[1] for each in run.not_replicated]
 
 
-def external(story: Replication, name: str) -> None:
+def external(story: Lab, name: str) -> None:
     story.db("a").table(name, {"first": "1"}, kind="EXTERNAL_TABLE")
 
 
-def test_one_that_is_refused_is_named_until_it_is_taken(story: Replication) -> None:
+def test_one_that_is_refused_is_named_until_it_is_taken(story: Lab) -> None:
     database, replica = story.db("a"), story.replica("a")
     for name in ("one", ODD, "two"):
         external(story, name)
@@ -75,8 +75,8 @@ def test_one_that_is_refused_is_named_until_it_is_taken(story: Replication) -> N
     first = story.sync()
     assert (first.status, named(first)) == ("incomplete", [ODD])
     assert ANSWER in first.not_replicated[0].reason
-    assert sorted(story.target.table_names(replica.name)) == ["one", "two"]
-    assert story.target.function_names(replica.name) == ["f"]
+    assert sorted(story.target.metastore.table_names(replica.name)) == ["one", "two"]
+    assert story.target.metastore.function_names(replica.name) == ["f"]
 
     database.write("one", {"second": "2"})  # a range that says nothing of it
     assert named(story.sync()) == [ODD]
@@ -91,11 +91,11 @@ def test_one_that_is_refused_is_named_until_it_is_taken(story: Replication) -> N
 
     database.rename(ODD, "even")
     assert named(story.sync()) == []
-    assert sorted(story.target.table_names(replica.name)) == ["even", "one", "two"]
+    assert sorted(story.target.metastore.table_names(replica.name)) == ["even", "one", "two"]
     assert replica.shown()["even"]["files"] == database.shown()["even"]["files"]
 
 
-def test_one_that_is_dropped_is_forgotten(story: Replication) -> None:
+def test_one_that_is_dropped_is_forgotten(story: Lab) -> None:
     for name in ("one", ODD):
         external(story, name)
     assert named(story.sync()) == [ODD]
@@ -104,20 +104,16 @@ def test_one_that_is_dropped_is_forgotten(story: Replication) -> None:
 
 
 @pytest.fixture
-def refusing(
-    hives: Callable[..., Running], postgres: Postgres, tmp_path: Path
-) -> Iterator[tuple[Replication, Refusing]]:
+def refusing(hives: Callable[..., Running], postgres: Postgres, tmp_path: Path) -> Iterator[tuple[Lab, Refusing]]:
     settings = postgres.jdbc()
     soon = settings | {"hive.hmshandler.retry.attempts": "1"}
     target = embedded.start(tmp_path / "metastore", settings=soon, env=os.environ)
-    yield Replication(hives("2.3"), target, tmp_path), Refusing(settings)
+    yield Lab(hives("2.3"), target, tmp_path), Refusing(settings)
     embedded.stop(target.directory)
 
 
 @pytest.mark.parametrize("publish", ["mirror", "snapshot"])
-def test_tables_and_functions_are_tried_again_without_a_change(
-    refusing: tuple[Replication, Refusing], publish: str
-) -> None:
+def test_tables_and_functions_are_tried_again_without_a_change(refusing: tuple[Lab, Refusing], publish: str) -> None:
     pair, target = refusing
     pair.keys["publish"] = publish
     source, replica = pair.db("a"), pair.replica("a")
@@ -129,11 +125,11 @@ def test_tables_and_functions_are_tried_again_without_a_change(
     source.write("good", {"second": "2"})
     again = pair.sync()
     assert (again.kind, named(again)) == ("incremental", ["bad", "bad_function"])
-    assert pair.target.table_names(replica.name) == ["good"]
-    assert pair.target.function_names(replica.name) == ["good_function"]
+    assert pair.target.metastore.table_names(replica.name) == ["good"]
+    assert pair.target.metastore.function_names(replica.name) == ["good_function"]
     target.take()
     assert named(pair.sync()) == []
-    assert pair.target.function_names(replica.name) == ["bad_function", "good_function"]
+    assert pair.target.metastore.function_names(replica.name) == ["bad_function", "good_function"]
     for name in ("good", "bad"):
         assert replica.shown()[name]["files"] == source.shown()[name]["files"]
     assert command("--config", str(pair.config()), "verify", pair.name).code == 0
@@ -142,11 +138,11 @@ def test_tables_and_functions_are_tried_again_without_a_change(
 # ---- drops and renames ----------------------------------------------------------------------------------------------
 
 
-def verified(pair: Replication) -> int:
+def verified(pair: Lab) -> int:
     return command("--config", str(pair.config()), "verify", pair.name).code
 
 
-def test_a_refused_rename_is_no_matter_of_the_others(story: Replication) -> None:
+def test_a_refused_rename_is_no_matter_of_the_others(story: Lab) -> None:
     source, replica = story.db("a"), story.replica("a")
     for name in ("one", "two"):
         external(story, name)
@@ -155,23 +151,23 @@ def test_a_refused_rename_is_no_matter_of_the_others(story: Replication) -> None
     external(story, "one")  # another one in its place
     source.write("two", {"second": "2"})
     assert named(story.sync()) == [ODD, "one"]
-    assert set(story.target.table_names(replica.name)) == {"one", "two"}
+    assert set(story.target.metastore.table_names(replica.name)) == {"one", "two"}
     assert replica.shown()["two"] == source.shown()["two"]
     source.metastore.drop_table(source.name, "one")  # Hive 4 renames no directory: both lie in one
     assert named(story.sync()) == [ODD]
     source.rename(ODD, "even")
     assert named(story.sync()) == []
-    story.is_same("a")
+    story.are_same("a")
 
 
 def test_a_refused_drop_is_no_matter_of_the_others(hives: Callable[..., Running], tmp_path: Path) -> None:
     """Of what a materialized view reads that the people of the target have made."""
-    pair = Replication(hives("4.2"), hives("4.2", "target"), tmp_path)
+    pair = Lab(hives("4.2"), hives("4.2", "target"), tmp_path)
     source, replica = pair.db("a"), pair.replica("a")
     for name in ("anew", "gone", "other"):
         external(pair, name)
     pair.sync()
-    theirs = PlainDatabase(pair.target, f"theirs_{pair.name}", tmp_path / "theirs")
+    theirs = PlainDatabase(pair.target.metastore, f"theirs_{pair.name}", tmp_path / "theirs")
     theirs.create()
     with hive_client(hives("4.2", "target")) as client:
         used = ("anew", "gone")
@@ -189,16 +185,16 @@ def test_a_refused_drop_is_no_matter_of_the_others(hives: Callable[..., Running]
     assert named(pair.sync()) == ["anew", "gone"]
     assert "another" not in replica.shown()["anew"]["files"], "nothing takes the place of a table that stays"
     assert named(pair.sync()) == ["gone"]  # the other has become what the source has, by difference
-    assert set(pair.target.table_names(replica.name)) == {"anew", "gone", "later"}
+    assert set(pair.target.metastore.table_names(replica.name)) == {"anew", "gone", "later"}
     assert verified(pair) == 3
     with hive_client(hives("4.2", "target")) as client:
         client.drop(theirs.name, "mv")
     assert named(pair.sync()) == []
-    pair.is_same("a")
+    pair.are_same("a")
     assert verified(pair) == 0
 
 
-def test_a_database_whose_drop_is_refused_is_named_until_it_goes(refusing: tuple[Replication, Refusing]) -> None:
+def test_a_database_whose_drop_is_refused_is_named_until_it_goes(refusing: tuple[Lab, Refusing]) -> None:
     pair, target = refusing
     gone, left, other = (f"{pair.name}_{name}" for name in ("gone", "left", "other"))
     for name in ("gone", "left", "other"):
@@ -211,14 +207,14 @@ def test_a_database_whose_drop_is_refused_is_named_until_it_goes(refusing: tuple
     assert (run.status, [each.object for each in run.not_replicated]) == ("incomplete", [left])
     assert (run.left, run.dropped) == ([left], [])
 
-    pair.source.drop_table(gone, "t")
-    pair.source.drop_function(gone, "f")
-    pair.source.drop_database(gone)
+    pair.source.metastore.drop_table(gone, "t")
+    pair.source.metastore.drop_function(gone, "f")
+    pair.source.metastore.drop_database(gone)
     pair.db("other").write("t", {"second": "2"})
     run = pair.sync()
     assert (run.status, [each.object for each in run.not_replicated]) == ("incomplete", [gone])
     assert "the target's metastore does not take it" in run.not_replicated[0].reason
-    pair.is_same("other")
+    pair.are_same("other")
     for words in (["status"], ["lag"], ["sync"], ["sync", "--drop-left"]):
         answer = command("--config", str(pair.config()), *words, pair.name)
         assert gone in [each["object"] for each in answer.output["not_replicated"]], words
@@ -231,7 +227,7 @@ def test_a_database_whose_drop_is_refused_is_named_until_it_goes(refusing: tuple
     assert verified(pair) == 0
 
 
-def test_a_load_that_is_killed_while_it_notes_refusals_loses_none(refusing: tuple[Replication, Refusing]) -> None:
+def test_a_load_that_is_killed_while_it_notes_refusals_loses_none(refusing: tuple[Lab, Refusing]) -> None:
     """Neither in the checkpoint, nor in the note of a database that stays, nor when it tries again."""
     pair, target = refusing
     a = f"alter database {pair.name}_a$"
@@ -252,7 +248,7 @@ def test_a_load_that_is_killed_while_it_notes_refusals_loses_none(refusing: tupl
     wanted = {f"{source.name}.bad", f"{source.name}.bad_function"}
     for number, fault in enumerate(faults):
         source.write("good", {f"file{number}": "another"})
-        pair.source.drop_database(gone[number])
+        pair.source.metastore.drop_database(gone[number])
         wanted.add(gone[number])
         assert run_with(fault, arguments).killed
         for _ in range(2):  # the second one has nothing new
@@ -262,5 +258,7 @@ def test_a_load_that_is_killed_while_it_notes_refusals_loses_none(refusing: tupl
         assert {each["object"] for each in status.output["not_replicated"]} == wanted, fault
     target.take()
     assert pair.sync().not_replicated == []
-    assert not {f"{pair.name}_gone{number}" for number in range(len(faults))} & set(pair.target.database_names())
+    assert not {f"{pair.name}_gone{number}" for number in range(len(faults))} & set(
+        pair.target.metastore.database_names()
+    )
     assert verified(pair) == 0

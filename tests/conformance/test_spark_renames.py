@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from faults import Fault, run_with
+from lab import Lab
 from placed_tables import bootstrap, catch_up, held, partition, write
 from plain_tables import KEYS, PlainDatabase, text_storage
-from replication_fixture import ReplicationFixture
 
 from replicator.core.model import Storage, Table
 
@@ -50,7 +50,7 @@ def rename(db: PlainDatabase, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_a_renamed_table_keeps_what_the_server_has_moved(fixture: ReplicationFixture, partitioned: bool) -> None:
+def test_a_renamed_table_keeps_what_the_server_has_moved(fixture: Lab, partitioned: bool) -> None:
     make(fixture.source, "t", partitioned=partitioned)
     bootstrap(fixture)
     rename(fixture.source, "t", "u")
@@ -59,9 +59,7 @@ def test_a_renamed_table_keeps_what_the_server_has_moved(fixture: ReplicationFix
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_a_table_that_gets_the_name_of_a_renamed_one_keeps_what_is_its_own(
-    fixture: ReplicationFixture, partitioned: bool
-) -> None:
+def test_a_table_that_gets_the_name_of_a_renamed_one_keeps_what_is_its_own(fixture: Lab, partitioned: bool) -> None:
     for name in ("t", "s"):
         make(fixture.source, name, partitioned=partitioned)
     bootstrap(fixture)
@@ -74,7 +72,7 @@ def test_a_table_that_gets_the_name_of_a_renamed_one_keeps_what_is_its_own(
 @pytest.mark.parametrize("stale", [False, True], ids=["", "of an earlier release"])
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_a_load_that_was_killed_after_a_rename_keeps_what_the_server_has_moved(
-    fixture: ReplicationFixture, partitioned: bool, stale: bool
+    fixture: Lab, partitioned: bool, stale: bool
 ) -> None:
     """An earlier release left `path` where the directory was before."""
     make(fixture.source, "t", partitioned=partitioned)
@@ -82,13 +80,13 @@ def test_a_load_that_was_killed_after_a_rename_keeps_what_the_server_has_moved(
     rename(fixture.source, "t", "u")
     write(fixture.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
     assert fixture.dump(since=fixture.last).code == 0
-    fault = Fault("after", "thrift", rf"alter table {fixture.db}\.t$")
+    fault = Fault("after", "thrift", rf"alter table {fixture.name}\.t$")
     assert run_with(fault, fixture.load_arguments(fixture.last)).killed
-    renamed = fixture.target.metastore.table(fixture.db, "u")
+    renamed = fixture.target.metastore.table(fixture.name, "u")
     assert renamed.storage and (fixture.target.home / "u").exists()
     if stale:
         named = msgspec.structs.replace(renamed, storage=at(renamed.storage, fixture.target.home / "t"))
-        fixture.target.metastore.alter_table(fixture.db, "u", named)
+        fixture.target.metastore.alter_table(fixture.name, "u", named)
     assert fixture.load().code == 0
-    assert held(fixture.target.metastore, fixture.db) == held(fixture.source.metastore, fixture.db)
+    assert held(fixture.target.metastore, fixture.name) == held(fixture.source.metastore, fixture.name)
     fixture.roots_are_in_order()

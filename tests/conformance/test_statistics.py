@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Answer, command
 from counting_proxy import CountingProxy
 from features import set_statistics, statistics_shown
 from hive_home import Home, client_of
 from hive_metastore import ttypes
-from replication_fixture import Answer, ReplicationFixture, command
+from lab import Lab
 
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Statistics
@@ -24,7 +25,7 @@ Hives = Callable[..., Running]
 READING = ("get_table_statistics_req", "get_partitions_statistics_req")
 
 
-class Pair(ReplicationFixture):
+class Analysed(Lab):
     """A database with the table `t` and the partitioned one `p`, on a source and a target."""
 
     def __init__(self, source: Running, target: Running, here: Path) -> None:
@@ -42,7 +43,7 @@ class Pair(ReplicationFixture):
 
         class Opened:
             def __enter__(inner) -> Home:
-                return Home(running, context.__enter__(), self.db)
+                return Home(running, context.__enter__(), self.name)
 
             def __exit__(inner, *error: Any) -> None:
                 context.__exit__(*error)
@@ -62,7 +63,7 @@ class Pair(ReplicationFixture):
 
     def verify(self) -> Answer:
         return command(
-            "verify", "--source", self.source_uri, "--target", self.target_uri, "--db", self.db, "--engine", "local"
+            "verify", "--source", self.source_uri, "--target", self.target_uri, "--db", self.name, "--engine", "local"
         )
 
     def bring(self, *more: str) -> tuple[Answer, Answer]:
@@ -76,7 +77,7 @@ BOTH = ("hive", "impala")
 
 @pytest.mark.timeout(300)
 def test_statistics_of_other_engines_are_replicated(hives: Hives, tmp_path: Path) -> None:
-    pair = Pair(hives("4.2"), hives("4.0", "target"), tmp_path)
+    pair = Analysed(hives("4.2"), hives("4.0", "target"), tmp_path)
     with pair.at(0) as home:
         for number, engine in enumerate(BOTH, 1):
             set_statistics(home, "t", number, engine=engine)
@@ -99,7 +100,7 @@ def test_statistics_of_other_engines_are_replicated(hives: Hives, tmp_path: Path
     different = pair.verify()
     assert different.code == 4
     assert {each["object"] for each in different.output["differences"]} == {
-        f"{pair.db}.{name}" for name in ("t", "p", "p/p=1", "p/p=2")
+        f"{pair.name}.{name}" for name in ("t", "p", "p/p=1", "p/p=2")
     }
     assert [each.code for each in pair.bring()] == [0, 0]
     assert pair.shown(1, BOTH) == pair.shown(0, BOTH)
@@ -118,7 +119,7 @@ def test_statistics_of_other_engines_are_replicated(hives: Hives, tmp_path: Path
 
 @pytest.mark.timeout(300)
 def test_statistics_that_the_target_cannot_have_are_named(hives: Hives, tmp_path: Path) -> None:
-    pair = Pair(hives("4.2"), hives("2.3", "target"), tmp_path)
+    pair = Analysed(hives("4.2"), hives("2.3", "target"), tmp_path)
     with pair.at(0) as home:
         set_statistics(home, "t", 1)
         set_statistics(home, "p", 2, engine="impala")
@@ -127,7 +128,7 @@ def test_statistics_that_the_target_cannot_have_are_named(hives: Hives, tmp_path
     for answer in (loaded, pair.verify()):
         assert answer.code == 3, answer
         (named,) = answer.output["not_replicated"]
-        assert named["object"] == f"{pair.db}.p"
+        assert named["object"] == f"{pair.name}.p"
         assert named["reason"].startswith(NO_STATISTICS)
     assert pair.shown(1) == pair.shown(0)
 
@@ -148,25 +149,25 @@ def test_statistics_that_the_target_cannot_have_are_named(hives: Hives, tmp_path
 
 
 def test_engines_are_those_of_the_configuration(hives: Hives, tmp_path: Path) -> None:
-    pair = Pair(hives("4.2"), hives("4.2"), tmp_path)
+    pair = Analysed(hives("4.2"), hives("4.2"), tmp_path)
     with pair.at(0) as home:
         set_statistics(home, "t", 1, engine="third")
     with connect(pair.source_uri) as metastore:
         assert metastore.statistics_engines() == BOTH
-        assert metastore.table_statistics(pair.db, "t", ["a"]) is None
+        assert metastore.table_statistics(pair.name, "t", ["a"]) is None
     with connect(MetastoreConfig(pair.source_uri, statistics_engines=("third",))) as metastore:
-        found = metastore.table_statistics(pair.db, "t", ["a", "b"])
+        found = metastore.table_statistics(pair.name, "t", ["a", "b"])
         assert found is not None and not found.columns and [each.column for each in found.others["third"]] == ["a", "b"]
-        metastore.drop_statistics(pair.db, "t", "", "a", "hive")
-        assert metastore.table_statistics(pair.db, "t", ["a", "b"]) == found
-        metastore.drop_statistics(pair.db, "t", "", "a", "third")
-        left = metastore.table_statistics(pair.db, "t", ["a", "b"])
+        metastore.drop_statistics(pair.name, "t", "", "a", "hive")
+        assert metastore.table_statistics(pair.name, "t", ["a", "b"]) == found
+        metastore.drop_statistics(pair.name, "t", "", "a", "third")
+        left = metastore.table_statistics(pair.name, "t", ["a", "b"])
         assert isinstance(left, Statistics) and left.others == {"third": found.others["third"][1:]}
 
 
 @pytest.mark.parametrize("hive", ["4.0", "4.2"])
 def test_purged_parts_keep_statistics_of_no_engine(hives: Hives, tmp_path: Path, hive: str) -> None:
-    pair = Pair(hives(hive), hives(hive), tmp_path)
+    pair = Analysed(hives(hive), hives(hive), tmp_path)
     engines = (*BOTH, "third")
     with pair.at(0) as home:
         for engine in engines:
@@ -176,7 +177,7 @@ def test_purged_parts_keep_statistics_of_no_engine(hives: Hives, tmp_path: Path,
         set_statistics(home, "p", 1, "p=2", "impala")
     with connect(pair.source_uri) as metastore:
         for name in ("t", "p"):
-            drop_column_statistics(metastore, metastore.table(pair.db, name), ["p=1"])
+            drop_column_statistics(metastore, metastore.table(pair.name, name), ["p=1"])
     left = pair.shown(0, engines)
     assert [len(partitions) for _, _, partitions in left.values()] == [0, 1, 0]
     assert [(whole, partitioned) for whole, partitioned, _ in left.values()] == [([], [])] * 3
@@ -186,7 +187,7 @@ def test_purged_parts_keep_statistics_of_no_engine(hives: Hives, tmp_path: Path,
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("hive", ["2.3", "3.1"])
 def test_deep_finds_deleted_statistics(hives: Hives, tmp_path: Path, hive: str) -> None:
-    pair = Pair(hives(hive), hives(hive, "target"), tmp_path)
+    pair = Analysed(hives(hive), hives(hive, "target"), tmp_path)
     with pair.at(0) as home:
         home.create_table("whole")
         for table, partition in (("t", None), ("whole", None), ("p", None), ("p", "p=1"), ("p", "p=2")):

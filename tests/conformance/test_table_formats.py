@@ -14,9 +14,9 @@ import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
+from command_line import Answer, command
+from lab import Lab
 from plain_tables import PlainDatabase
-from policies import Replication
-from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.store.delta import last_version
 from cmroot.store.listing import list_tree
@@ -69,7 +69,7 @@ def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
 # ---- gaps ---------------------------------------------------------------------------------------------------------
 
 
-def make_gaps(fixture: ReplicationFixture) -> list[str]:
+def make_gaps(fixture: Lab) -> list[str]:
     """One table of each format beside a plain one; returns their names."""
     db = fixture.source
     db.table("orders", {"a": "1"})
@@ -101,20 +101,18 @@ def named(answer: Answer) -> list[str]:
     return sorted(each["object"] for each in answer.output["not_replicated"])
 
 
-def verified(fixture: ReplicationFixture, *more: str) -> Answer:
-    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db]
+def verified(fixture: Lab, *more: str) -> Answer:
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
     return command("verify", *sides, "--engine", "local", *more)
 
 
-def repaired(fixture: ReplicationFixture, *more: str) -> Answer:
-    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db]
+def repaired(fixture: Lab, *more: str) -> Answer:
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
     roots = ["--cmroot", str(fixture.cmroot), "--target-cmroot", str(fixture.target_cmroot)]
     return command("repair", *sides, *roots, "--engine", "local", *more)
 
 
-def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code_says_so(
-    fixture: ReplicationFixture,
-) -> None:
+def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code_says_so(fixture: Lab) -> None:
     gaps = make_gaps(fixture)
     dumped = fixture.dump()
     assert (dumped.code, named(dumped)) == (3, gaps)
@@ -122,7 +120,7 @@ def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code
     assert (planned.code, named(planned)) == (3, gaps)
     loaded = fixture.load()
     assert (loaded.code, loaded.output["status"], named(loaded)) == (3, "incomplete", gaps)
-    assert fixture.target.metastore.table_names(fixture.db) == ["orders"]
+    assert fixture.target.metastore.table_names(fixture.name) == ["orders"]
     assert not (fixture.target.home / "ice").exists()
     found = verified(fixture)
     assert (found.code, found.output["status"], named(found)) == (3, "incomplete", gaps)
@@ -139,7 +137,7 @@ def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code
     assert (dumped := fixture.dump(since=before)).code == 3 and named(dumped) == gaps
     assert (loaded := fixture.load()).code == 3 and named(loaded) == gaps
     assert loaded.output["files_copied"] == 1
-    assert fixture.target.metastore.table_names(fixture.db) == ["orders"]
+    assert fixture.target.metastore.table_names(fixture.name) == ["orders"]
     found = verified(fixture)
     assert (found.code, found.output["differences"], named(found)) == (3, [], gaps)
 
@@ -147,7 +145,7 @@ def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code
 # ---- Delta --------------------------------------------------------------------------------------------------------
 
 
-def make_delta(fixture: ReplicationFixture, name: str = "events") -> Path:
+def make_delta(fixture: Lab, name: str = "events") -> Path:
     """A Delta table, registered as Spark does; returns its directory."""
     db = fixture.source
     db.table(name, kind=EXTERNAL)
@@ -170,7 +168,7 @@ def commit(place: Path, version: int) -> Path:
     return place / "_delta_log" / f"{version:020}.json"
 
 
-def test_a_delta_table_is_replicated_whatever_its_writers_do_between_two_loads(fixture: ReplicationFixture) -> None:
+def test_a_delta_table_is_replicated_whatever_its_writers_do_between_two_loads(fixture: Lab) -> None:
     place, replica = make_delta(fixture), fixture.target.home / "events"
     assert fixture.dump().code == 0 and fixture.load().code == 0
     assert ids(replica) == [0]
@@ -217,7 +215,7 @@ def test_a_delta_log_is_listed_before_the_data_that_it_names_and_cut_at_a_hole(t
     assert len(seen) > 1, "nothing was listed while it was written"
 
 
-def test_versions_after_a_hole_are_left_to_the_next_listing(fixture: ReplicationFixture) -> None:
+def test_versions_after_a_hole_are_left_to_the_next_listing(fixture: Lab) -> None:
     place, replica = make_delta(fixture), fixture.target.home / "events"
     for number in (1, 2, 3):
         append(place, number)
@@ -230,7 +228,7 @@ def test_versions_after_a_hole_are_left_to_the_next_listing(fixture: Replication
     assert ids(replica) == [0, 1, 2, 3]
 
 
-def test_a_load_that_fails_leaves_the_version_that_readers_had(fixture: ReplicationFixture) -> None:
+def test_a_load_that_fails_leaves_the_version_that_readers_had(fixture: Lab) -> None:
     """A data file is damaged at the source and in its $cmroot, which is the same file: the load finds out as it
     copies it."""
     place, replica = make_delta(fixture), fixture.target.home / "events"
@@ -253,7 +251,7 @@ def test_a_load_that_fails_leaves_the_version_that_readers_had(fixture: Replicat
     assert ids(replica) == [0, 1, 2]
 
 
-def test_a_log_is_published_version_by_version_and_up_to_what_is_to_be_had(fixture: ReplicationFixture) -> None:
+def test_a_log_is_published_version_by_version_and_up_to_what_is_to_be_had(fixture: Lab) -> None:
     place, replica = make_delta(fixture), fixture.target.home / "events"
     assert fixture.dump().code == 0 and fixture.load().code == 0
     for number in (1, 2, 3):
@@ -267,7 +265,7 @@ def test_a_log_is_published_version_by_version_and_up_to_what_is_to_be_had(fixtu
     assert [commit(replica, version).exists() for version in (1, 2, 3)] == [True, False, False]
 
 
-def test_a_commit_of_somebody_else_on_the_replica_is_not_replaced_unasked(fixture: ReplicationFixture) -> None:
+def test_a_commit_of_somebody_else_on_the_replica_is_not_replaced_unasked(fixture: Lab) -> None:
     place, replica = make_delta(fixture), fixture.target.home / "events"
     assert fixture.dump().code == 0 and fixture.load().code == 0
     append(replica, 100)
@@ -285,7 +283,7 @@ def test_a_commit_of_somebody_else_on_the_replica_is_not_replaced_unasked(fixtur
     assert theirs in kept
 
 
-def test_a_replica_whose_last_version_names_missing_files_differs(fixture: ReplicationFixture) -> None:
+def test_a_replica_whose_last_version_names_missing_files_differs(fixture: Lab) -> None:
     """Both sides the same, and both unreadable: files that nobody has are no files that are equal."""
     place, replica = make_delta(fixture), fixture.target.home / "events"
     append(place, 1)
@@ -298,17 +296,17 @@ def test_a_replica_whose_last_version_names_missing_files_differs(fixture: Repli
     assert [(each["kind"], each["field"]) for each in found.output["differences"]] == [("file missing", gone.name)]
 
 
-def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(fixture: ReplicationFixture) -> None:
+def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(fixture: Lab) -> None:
     """As a shallow clone does."""
     make_delta(fixture)
     clone = make_delta(fixture, "clone")
     entry = next(json.loads(line) for line in commit(clone, 0).read_text().splitlines() if '"add"' in line)
     entry["add"]["path"] = f"file:{fixture.source.home}/events/part-0.parquet"
     commit(clone, 1).write_text(json.dumps(entry) + "\n")
-    name = [f"{fixture.db}.clone"]
+    name = [f"{fixture.name}.clone"]
     dumped, loaded = fixture.dump(), fixture.load()
     assert [(each.code, named(each)) for each in (dumped, loaded)] == [(3, name)] * 2
-    assert fixture.target.metastore.table_names(fixture.db) == ["events"]
+    assert fixture.target.metastore.table_names(fixture.name) == ["events"]
     found = verified(fixture)
     assert (found.code, named(found)) == (3, name)
     append(fixture.source.home / "events", 1)
@@ -319,14 +317,12 @@ def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(fixture: 
 # ---- replicas of such tables, and the choice to have them ---------------------------------------------------------
 
 
-def test_one_who_asks_for_formats_as_they_are_gets_them_and_an_iceberg_view_stops_nobody(
-    fixture: ReplicationFixture,
-) -> None:
+def test_one_who_asks_for_formats_as_they_are_gets_them_and_an_iceberg_view_stops_nobody(fixture: Lab) -> None:
     make_gaps(fixture)
     asked = ("--formats", "as-they-are")
     dumped, loaded = fixture.dump(*asked), fixture.load(None, *asked)
     assert [(each.code, named(each)) for each in (dumped, loaded)] == [(0, [])] * 2, loaded
-    assert fixture.target.metastore.table_names(fixture.db) == ["acid", "hudi", "ice", "ice_view", "orders"]
+    assert fixture.target.metastore.table_names(fixture.name) == ["acid", "hudi", "ice", "ice_view", "orders"]
     found = verified(fixture, *asked)
     assert [each for each in found.output["differences"] if each["field"] == "DO_NOT_UPDATE_STATS"] == []
     assert not [each for each in found.output["differences"] if each["object"].endswith((".ice", ".orders"))], (
@@ -334,45 +330,43 @@ def test_one_who_asks_for_formats_as_they_are_gets_them_and_an_iceberg_view_stop
     )
 
 
-def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its_table_is_dropped(
-    fixture: ReplicationFixture,
-) -> None:
+def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its_table_is_dropped(fixture: Lab) -> None:
     make_gaps(fixture)
     asked = ("--formats", "as-they-are")
     assert fixture.dump(*asked).code == fixture.load(None, *asked).code == 0
     found = verified(fixture)
     differing = {each["object"] for each in found.output["differences"] if each["kind"] == "format"}
     assert found.code == 4 and differing == set(named(found)) == {
-        f"{fixture.db}.{name}" for name in ("acid", "hudi", "ice", "ice_view")
+        f"{fixture.name}.{name}" for name in ("acid", "hudi", "ice", "ice_view")
     }
     fixture.source.write("ice", {"more": "rows"})
     fixture.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
     assert fixture.dump(since=fixture.last).code == 3 and fixture.load().code == 3
     assert not (fixture.target.home / "ice" / "more").exists()
-    marked = fixture.target.metastore.table(fixture.db, "ice").parameters
+    marked = fixture.target.metastore.table(fixture.name, "ice").parameters
     assert "Iceberg" in marked["replicator.left.out"]
 
     # an increment would lack what was left out meanwhile
-    table = fixture.source.metastore.table(fixture.db, "ice")
+    table = fixture.source.metastore.table(fixture.name, "ice")
     parameters = {key: value for key, value in table.parameters.items() if key not in ICEBERG}
-    fixture.source.metastore.alter_table(fixture.db, "ice", msgspec.structs.replace(table, parameters=parameters))
+    fixture.source.metastore.alter_table(fixture.name, "ice", msgspec.structs.replace(table, parameters=parameters))
     fixture.source.alter("orders", note="x")
     fixture.dump(since=fixture.last)
     assert fixture.load().error == "BootstrapNeeded"
     fixture.dump()
     assert fixture.load().code == 3
     assert (fixture.target.home / "ice" / "more").exists()
-    assert "replicator.left.out" not in fixture.target.metastore.table(fixture.db, "ice").parameters
+    assert "replicator.left.out" not in fixture.target.metastore.table(fixture.name, "ice").parameters
 
     fixture.source.drop("hudi")
     assert fixture.dump(since=fixture.last).code == 3 and fixture.load().code == 3
-    assert "hudi" not in fixture.target.metastore.table_names(fixture.db)
+    assert "hudi" not in fixture.target.metastore.table_names(fixture.name)
 
 
 def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path, exclude="skipped")
+    pair = Lab(source_metastore, target_metastore, tmp_path, exclude="skipped")
     db = pair.db("a")
     db.table("orders", {"a": "1"})
     for name in ("ice", "skipped"):
@@ -392,7 +386,7 @@ def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
     ):
         answer = asked(*arguments)
         assert (answer.code, named(answer)) == (3, gap), (arguments, answer)
-    assert pair.target.table_names(db.name) == ["orders"]
+    assert pair.target.metastore.table_names(db.name) == ["orders"]
     idle = asked("sync", pair.name, "--engine", "local")
     assert (idle.code, idle.output["kind"], named(idle)) == (3, "nothing", gap)
     drill = asked("drill", pair.name, "--sample", "0")
@@ -402,7 +396,7 @@ def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
     pair.config()
     answer = asked("sync", pair.name, "--engine", "local")
     assert (answer.code, answer.output["kind"], named(answer)) == (0, "bootstrap", [])
-    assert pair.target.table_names(db.name) == ["ice", "orders"]
+    assert pair.target.metastore.table_names(db.name) == ["ice", "orders"]
     pair.keys["formats"] = "supported"
     pair.config()
     checked = asked("check", pair.name)
@@ -410,7 +404,7 @@ def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
     assert (checked.code, health) == (3, ["warning", "critical"])
 
 
-def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table(fixture: ReplicationFixture) -> None:
+def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table(fixture: Lab) -> None:
     gaps = make_gaps(fixture)
     fixture.capture()
     event = fixture.source.metastore.current_event_id()
@@ -419,7 +413,7 @@ def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table
         "--cmroot",
         str(fixture.cmroot),
         "--db",
-        fixture.db,
+        fixture.name,
         "--to",
         str(event),
         "--engine",
@@ -427,14 +421,14 @@ def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table
         "--target",
         fixture.source_uri,
     )
-    restored = command(*arguments, "--into", f"{fixture.db}_old")
+    restored = command(*arguments, "--into", f"{fixture.name}_old")
     assert (restored.code, named(restored)) == (3, gaps), restored
-    assert fixture.source.metastore.table_names(f"{fixture.db}_old") == ["orders"]
+    assert fixture.source.metastore.table_names(f"{fixture.name}_old") == ["orders"]
     fixture.source.table("later_ice", {"data": "rows"}, kind=EXTERNAL)
     fixture.source.alter("later_ice", **ICEBERG)
-    forced = command(*arguments, "--into", fixture.db, "--force")
+    forced = command(*arguments, "--into", fixture.name, "--force")
     assert (forced.code, named(forced)) == (3, gaps), forced
-    assert fixture.source.metastore.table_names(fixture.db) == [
+    assert fixture.source.metastore.table_names(fixture.name) == [
         "acid",
         "hudi",
         "ice",
@@ -448,7 +442,7 @@ def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table
 # ---- what properties name, and other differences ------------------------------------------------------------------
 
 
-def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(fixture: ReplicationFixture) -> None:
+def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(fixture: Lab) -> None:
     db = fixture.source
     db.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
     db.table("events", {"a": "1"})
@@ -465,21 +459,21 @@ def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(fix
     )
     assert fixture.dump().code == 0
     loaded = fixture.load()
-    names = [f"{fixture.db}.events", f"{fixture.db}.f"]
+    names = [f"{fixture.name}.events", f"{fixture.name}.f"]
     assert (loaded.code, named(loaded)) == (3, names), loaded
     reasons = " ".join(each["reason"] for each in loaded.output["not_replicated"])
     assert "schema.avsc" in reasons and "udf.jar" in reasons and "elsewhere" not in reasons
     found = verified(fixture)
     assert found.code == 4
     assert [(each["object"], each["kind"], each["field"]) for each in found.output["differences"]] == [
-        (f"{fixture.db}.f", "file missing", "jar"),
-        (f"{fixture.db}.events", "file missing", "avro.schema.url"),
+        (f"{fixture.name}.f", "file missing", "jar"),
+        (f"{fixture.name}.events", "file missing", "avro.schema.url"),
     ]
     fixture.target.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
     assert verified(fixture).code == 0
 
 
-def test_column_statistics_that_were_deleted_at_the_source_go(fixture: ReplicationFixture) -> None:
+def test_column_statistics_that_were_deleted_at_the_source_go(fixture: Lab) -> None:
     db = fixture.source
     from hmsclient.genthrift.hive_metastore import ttypes
 
@@ -507,24 +501,24 @@ def test_column_statistics_that_were_deleted_at_the_source_go(fixture: Replicati
     assert verified(fixture).code == 0
 
 
-def test_overwrite_covers_a_rename_that_meets_somebody_elses_table(fixture: ReplicationFixture) -> None:
+def test_overwrite_covers_a_rename_that_meets_somebody_elses_table(fixture: Lab) -> None:
     fixture.source.table("t", {"a": "1"})
     assert fixture.dump().code == fixture.load().code == 0
     fixture.source.rename("t", "t2")
     fixture.target.table("t2", {"theirs": "9"})
     assert fixture.dump(since=fixture.last).code == 0
     refused = fixture.load()
-    assert refused.code == 6 and f"{fixture.db}.t2" in refused.message and "(" not in refused.message, refused
+    assert refused.code == 6 and f"{fixture.name}.t2" in refused.message and "(" not in refused.message, refused
     assert fixture.load(fixture.last, "--overwrite").code == 0
-    assert fixture.target.metastore.table_names(fixture.db) == ["t2"]
+    assert fixture.target.metastore.table_names(fixture.name) == ["t2"]
     assert sorted(path.name for path in (fixture.target.home / "t2").iterdir()) == ["a"]
     assert verified(fixture).code == 0
 
 
-def test_names_of_databases_may_be_written_in_any_case(fixture: ReplicationFixture) -> None:
+def test_names_of_databases_may_be_written_in_any_case(fixture: Lab) -> None:
     fixture.source.table("t", {"a": "1"})
     assert fixture.dump().code == 0
-    renamed = ("--rename-db", f"{fixture.db.upper()}={fixture.db}_Copy")
+    renamed = ("--rename-db", f"{fixture.name.upper()}={fixture.name}_Copy")
     assert fixture.load(None, *renamed).code == 0
-    assert fixture.target.metastore.table_names(f"{fixture.db}_copy") == ["t"]
+    assert fixture.target.metastore.table_names(f"{fixture.name}_copy") == ["t"]
     assert verified(fixture, *renamed).code == 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import gobblin_examples as examples
 import pytest
+from command_line import command
 from hive_objects import FULL_ACID, INSERT_ONLY, hive_client
-from policies import Replication
-from replication_fixture import command
+from lab import Lab
 
 from replicator.metastore.embedded.running import Running
 
@@ -18,7 +18,7 @@ Hives = Callable[..., Running]
 ACID = {"full": FULL_ACID, "inserts": INSERT_ONLY}
 
 
-class Transactional(Replication):
+class Transactional(Lab):
     """A policy whose database has a plain table, and one of each kind that is not replicated."""
 
     def __init__(self, source: Running, target: Running, here: Path) -> None:
@@ -62,7 +62,7 @@ def test_they_are_named_everywhere_and_the_rest_goes_on(story: Transactional) ->
         assert code == 3, (words, output)
         assert set(story.named(found)) == set(ACID), (words, output)
         assert all("transaction" in reason for reason in story.named(found).values())
-    assert story.target.table_names(story.replica("a").name) == ["plain"]
+    assert story.target.metastore.table_names(story.replica("a").name) == ["plain"]
 
 
 def test_what_becomes_transactional_is_named_and_is_no_replica_that_seems_current(story: Transactional) -> None:
@@ -83,9 +83,9 @@ def test_what_becomes_transactional_is_named_and_is_no_replica_that_seems_curren
     gaps = {"turned", "moved", "replaced"}
     code, output = story.run("sync", story.name)
     assert (code, set(story.named(output))) == (3, gaps), output
-    assert set(story.target.table_names(replica.name)) == {"plain", "kept", "turned", "moved", *ACID}
+    assert set(story.target.metastore.table_names(replica.name)) == {"plain", "kept", "turned", "moved", *ACID}
     assert replica.shown()["turned"]["files"].keys() == {"000000_0"}
-    assert "transaction" in story.target.table(replica.name, "turned").parameters["replicator.left.out"]
+    assert "transaction" in story.target.metastore.table(replica.name, "turned").parameters["replicator.left.out"]
     code, output = story.run("verify", story.name)
     assert (code, set(story.named(output))) == (4, gaps), output
     assert {(each["object"].split(".")[1], each["kind"]) for each in output["differences"]} == {
@@ -119,7 +119,7 @@ def test_a_renamed_one_leaves_no_replica_under_its_old_name(story: Transactional
         story.run("sync", story.name)
         client.rename(story.database, "moved", "elsewhere")
         assert set(story.named(story.run("sync", story.name)[1])) == {"elsewhere", *ACID}
-        assert "moved" not in story.target.table_names(replica.name)
+        assert "moved" not in story.target.metastore.table_names(replica.name)
         for name in ("elsewhere", *ACID):
             client.drop(story.database, name)
     assert story.run("sync", story.name)[0] == 0
@@ -150,7 +150,7 @@ def test_a_restore_over_the_time_at_which_one_became_transactional(story: Transa
         return set(story.named(output)), str(output["warnings"])
 
     def shown(db: str, name: str) -> set[str]:
-        place = Path((story.source.table(db, name).location or "").removeprefix("file:"))
+        place = Path((story.source.metastore.table(db, name).location or "").removeprefix("file:"))
         return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
 
     plain = {"plain": {"first"}, "turned": {"000000_0"}, "reborn": {"000000_0"}}
@@ -158,7 +158,7 @@ def test_a_restore_over_the_time_at_which_one_became_transactional(story: Transa
         gaps = {"turned", "reborn", *ACID} - wanted.keys()
         for more in (["--dry-run"], []):
             assert restore(event, f"{beside}_{event}", *more) == (gaps, "[]")
-        names = story.source.table_names(f"{beside}_{event}")
+        names = story.source.metastore.table_names(f"{beside}_{event}")
         assert {name: shown(f"{beside}_{event}", name) for name in names} == wanted
 
     live = {"000000_0", "delta_0000001_0000001/bucket_00000"}
@@ -171,7 +171,7 @@ def test_a_restore_over_the_time_at_which_one_became_transactional(story: Transa
         assert gaps == set(ACID)
         assert f"{story.database}.turned is replaced, and no restore brings it back" in warnings
     assert {name: shown(story.database, name) for name in plain} == plain
-    assert set(story.source.table_names(story.database)) == {*plain, "inserts"}
+    assert set(story.source.metastore.table_names(story.database)) == {*plain, "inserts"}
 
 
 def test_retention_names_them_and_drops_no_partition_of_them(story: Transactional) -> None:
@@ -190,4 +190,4 @@ def test_retention_names_them_and_drops_no_partition_of_them(story: Transactiona
     for name in ACID:
         assert "transactional" in named[f"{story.database}.dated_{name}"], answer
     for name in ACID:
-        assert story.source.partition_names(story.database, f"dated_{name}") == [f"datepartition={old}"]
+        assert story.source.metastore.partition_names(story.database, f"dated_{name}") == [f"datepartition={old}"]

@@ -19,9 +19,10 @@ from typing import Any
 import faults
 import msgspec
 import pytest
+from command_line import Answer, command
 from faults import Fault, run_with, standing
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 from waiting import CEILING, eventually
 
 from cmroot.keep.content import is_kept, locate
@@ -34,7 +35,7 @@ TEXT = "1\x01one\n2\x01two\n"
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     """A source with a table and a partitioned one; nothing is dumped yet."""
     fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
     fixture.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
@@ -42,7 +43,7 @@ def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
 
 
 @pytest.fixture
-def pending(fixture: ReplicationFixture) -> ReplicationFixture:
+def pending(fixture: Lab) -> Lab:
     """The same, loaded, with an incremental dump to come: one that adds, replaces and removes."""
     fixture.bootstrap()
     fixture.source.write("t", {"third": "4\x01four\n", "second": "3\x01other\n"})
@@ -112,7 +113,7 @@ DAMAGE: list[tuple[str, Callable[[Path], None]]] = [
 ]
 
 
-def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(pending: ReplicationFixture) -> None:
+def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(pending: Lab) -> None:
     for part, damage in DAMAGE:
         place = pending.last / part
         good = place.read_bytes()
@@ -129,12 +130,12 @@ def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(pending: Replicat
     pending.is_same()
 
 
-def test_a_directory_that_is_no_dump_is_refused(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_a_directory_that_is_no_dump_is_refused(fixture: Lab, tmp_path: Path) -> None:
     fails(fixture.load(tmp_path / "nowhere"), 1, "FormatError", str(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists() and not fixture.target.exists()
 
 
-def test_a_dump_goes_only_into_a_new_or_empty_directory(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_a_dump_goes_only_into_a_new_or_empty_directory(fixture: Lab, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "letter").write_text("dear reader")
@@ -145,7 +146,7 @@ def test_a_dump_goes_only_into_a_new_or_empty_directory(fixture: ReplicationFixt
     assert fixture.load().output["status"] == "already loaded"
 
 
-def test_a_damaged_segment_of_the_captured_log_is_named(pending: ReplicationFixture) -> None:
+def test_a_damaged_segment_of_the_captured_log_is_named(pending: Lab) -> None:
     segment = sorted((pending.cmroot / "log").iterdir())[-1]
     part = next(segment.glob("records-*"))
     good = part.read_bytes()
@@ -158,7 +159,7 @@ def test_a_damaged_segment_of_the_captured_log_is_named(pending: ReplicationFixt
     pending.is_same()
 
 
-def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: ReplicationFixture) -> None:
+def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: Lab) -> None:
     manifest = pending.cmroot / "manifest.sqlite"
     manifest.write_bytes(b"no database" * 1000)
     with untouched(pending.source, pending.target):
@@ -169,7 +170,7 @@ def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: Replication
     pending.catch_up()
 
 
-def test_a_dump_of_what_is_captured_needs_no_manifest(pending: ReplicationFixture) -> None:
+def test_a_dump_of_what_is_captured_needs_no_manifest(pending: Lab) -> None:
     """One that is folded again knows no directories: that does not mean that there are none."""
     assert pending.capture().code == 0
     for path in pending.cmroot.glob("manifest.sqlite*"):
@@ -181,7 +182,7 @@ def test_a_dump_of_what_is_captured_needs_no_manifest(pending: ReplicationFixtur
 # ---- metastores ---------------------------------------------------------------------------------------------------
 
 
-def test_a_metastore_that_does_not_answer_is_a_reason_to_try_again(pending: ReplicationFixture) -> None:
+def test_a_metastore_that_does_not_answer_is_a_reason_to_try_again(pending: Lab) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     gone = f"thrift://{nobody}"
     with untouched(pending.source, pending.target):
@@ -259,7 +260,7 @@ def _shut(*sockets: socket.socket) -> None:
 @pytest.mark.parametrize(
     "call", ["get_current_notificationEventId", "get_database", "get_table_objects_by_name", "get_partitions"]
 )
-def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(fixture: ReplicationFixture, call: str) -> None:
+def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(fixture: Lab, call: str) -> None:
     proxy = CuttingProxy(fixture.source_uri, call, "half")
     with untouched(fixture.source):
         fails(fixture.capture(source=proxy.uri), 75, "MetastoreUnreachable", proxy.uri.removeprefix("thrift://"))
@@ -282,9 +283,7 @@ CHANGING = ["alter_database", "drop_partitions", "create_table", "alter_table", 
     ],
     ids=["reading, or nothing arrives", "nobody hears that it was done", "at the checkpoint"],
 )
-def test_a_metastore_that_goes_away_in_the_middle_of_a_load(
-    pending: ReplicationFixture, faults: list[tuple[str, str, int]]
-) -> None:
+def test_a_metastore_that_goes_away_in_the_middle_of_a_load(pending: Lab, faults: list[tuple[str, str, int]]) -> None:
     """In a change that is sent, nobody can know what became of it: running again settles it. Each run of the load gets
     a little further."""
     for call, when, nth in faults:
@@ -300,7 +299,7 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
     forgetful: Callable[..., Running], target_metastore: Running, tmp_path: Path
 ) -> None:
     silent = forgetful(**{"hive.metastore.transactional.event.listeners": ""})
-    fixture = ReplicationFixture(silent, target_metastore, tmp_path)
+    fixture = Lab(silent, target_metastore, tmp_path)
     fixture.source.create()
     fixture.source.table("t", {"first": TEXT})
     fails(fixture.capture(), 1, "NotificationLogOff", silent.uri)
@@ -335,18 +334,15 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
 
     healed = fixture.dump(cmroot=other)
     assert healed.code == 0 and healed.output["kind"] == "bootstrap" and healed.output["warnings"]
-    again = ReplicationFixture(talking, target_metastore, tmp_path)
-    again.db = fixture.db
-    again.source = fixture.source
-    again.target = PlainDatabase(fixture.target.metastore, fixture.db + "_healed", fixture.warehouse)
-    assert fixture.load(None, "--rename-db", f"{fixture.db}={fixture.db}_healed").code == 0
-    assert again.target.shown() == fixture.source.shown()
+    again = PlainDatabase(fixture.target.metastore, fixture.name + "_healed", fixture.warehouse)
+    assert fixture.load(None, "--rename-db", f"{fixture.name}={fixture.name}_healed").code == 0
+    assert again.shown() == fixture.source.shown()
 
 
 # ---- $cmroot ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cmroot_below_a_file_cannot_be_written(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_a_cmroot_below_a_file_cannot_be_written(fixture: Lab, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     below = tmp_path / "file" / "cmroot"
     with untouched(fixture.source):
@@ -356,16 +352,14 @@ def test_a_cmroot_below_a_file_cannot_be_written(fixture: ReplicationFixture, tm
     fixture.bootstrap()
 
 
-def test_a_cmroot_in_a_directory_of_something_else_is_refused(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_a_cmroot_in_a_directory_of_something_else_is_refused(fixture: Lab, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letter").write_text("dear reader")
     fails(fixture.capture(cmroot=tmp_path / "letters"), 1, "NotWritable", tmp_path / "letters")
     assert [path.name for path in (tmp_path / "letters").iterdir()] == ["letter"]
 
 
-def test_a_cmroot_on_a_read_only_mount_cannot_be_written(
-    fixture: ReplicationFixture, small: Callable[[str], Path]
-) -> None:
+def test_a_cmroot_on_a_read_only_mount_cannot_be_written(fixture: Lab, small: Callable[[str], Path]) -> None:
     fixture.cmroot = small("size=8m") / "cmroot"
     fixture.bootstrap()
     fixture.source.table("new", {"file": TEXT})
@@ -376,9 +370,7 @@ def test_a_cmroot_on_a_read_only_mount_cannot_be_written(
     fixture.catch_up()
 
 
-def test_a_full_cmroot_says_so_and_goes_on_when_there_is_space(
-    fixture: ReplicationFixture, small: Callable[[str], Path]
-) -> None:
+def test_a_full_cmroot_says_so_and_goes_on_when_there_is_space(fixture: Lab, small: Callable[[str], Path]) -> None:
     fixture.cmroot = small("size=600k") / "cmroot"
     fixture.source.table("large", {"file": "x" * 1_000_000})
     with untouched(fixture.source):
@@ -389,7 +381,7 @@ def test_a_full_cmroot_says_so_and_goes_on_when_there_is_space(
 
 
 @pytest.mark.parametrize("limit", [3_000, 30_000, 300_000])
-def test_a_file_size_limit_is_told_like_a_full_disk(fixture: ReplicationFixture, limit: int) -> None:
+def test_a_file_size_limit_is_told_like_a_full_disk(fixture: Lab, limit: int) -> None:
     """Whatever is written when it is reached: a kept file, the log, the manifest."""
     fixture.source.table("large", {"file": "x" * 1_000_000})
     arguments = [*fixture.capture_arguments(), "--keeper", "copy", "--json"]
@@ -419,7 +411,7 @@ def held(root: Path) -> Iterator[None]:
         other.stdin.close()
 
 
-def test_a_cmroot_in_use_is_left_to_its_user(pending: ReplicationFixture) -> None:
+def test_a_cmroot_in_use_is_left_to_its_user(pending: Lab) -> None:
     with untouched(pending.source, pending.target):
         with held(pending.cmroot):
             fails(pending.capture(), 7, "LeaseHeld", pending.cmroot)
@@ -439,7 +431,7 @@ def kept(cmroot: Path, file: Path) -> Path:
     return Path(locate(str(cmroot), *checksum_file(str(file))))
 
 
-def test_a_file_that_is_gone_everywhere_is_named(pending: ReplicationFixture) -> None:
+def test_a_file_that_is_gone_everywhere_is_named(pending: Lab) -> None:
     file = pending.source.home / "t" / "third"
     kept(pending.cmroot, file).unlink()
     file.unlink()
@@ -452,7 +444,7 @@ def test_a_file_that_is_gone_everywhere_is_named(pending: ReplicationFixture) ->
     pending.is_same()
 
 
-def test_a_bootstrap_with_a_file_that_is_gone_shows_nothing(fixture: ReplicationFixture) -> None:
+def test_a_bootstrap_with_a_file_that_is_gone_shows_nothing(fixture: Lab) -> None:
     assert fixture.dump().code == 0
     file = fixture.source.home / "t" / "first"
     kept(fixture.cmroot, file).unlink()
@@ -465,7 +457,7 @@ def test_a_bootstrap_with_a_file_that_is_gone_shows_nothing(fixture: Replication
 
 
 @pytest.mark.parametrize("keeper", ["link", "copy"])
-def test_bytes_written_over_in_place_are_never_published(fixture: ReplicationFixture, keeper: str) -> None:
+def test_bytes_written_over_in_place_are_never_published(fixture: Lab, keeper: str) -> None:
     """A link shares its bytes with the source, so both have the wrong ones; a copy has those that were recorded."""
     assert fixture.dump("--keeper", keeper).code == 0
     file = fixture.source.home / "t" / "first"
@@ -485,18 +477,18 @@ def test_bytes_written_over_in_place_are_never_published(fixture: ReplicationFix
     fixture.is_same()
 
 
-def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(fixture: ReplicationFixture) -> None:
+def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(fixture: Lab) -> None:
     missing = fixture.source.home / "parts" / "p=b"
     shutil.rmtree(missing)
     dumped = fixture.dump()
     assert (dumped.code, dumped.output["status"]) == (3, "incomplete")
     (named,) = dumped.output["missing_directories"]
-    assert str(missing) in named and f"{fixture.db}.parts/p=b" in named
+    assert str(missing) in named and f"{fixture.name}.parts/p=b" in named
     loaded = fixture.load()
     assert (loaded.code, loaded.output["status"]) == (3, "incomplete")
     for output in (dumped.output, loaded.output):
         (lacking,) = output["not_replicated"]
-        assert (lacking["object"], lacking["partition"]) == (f"{fixture.db}.parts", "p=b")
+        assert (lacking["object"], lacking["partition"]) == (f"{fixture.name}.parts", "p=b")
         assert str(missing) in lacking["reason"]
     fixture.is_same()
     fixture.source.write("parts/p=b", {"file": "1\x01late\n"})
@@ -506,7 +498,7 @@ def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(fixture
 def test_a_disk_that_fills_while_files_are_copied(
     source_metastore: Running, target_metastore: Running, tmp_path: Path, small: Callable[[str], Path]
 ) -> None:
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path, warehouse=small("size=1m"))
+    fixture = Lab(source_metastore, target_metastore, tmp_path, warehouse=small("size=1m"))
     fixture.source.create()
     fixture.source.table("large", {f"file{number}": str(number) * 300_000 for number in range(6)})
     assert fixture.dump().code == 0
@@ -524,36 +516,36 @@ def test_a_disk_that_fills_while_files_are_copied(
 # ---- who may write where ------------------------------------------------------------------------------------------
 
 
-def test_a_table_made_by_hand_is_replaced_only_when_told(fixture: ReplicationFixture) -> None:
+def test_a_table_made_by_hand_is_replaced_only_when_told(fixture: Lab) -> None:
     fixture.bootstrap()
     fixture.source.table("new", {"file": TEXT})
     fixture.target.table("new", {"mine": "1\x01mine\n"})
     mine = checksum_file(str(fixture.target.home / "new" / "mine"))
     assert fixture.dump(since=fixture.last).code == 0
     with untouched(fixture.source, fixture.target):
-        fails(fixture.load(), 6, "Refused", f"{fixture.db}.new")
+        fails(fixture.load(), 6, "Refused", f"{fixture.name}.new")
     assert fixture.load(None, "--overwrite").code == 0
     fixture.is_same()
     assert is_kept(str(fixture.target_cmroot), *mine)
 
 
-def test_a_database_made_by_hand_is_refused(fixture: ReplicationFixture) -> None:
+def test_a_database_made_by_hand_is_refused(fixture: Lab) -> None:
     fixture.target.create()
     fixture.target.table("mine", {"file": "1\x01mine\n"})
     assert fixture.dump().code == 0
     with untouched(fixture.source, fixture.target):
-        fails(fixture.load(), 6, "Refused", fixture.db)
+        fails(fixture.load(), 6, "Refused", fixture.name)
 
 
-def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pending: ReplicationFixture) -> None:
+def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pending: Lab) -> None:
     before = pending.target.shown()
     assert pending.load().code == 0
     with untouched(pending.target):
-        fails(pending.load(pending.here / "dump1"), 6, "Refused", "position", pending.db)
+        fails(pending.load(pending.here / "dump1"), 6, "Refused", "position", pending.name)
     assert pending.load().output["status"] == "already loaded"
     dumped = msgspec.json.decode((pending.here / "dump1" / "_finished_dump").read_bytes())["id"]
     for table in ("t", "parts"):  # left by a load that was killed after its checkpoint
-        mark = pending.target_cmroot / "loads" / dumped / f"{pending.db}.{table}"
+        mark = pending.target_cmroot / "loads" / dumped / f"{pending.name}.{table}"
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_bytes(b"")
     (pending.target.home / "parts" / "p=a" / "stray").write_text("of no dump")
@@ -563,7 +555,7 @@ def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pendi
     pending.is_same()
 
 
-def test_a_file_that_is_gone_is_noticed_before_another_is_shown(fixture: ReplicationFixture) -> None:
+def test_a_file_that_is_gone_is_noticed_before_another_is_shown(fixture: Lab) -> None:
     """Also where nothing is replaced: half of what was inserted is not what the source ever had."""
     fixture.bootstrap()
     fixture.source.write("t", {f"added{number}": f"{number}" for number in range(5)})
@@ -579,24 +571,24 @@ def test_a_file_that_is_gone_is_noticed_before_another_is_shown(fixture: Replica
     fixture.is_same()
 
 
-def test_an_incremental_dump_needs_the_bootstrap_before_it(pending: ReplicationFixture) -> None:
-    rename = ("--rename-db", f"{pending.db}={pending.db}_other")
+def test_an_incremental_dump_needs_the_bootstrap_before_it(pending: Lab) -> None:
+    rename = ("--rename-db", f"{pending.name}={pending.name}_other")
     fails(pending.load(None, *rename), 5, "BootstrapNeeded", "position")
-    assert f"{pending.db}_other" not in pending.target.metastore.database_names()
+    assert f"{pending.name}_other" not in pending.target.metastore.database_names()
     assert pending.load(pending.here / "dump1", *rename).code == 0
     assert pending.load(None, *rename).code == 0
-    other = PlainDatabase(pending.target.metastore, f"{pending.db}_other", pending.warehouse)
+    other = PlainDatabase(pending.target.metastore, f"{pending.name}_other", pending.warehouse)
     assert other.shown() == pending.source.shown()
 
 
-def test_a_replica_takes_no_dump_of_another_source(fixture: ReplicationFixture) -> None:
+def test_a_replica_takes_no_dump_of_another_source(fixture: Lab) -> None:
     fixture.bootstrap()
     assert fixture.dump(cmroot=fixture.here / "other").code == 0
     with untouched(fixture.target):
-        fails(fixture.load(), 6, "Refused", fixture.db)
+        fails(fixture.load(), 6, "Refused", fixture.name)
 
 
-def test_the_source_is_not_its_own_target(fixture: ReplicationFixture) -> None:
+def test_the_source_is_not_its_own_target(fixture: Lab) -> None:
     assert fixture.dump().code == 0
     with untouched(fixture.source):
         own = [
@@ -607,13 +599,13 @@ def test_the_source_is_not_its_own_target(fixture: ReplicationFixture) -> None:
             "--warehouse",
             str(fixture.source.home.parent),
         ]
-        fails(command(*own, "--cmroot", str(fixture.here / "own")), 6, "Refused", fixture.db)
+        fails(command(*own, "--cmroot", str(fixture.here / "own")), 6, "Refused", fixture.name)
 
 
 # ---- the command line ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_command_line_asks_for_must_exist(pending: ReplicationFixture, tmp_path: Path) -> None:
+def test_what_a_command_line_asks_for_must_exist(pending: Lab, tmp_path: Path) -> None:
     """Nothing of it begins, and no directory is left where the dump would have been."""
     none = tmp_path / "none"
 
@@ -622,10 +614,10 @@ def test_what_a_command_line_asks_for_must_exist(pending: ReplicationFixture, tm
         assert not none.exists() or list(none.iterdir()) == []
         return answer
 
-    other = ReplicationFixture.__new__(ReplicationFixture)
-    other.__dict__ |= pending.__dict__ | {"db": "nowhere", "dumps": 0}
+    other = Lab.__new__(Lab)
+    other.__dict__ |= pending.__dict__ | {"name": "nowhere", "dumps": 0}
     with untouched(pending.source, pending.target):
-        fails(dumping("--include", "no_such_table"), 2, "UsageError", "no table", pending.db)
+        fails(dumping("--include", "no_such_table"), 2, "UsageError", "no table", pending.name)
         fails(dumping("--include", "("), 2, "UsageError", "'('")
         fails(dumping("--exclude", "["), 2, "UsageError", "'['")
         fails(dumping(since="999999999"), 2, "UsageError", "999999999")
@@ -690,54 +682,56 @@ def test_an_empty_database_of_the_target_gets_the_sources_description(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
     """It keeps its place."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture = Lab(source_metastore, target_metastore, tmp_path)
     fixture.source.home.mkdir(parents=True)
     fixture.source.metastore.create_database(
-        Database(name=fixture.db, description="a shop, größer 🦆", location=f"file:{fixture.source.home}")
+        Database(name=fixture.name, description="a shop, größer 🦆", location=f"file:{fixture.source.home}")
     )
     fixture.source.table("t", {"f": "1\n"})
     elsewhere = fixture.here / "elsewhere"
     elsewhere.mkdir()
-    fixture.target.metastore.create_database(Database(name=fixture.db, description="old", location=f"file:{elsewhere}"))
+    fixture.target.metastore.create_database(
+        Database(name=fixture.name, description="old", location=f"file:{elsewhere}")
+    )
     assert fixture.dump().code == 0
     loaded = fixture.load()
     assert (loaded.code, loaded.output["warnings"]) == (0, [])
-    there = fixture.target.metastore.database(fixture.db)
+    there = fixture.target.metastore.database(fixture.name)
     assert (there.description, there.location) == ("a shop, größer 🦆", f"file:{elsewhere}")
     assert there.parameters["repl.last.id"]
 
 
-def test_a_description_that_cannot_follow_is_said(fixture: ReplicationFixture) -> None:
+def test_a_description_that_cannot_follow_is_said(fixture: Lab) -> None:
     fixture.target.metastore.create_database(
-        Database(name=fixture.db, description="old", location=f"file:{fixture.target.home}")
+        Database(name=fixture.name, description="old", location=f"file:{fixture.target.home}")
     )
-    view = Table(db=fixture.db, name="view", kind="VIRTUAL_VIEW", view_original="SELECT 1", view_expanded="SELECT 1")
+    view = Table(db=fixture.name, name="view", kind="VIRTUAL_VIEW", view_original="SELECT 1", view_expanded="SELECT 1")
     assert fixture.dump().code == 0
     fixture.target.metastore.create_table(view)
     loaded = fixture.load(None, "--overwrite")
     assert loaded.code == 0, loaded.output
     assert any("description" in warning and "'old'" in warning for warning in loaded.output["warnings"]), loaded.output
-    assert fixture.target.metastore.database(fixture.db).description == "old"
+    assert fixture.target.metastore.database(fixture.name).description == "old"
 
 
 # ---- two loads into one target ------------------------------------------------------------------------------------
 
 
-def under(fixture: ReplicationFixture, root: str, *more: str) -> list[str]:
+def under(fixture: Lab, root: str, *more: str) -> list[str]:
     """A load of the newest dump under a `$cmroot` of its own."""
     return [*fixture.load_arguments(fixture.last), "--target-cmroot", str(fixture.here / root), *more]
 
 
-def test_two_loads_into_one_target_exclude_each_other_whatever_root_they_name(fixture: ReplicationFixture) -> None:
+def test_two_loads_into_one_target_exclude_each_other_whatever_root_they_name(fixture: Lab) -> None:
     assert fixture.dump().code == 0
     with standing(Fault("before", "rename", "/t/first$"), under(fixture, "one")), untouched(fixture.target):
-        fails(command(*under(fixture, "two")), 7, "LeaseHeld", fixture.db, f"{fixture.here}/one", "process")
+        fails(command(*under(fixture, "two")), 7, "LeaseHeld", fixture.name, f"{fixture.here}/one", "process")
     assert command(*under(fixture, "two")).code == 0  # the first was killed: its root says so
     assert fixture.target.shown() == fixture.source.shown()
-    assert "replicator.loading.by" not in fixture.target.metastore.database(fixture.db).parameters
+    assert "replicator.loading.by" not in fixture.target.metastore.database(fixture.name).parameters
 
 
-def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(fixture: ReplicationFixture) -> None:
+def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(fixture: Lab) -> None:
     assert fixture.dump().code == 0
     arguments = under(fixture, "one")
     with begun(Fault("before", "thrift", "create database"), arguments) as first:
@@ -750,7 +744,7 @@ def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(fixtu
     assert (answer.code, answer.output["status"]) == (0, "already loaded")
 
 
-def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: ReplicationFixture) -> None:
+def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: Lab) -> None:
     run_with(Fault("before", "thrift", "create table"), under(pending, "one"))
     shutil.rmtree(pending.here / "one")
     with untouched(pending.target):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from crash_story import Crashing, crashing, keep, run_again
 from faults import Fault, run_with, standing
-from replication_fixture import command
 
 from replicator.metastore.embedded.running import Running
 

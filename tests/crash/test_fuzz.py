@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import Answer, command
 from fuzzing import damage, forge, mutated, mutated_text
 from hostile import World, world
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator.errors
 from cmroot.errors import Error
@@ -30,7 +31,7 @@ ERRORS = set(replicator.errors.__all__) | {"PinError", "UnknownPlace", "Supersed
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     """A bootstrap dump of tables, partitions, a view's worth of metadata and a function; nothing is loaded."""
     fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
     fixture.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
@@ -45,7 +46,7 @@ def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
 class Fuzz:
     """Loads of changed dumps into databases of their own, with the world around under watch."""
 
-    def __init__(self, fixture: ReplicationFixture) -> None:
+    def __init__(self, fixture: Lab) -> None:
         self.fixture, self.random = fixture, random.Random(SEED)
         self.replicas = 0
         self.dump = fixture.here / "changed"
@@ -66,7 +67,7 @@ class Fuzz:
     def new_replica(self) -> PlainDatabase:
         self.replicas += 1
         return PlainDatabase(
-            self.fixture.target.metastore, f"{self.fixture.db}_{self.replicas}", self.fixture.warehouse
+            self.fixture.target.metastore, f"{self.fixture.name}_{self.replicas}", self.fixture.warehouse
         )
 
     def load(self, into: PlainDatabase | None = None) -> tuple[Answer, PlainDatabase]:
@@ -74,7 +75,7 @@ class Fuzz:
         name = replica.name
         databases = set(fixture.target.metastore.database_names())
         before = self.around(replica.home)
-        answer = fixture.load(self.dump, "--rename-db", f"{fixture.db}={name}")
+        answer = fixture.load(self.dump, "--rename-db", f"{fixture.name}={name}")
         assert set(fixture.target.metastore.database_names()) <= databases | {name}
         after = self.around(replica.home)
         new_roots = {path for path in after.keys() - before.keys() if Path(path).is_relative_to(fixture.target_cmroot)}
@@ -97,7 +98,7 @@ def is_refused(answer: Answer) -> bool:
     return True
 
 
-def test_a_dump_with_other_bytes_is_refused_or_loads_exactly(fixture: ReplicationFixture) -> None:
+def test_a_dump_with_other_bytes_is_refused_or_loads_exactly(fixture: Lab) -> None:
     fuzz, refused = Fuzz(fixture), 0
     for number in range(EXAMPLES * 2):
         with fuzz.changed() as dump:
@@ -111,7 +112,7 @@ def test_a_dump_with_other_bytes_is_refused_or_loads_exactly(fixture: Replicatio
     assert refused > EXAMPLES  # most bytes matter
 
 
-def test_a_dump_that_was_forged_with_care_changes_nothing_outside(fixture: ReplicationFixture) -> None:
+def test_a_dump_that_was_forged_with_care_changes_nothing_outside(fixture: Lab) -> None:
     fuzz, refused = Fuzz(fixture), 0
     for number in range(EXAMPLES):
         with fuzz.changed() as dump:
@@ -124,7 +125,7 @@ def test_a_dump_that_was_forged_with_care_changes_nothing_outside(fixture: Repli
     assert refused
 
 
-def test_an_increment_that_was_forged_with_care_changes_nothing_outside(fixture: ReplicationFixture) -> None:
+def test_an_increment_that_was_forged_with_care_changes_nothing_outside(fixture: Lab) -> None:
     first = fixture.last
     fixture.source.write("t", {"third": TEXT, "second": "3\x01other\n"})
     fixture.source.rename("t", "renamed")
@@ -136,7 +137,7 @@ def test_an_increment_that_was_forged_with_care_changes_nothing_outside(fixture:
     fuzz = Fuzz(fixture)
     for number in range(EXAMPLES // 3):
         replica = fuzz.new_replica()
-        assert fixture.load(first, "--rename-db", f"{fixture.db}={replica.name}").code == 0
+        assert fixture.load(first, "--rename-db", f"{fixture.name}={replica.name}").code == 0
         with fuzz.changed() as dump:
             name = forge(dump, fuzz.random)
             answer, _ = fuzz.load(replica)
@@ -146,7 +147,7 @@ def test_an_increment_that_was_forged_with_care_changes_nothing_outside(fixture:
                 raise AssertionError(f"example {number} of seed {SEED}: {name}: {error}") from error
 
 
-def test_a_log_with_other_bytes_is_refused_or_read_exactly(fixture: ReplicationFixture) -> None:
+def test_a_log_with_other_bytes_is_refused_or_read_exactly(fixture: Lab) -> None:
     choice = random.Random(SEED)
     kept = fixture.here / "kept"
     shutil.copytree(fixture.cmroot, kept, symlinks=True)
@@ -170,7 +171,7 @@ def test_a_log_with_other_bytes_is_refused_or_read_exactly(fixture: ReplicationF
         shutil.copytree(kept, fixture.cmroot, symlinks=True)
 
 
-def test_a_log_that_was_forged_with_care_changes_nothing_outside(fixture: ReplicationFixture) -> None:
+def test_a_log_that_was_forged_with_care_changes_nothing_outside(fixture: Lab) -> None:
     choice = random.Random(SEED)
     kept = fixture.here / "kept"
     shutil.copytree(fixture.cmroot, kept, symlinks=True)
@@ -190,7 +191,7 @@ def test_a_log_that_was_forged_with_care_changes_nothing_outside(fixture: Replic
         shutil.copytree(kept, fixture.cmroot, symlinks=True)
 
 
-def test_a_pin_with_other_bytes_stops_what_it_may_have_protected(fixture: ReplicationFixture) -> None:
+def test_a_pin_with_other_bytes_stops_what_it_may_have_protected(fixture: Lab) -> None:
     choice = random.Random(SEED)
     root = str(fixture.cmroot)
     assert command("cm", "hold", "audit", "--cmroot", root).code == 0
@@ -212,15 +213,13 @@ def test_a_pin_with_other_bytes_stops_what_it_may_have_protected(fixture: Replic
 
 
 @pytest.mark.parametrize("state", ["taking", "sent", "done"])
-def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(
-    fixture: ReplicationFixture, state: str
-) -> None:
+def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(fixture: Lab, state: str) -> None:
     """A gateway was killed in a drop, and somebody has changed what it wrote down; then it starts again."""
     choice, source, root = random.Random(SEED), fixture.source, str(fixture.cmroot)
     texts = set(contents(source.home))
     intercept = begun(fixture, state)
     if state != "taking":
-        source.metastore.drop_table(fixture.db, "t")
+        source.metastore.drop_table(fixture.name, "t")
     kept = {place: fixture.here / f"kept-{place.name}" for place in (fixture.cmroot, source.home)}
     for place, copy in kept.items():
         shutil.copytree(place, copy, symlinks=True)
@@ -261,12 +260,14 @@ def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(
             shutil.copytree(copy, place, symlinks=True)
 
 
-def begun(fixture: ReplicationFixture, state: str) -> Path:
+def begun(fixture: Lab, state: str) -> Path:
     """The directory of an intercept of table `t` that nobody has finished."""
     place = f"file:{fixture.source.home / 't'}"
     intercept = Intercept.begin(
         str(fixture.cmroot),
-        DropCall(before_event=fixture.source.metastore.current_event_id(), call="drop_table", db=fixture.db, table="t"),
+        DropCall(
+            before_event=fixture.source.metastore.current_event_id(), call="drop_table", db=fixture.name, table="t"
+        ),
         [InterceptSource(place, "t")],
         [Owner("t", "", place)],
     )

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import Answer, command
 from hostile import FILES, RECORDS, TABLES, edit_entries, edit_lines, edit_metadata, world
-from policies import Replication
-from replication_fixture import Answer, ReplicationFixture, command
+from lab import Lab
 
 from replicator.core.model import Database
 from replicator.dumps.reader import DumpReader
@@ -29,7 +29,7 @@ Edit = Callable[[dict[str, Any]], Any]
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: Lab, tmp_path: Path) -> Lab:
     """A source, a first dump that is loaded, and a second that adds files, partitions and a table. Beside the target's
     database lie another one, and a directory of somebody else."""
     fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
@@ -48,7 +48,7 @@ def fixture(fixture: ReplicationFixture, tmp_path: Path) -> ReplicationFixture:
 
 
 @contextlib.contextmanager
-def nothing_outside(fixture: ReplicationFixture, replica: str = "") -> Iterator[None]:
+def nothing_outside(fixture: Lab, replica: str = "") -> Iterator[None]:
     """What lies outside of the replica's directories, and of the target's `$cmroot`, is no load's to change."""
     hostile = fixture.here / "hostile"
     own = [
@@ -58,7 +58,7 @@ def nothing_outside(fixture: ReplicationFixture, replica: str = "") -> Iterator[
         hostile,
         fixture.last / "_finished_load",
     ]
-    own.append(fixture.warehouse / f"{replica or fixture.db}.db")
+    own.append(fixture.warehouse / f"{replica or fixture.name}.db")
     tops = [fixture.warehouse, fixture.here, fixture.source.home]
     before = world(*tops, but=own)
     kept = world(
@@ -73,7 +73,7 @@ def nothing_outside(fixture: ReplicationFixture, replica: str = "") -> Iterator[
 
 
 @contextlib.contextmanager
-def hostile(fixture: ReplicationFixture) -> Iterator[Path]:
+def hostile(fixture: Lab) -> Iterator[Path]:
     """A copy of the last dump, to be changed; the load of it changes nothing, inside or outside."""
     dump = fixture.here / "hostile"
     shutil.copytree(fixture.last, dump)
@@ -118,7 +118,7 @@ OF_ITSELF: list[tuple[Edit, str]] = [
 ]
 
 
-def test_what_a_dump_says_of_itself_is_not_believed(fixture: ReplicationFixture) -> None:
+def test_what_a_dump_says_of_itself_is_not_believed(fixture: Lab) -> None:
     for edit, named in OF_ITSELF:
         with hostile(fixture) as dump:
             edit_metadata(dump, edit)
@@ -147,7 +147,7 @@ OF_FILES: list[dict[str, Any]] = [
 ]
 
 
-def test_a_file_entry_names_only_what_lies_below_its_object(fixture: ReplicationFixture) -> None:
+def test_a_file_entry_names_only_what_lies_below_its_object(fixture: Lab) -> None:
     for changes in OF_FILES:
         with hostile(fixture) as dump:
             edit_entries(dump, lambda row: row | changes if row["op"] == "add" else row)  # noqa: B023
@@ -165,7 +165,7 @@ OF_RECORDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_a_record_names_no_place_above_its_table(fixture: ReplicationFixture) -> None:
+def test_a_record_names_no_place_above_its_table(fixture: Lab) -> None:
     for kind, changes in OF_RECORDS:
         met = []
 
@@ -181,25 +181,25 @@ def test_a_record_names_no_place_above_its_table(fixture: ReplicationFixture) ->
             refused(fixture.load(dump), RECORDS)
 
 
-def test_a_dump_speaks_only_of_its_databases(fixture: ReplicationFixture) -> None:
+def test_a_dump_speaks_only_of_its_databases(fixture: Lab) -> None:
     with hostile(fixture) as dump:
         edit_metadata(dump, lambda output: output["metadata"]["scope"].update(databases=["other"]))
-        refused(fixture.load(dump, "--rename-db", f"other={fixture.db}"), fixture.db, "is not one that the dump covers")
+        refused(
+            fixture.load(dump, "--rename-db", f"other={fixture.name}"), fixture.name, "is not one that the dump covers"
+        )
 
 
 @pytest.mark.parametrize("directory", ["", "relative", "/w/../x", "{root}", "{root}/slots", "{above}"])
-def test_a_note_of_superseded_directories_names_places_outside_of_the_root(
-    fixture: ReplicationFixture, directory: str
-) -> None:
+def test_a_note_of_superseded_directories_names_places_outside_of_the_root(fixture: Lab, directory: str) -> None:
     root = fixture.target_cmroot
     directory = directory.format(root=root, above=fixture.warehouse)
-    note_retired(str(root), "load", [Retired(directory, fixture.db, "t")])
+    note_retired(str(root), "load", [Retired(directory, fixture.name, "t")])
     close_retired(str(root), "load", now=0.0)
     with nothing_outside(fixture), pytest.raises(FormatError, match="superseded"):
         sweep_retired(str(root), fixture.target.metastore, timedelta(0), now=lambda: 1.0)
 
 
-def test_a_table_names_no_place_above_its_database(fixture: ReplicationFixture) -> None:
+def test_a_table_names_no_place_above_its_database(fixture: Lab) -> None:
     edit_lines(fixture.last, TABLES, lambda table: table | {"name": f"../../{table['name']}"})
     with nothing_outside(fixture):
         refused(fixture.load(), TABLES)
@@ -218,7 +218,7 @@ def _relocate(value: Any, old: str, new: str) -> Any:
     ("table", "above"), [("new", "/../../outside"), ("new", "/x/../../victim.db/y"), ("parts", "/../victim.db")]
 )
 def test_a_location_that_leaves_its_database_by_dots_lands_in_the_directory_of_external_tables(
-    fixture: ReplicationFixture, above: str, table: str
+    fixture: Lab, above: str, table: str
 ) -> None:
     """A metastore may hold such a location; its readers fold it, and so does the load: below its database it is not."""
     old = f"file:{fixture.source.home}/{table}"
@@ -232,16 +232,16 @@ def test_a_location_that_leaves_its_database_by_dots_lands_in_the_directory_of_e
     assert "internal error" not in answer.message
 
 
-def test_a_dump_puts_nothing_into_the_targets_root(fixture: ReplicationFixture) -> None:
+def test_a_dump_puts_nothing_into_the_targets_root(fixture: Lab) -> None:
     """A database that lies at the warehouse's top has `.cmroot` below it."""
-    top = f"{fixture.db}_top"
+    top = f"{fixture.name}_top"
     fixture.target.metastore.create_database(Database(name=top, location=f"file:{fixture.warehouse}"))
     assert fixture.dump().code == 0
     old, new = f"file:{fixture.source.home}/new", f"file:{fixture.source.home}/x/../.cmroot/holds"
     edit_lines(fixture.last, RECORDS, lambda line: _relocate(line, old, new))
     edit_lines(fixture.last, TABLES, lambda line: _relocate(line, old, new))
     edit_entries(fixture.last, lambda row: _relocate(row, old, new))
-    answer = fixture.load(None, "--rename-db", f"{fixture.db}={top}")
+    answer = fixture.load(None, "--rename-db", f"{fixture.name}={top}")
     assert answer.code == 6 and ".cmroot/holds" in answer.message, answer.output
     assert list((fixture.target_cmroot / "holds").iterdir()) == []
 
@@ -263,7 +263,7 @@ OF_TABLES: list[dict[str, Any]] = [
 ]
 
 
-def test_values_that_no_metastore_has_are_refused(fixture: ReplicationFixture) -> None:
+def test_values_that_no_metastore_has_are_refused(fixture: Lab) -> None:
     """What the dump says of an object must fit into the metastore's own types."""
     assert fixture.dump().code == 0
     for number, changes in enumerate(OF_TABLES):
@@ -281,10 +281,10 @@ def test_values_that_no_metastore_has_are_refused(fixture: ReplicationFixture) -
 
         edit_lines(dump, RECORDS, edit_record)
         edit_lines(dump, TABLES, edit)
-        name = f"{fixture.db}_v{number}"
+        name = f"{fixture.name}_v{number}"
         objects = fixture.target.everything()
         with nothing_outside(fixture, name):
-            answer = fixture.load(dump, "--rename-db", f"{fixture.db}={name}")
+            answer = fixture.load(dump, "--rename-db", f"{fixture.name}={name}")
             if answer.code == 0:  # a field that the target's thrift does not know is left out
                 shutil.rmtree(dump / "_finished_load")
         if answer.code != 0:
@@ -295,12 +295,12 @@ def test_values_that_no_metastore_has_are_refused(fixture: ReplicationFixture) -
         assert fixture.target.everything() == objects
 
 
-def test_a_dump_moves_no_slot_of_another_root_or_beyond_its_log(fixture: ReplicationFixture) -> None:
+def test_a_dump_moves_no_slot_of_another_root_or_beyond_its_log(fixture: Lab) -> None:
     """Behind a slot's position things expire."""
     assert fixture.dump("--slot", "consumer").code == 0
     slot = fixture.cmroot / "slots" / "consumer"
     before = slot.read_bytes()
-    other = ReplicationFixture.__new__(ReplicationFixture)
+    other = Lab.__new__(Lab)
     other.__dict__ |= {**fixture.__dict__, "cmroot": fixture.here / "another"}
     assert other.dump("--slot", "consumer", out=fixture.here / "other").code == 0
     forged = [of_metadata(root_id="another"), lambda output: output["metadata"]["end"].update(position=1 << 60)]
@@ -308,10 +308,10 @@ def test_a_dump_moves_no_slot_of_another_root_or_beyond_its_log(fixture: Replica
         dump = fixture.here / f"forged{number}"
         shutil.copytree(fixture.last, dump)
         edit_metadata(dump, edit)
-        answer = fixture.load(dump, "--rename-db", f"{fixture.db}={fixture.db}_{number}")
+        answer = fixture.load(dump, "--rename-db", f"{fixture.name}={fixture.name}_{number}")
         assert answer.code == 0 and "was not confirmed" in answer.output["warnings"][0], answer.output
         assert slot.read_bytes() == before
-    name = f"{fixture.db}={fixture.db}_x"
+    name = f"{fixture.name}={fixture.name}_x"
     answer = fixture.load(fixture.here / "other", "--source-cmroot", str(fixture.cmroot), "--rename-db", name)
     assert "is not the root" in " ".join(answer.output["warnings"]), answer.output
     assert slot.read_bytes() == before
@@ -331,7 +331,7 @@ def key_file(path: Path, *keys: str) -> str:
 OLD, NEW, OTHERS = "o" * 32, "n" * 32, "x" * 64
 
 
-def test_with_a_key_only_what_was_signed_is_loaded(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_with_a_key_only_what_was_signed_is_loaded(fixture: Lab, tmp_path: Path) -> None:
     ours, theirs = key_file(tmp_path / "ours", OLD), key_file(tmp_path / "theirs", OTHERS)
     unsigned = fixture.last
 
@@ -368,9 +368,7 @@ def test_with_a_key_only_what_was_signed_is_loaded(fixture: ReplicationFixture, 
     assert fixture.load(unsigned).code == 0  # without a key none is asked for
 
 
-def test_a_part_with_the_same_fast_checksum_is_not_the_one_that_was_signed(
-    fixture: ReplicationFixture, tmp_path: Path
-) -> None:
+def test_a_part_with_the_same_fast_checksum_is_not_the_one_that_was_signed(fixture: Lab, tmp_path: Path) -> None:
     """What the marker says of a part holds against damage; what is signed is its SHA-256."""
     ours = read_keys(key_file(tmp_path / "ours", OLD))
     assert fixture.dump("--key-file", ours.file, since=fixture.here / "dump1").code == 0
@@ -395,7 +393,7 @@ def test_a_key_that_others_can_read_or_that_is_short_is_no_key(tmp_path: Path) -
 def test_a_policy_signs_its_dumps_and_loads_only_those(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    replication = Replication(source_metastore, target_metastore, tmp_path)
+    replication = Lab(source_metastore, target_metastore, tmp_path)
     replication.db().table("t", {"first": TEXT})
     keys = key_file(tmp_path / "keys", OLD)
     policy = "".join(f"{key} = {json.dumps(value)}\n" for key, value in replication.keys.items())
@@ -415,8 +413,10 @@ def test_a_policy_signs_its_dumps_and_loads_only_those(
         DumpReader(str(dump), read_keys(keys)).verify()
     key_file(tmp_path / "keys", OTHERS)
     loading = {"replicator.loading": DumpReader(str(max(dumps))).metadata.id}
-    db = replication.target.database(replication.replica().name)
-    replication.target.alter_database(db.name, msgspec.structs.replace(db, parameters=db.parameters | loading))
+    db = replication.target.metastore.database(replication.replica().name)
+    replication.target.metastore.alter_database(
+        db.name, msgspec.structs.replace(db, parameters=db.parameters | loading)
+    )
     for dump in dumps:  # a killed run's, which the next one would end with
         (dump / "_signature").unlink()
     again = sync()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from policies import Replication
+from lab import Lab
 from runbooks import play
 
 from replicator.metastore.embedded.running import Running
@@ -15,7 +15,7 @@ def test_the_runbook_drills_a_replica_and_leaves_it_as_it_was(
     source_metastore: Running, target_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     pair.db("a").table("orders", {"f": "1\x01one\n"})
     pair.db("a").partitioned("days", {"x": {"f": "1\x01one\n"}, "y": {"f": "2\x01two\n"}})
     pair.sync()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, run_with
+from lab import Lab
 from lost_primary import captured
 from metastores import MetastoreFactory
-from policies import Replication
 from runbooks import play
 
 from cmroot.pins import read_pins
@@ -24,12 +24,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def values(pair: Replication) -> dict[str, object]:
+def values(pair: Lab) -> dict[str, object]:
     return {
         "config": pair.config(),
         "policy": pair.name,
-        "source": pair.source.uri,
-        "target": pair.target.uri,
+        "source": pair.source.metastore.uri,
+        "target": pair.target.metastore.uri,
         "db": f"{pair.name}_a",
         "dir": pair.here,
         "cmroot": pair.here / "cmroot",
@@ -39,7 +39,7 @@ def values(pair: Replication) -> dict[str, object]:
 def test_the_runbook_switches_over_and_back_and_takes_one_back(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     pair.db("a").table("t", {"first": "1"})
     pair.sync()
     arguments = ["--config", str(pair.config()), "switchover", pair.name]
@@ -51,14 +51,14 @@ def test_the_runbook_switches_over_and_back_and_takes_one_back(
     played = play("switch-over", values(pair), before={8: interrupt})
 
     assert len(played) == 10
-    pair.is_same("a")
+    pair.are_same("a")
 
 
 def test_the_runbooks_fail_over_and_fail_back(
     metastore_factory: MetastoreFactory, target_metastore: Running, tmp_path: Path
 ) -> None:
     running = metastore_factory("dying")
-    pair = Replication(running, target_metastore, tmp_path)
+    pair = Lab(running, target_metastore, tmp_path)
     pair.db("a").partitioned("days", {"1": {"x": "one"}})
     pair.sync()
     pair.db("a").add("days", {"2": {"x": "twice"}})
@@ -79,10 +79,10 @@ def test_the_runbooks_fail_over_and_fail_back(
     played = play("fail-back", _Growing(values(pair), found), before={5: held})
 
     assert len(played) == 10 and loss
-    assert sorted(pair.source.database_names()) == ["default", f"{pair.name}_a", "rescued"]
-    assert pair.source.partition_names("rescued", "days") == ["p=1", "p=2"]
-    assert pair.source.partition_names(f"{pair.name}_a", "days") == ["p=1", "p=3"]
-    pair.is_same("a")
+    assert sorted(pair.source.metastore.database_names()) == ["default", f"{pair.name}_a", "rescued"]
+    assert pair.source.metastore.partition_names("rescued", "days") == ["p=1", "p=2"]
+    assert pair.source.metastore.partition_names(f"{pair.name}_a", "days") == ["p=1", "p=3"]
+    pair.are_same("a")
 
 
 class _Growing(dict[str, object]):

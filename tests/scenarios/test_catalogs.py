@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from catalogs import Hives, in_catalog
 from engines import local_runtime
+from lab import Lab
 from plain_tables import PlainDatabase
-from policies import Replication
 
 import replicator
 from replicator import capture, dump, verify
@@ -84,26 +84,26 @@ def test_a_server_without_the_catalog_is_refused(source_metastore: Running, hive
 def test_a_policy_replicates_one_catalog_into_another(hives: Hives, tmp_path: Path) -> None:
     source, target = hives("4.2"), hives("4.2", "target")
     here, there = in_catalog(source, tmp_path / "one"), in_catalog(target, tmp_path / "two")
-    pair = Replication(source, target, tmp_path, catalog=here.catalog, target_catalog=there.catalog)
+    pair = Lab(source, target, tmp_path, catalog=here.catalog, target_catalog=there.catalog)
     name = f"{pair.name}_a"
-    beside = PlainDatabase(pair.source, name, tmp_path / "beside")
-    replica_beside = PlainDatabase(pair.target, name, tmp_path / "replica_beside")
+    beside = PlainDatabase(pair.source.metastore, name, tmp_path / "beside")
+    replica_beside = PlainDatabase(pair.target.metastore, name, tmp_path / "replica_beside")
     for each in (beside, replica_beside):
         each.create()
         each.table("t", {"first": "another"})
         each.table("only_here", {"first": "another"})
-    pair.source, pair.target = here, there
+    pair.source.metastore, pair.target.metastore = here, there
     pair.db("a").table("t", {"first": "1"})
     pair.db("a").partitioned("days", {"1": {"x": "one"}, "2": {"x": "two"}})
     assert pair.sync().records > 0
-    pair.is_same()
+    pair.are_same()
     pair.db("a").write("t", {"second": "2"})
     pair.db("a").table("u", {"third": "3"})
     here.drop_partitions(name, "days", ["p=1"])
     beside.metastore.drop_table(name, "only_here")  # of the other catalog: it concerns nobody
     untouched = [each.everything() for each in (beside, replica_beside)]
     pair.sync()
-    pair.is_same()
+    pair.are_same()
     assert there.partition_names(name, "days") == ["p=2"]
     assert "only_here" not in there.table_names(name)
     assert [beside.everything(), replica_beside.everything()] == untouched
@@ -140,7 +140,7 @@ def test_a_root_is_of_one_catalog(hives: Hives, tmp_path: Path) -> None:
             capture(source=source.uri, catalog=catalog, cmroot=root, engine="local")
 
 
-class TwoCatalogs(Replication):
+class TwoCatalogs(Lab):
     """A policy between catalogs. same_names: the databases of the same name in both default catalogs."""
 
     same_names: list[PlainDatabase]
@@ -152,12 +152,15 @@ class TwoCatalogs(Replication):
 @pytest.fixture
 def two(hives: Hives, tmp_path: Path) -> TwoCatalogs:
     pair = TwoCatalogs(hives("4.2"), hives("4.2", "target"), tmp_path)
-    defaults = {"source": pair.source, "target": pair.target}
+    defaults = {"source": pair.source.metastore, "target": pair.target.metastore}
     pair.same_names = [
         PlainDatabase(each, f"{pair.name}_a", tmp_path / f"its_{side}") for side, each in defaults.items()
     ]
-    pair.source, pair.target = in_catalog(hives("4.2"), tmp_path), in_catalog(hives("4.2", "target"), tmp_path)
-    pair.keys |= {"catalog": pair.source.catalog, "target_catalog": pair.target.catalog}
+    pair.source.metastore, pair.target.metastore = (
+        in_catalog(hives("4.2"), tmp_path),
+        in_catalog(hives("4.2", "target"), tmp_path),
+    )
+    pair.keys |= {"catalog": pair.source.metastore.catalog, "target_catalog": pair.target.metastore.catalog}
     for each in pair.same_names:
         each.create()
         each.table("t", {"first": "another"})
@@ -177,7 +180,7 @@ def test_replicas_of_one_name_in_two_catalogs_share_no_directory(two: TwoCatalog
     places = {key: str(tmp_path / f"other_{key}") for key in ("cmroot", "target_cmroot", "dumps")}
     default = {key: value for key, value in two.keys.items() if "catalog" not in key}
     other = parse_policy("other", {**default, **places}, MetastoreConfig)
-    with pytest.raises(Refused, match=rf"would lie at .*, where @{two.target.catalog}#{db}"):
+    with pytest.raises(Refused, match=rf"would lie at .*, where @{two.target.metastore.catalog}#{db}"):
         sync_once(Sides(other, two.same_names[0].metastore, target, local_runtime()), SyncSettings())
     assert two.replica("a").everything() == before
 
@@ -201,7 +204,7 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
     two.replica("a").write("t", {"written there": "2"})
     assert two.sync().reverse
     assert replicator.switchover(name, to="source", **config()).primary == "source"
-    two.is_same()
+    two.are_same()
     point = two.db("a").metastore.current_event_id()
     two.db("a").write("t", {"more": "3"})
     two.sync()
@@ -217,7 +220,7 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
     assert replicator.repair(name, db=db, engine="local", **config()).status == "repaired"
     assert replicator.verify(name, engine="local", **config()).status == "same"
     by_hand = {"source": two.source_uri, "target": two.target_uri, "db": db, "cmroot": two.keys["cmroot"]}
-    catalogs = {"catalog": two.source.catalog, "target_catalog": two.target.catalog}
+    catalogs = {"catalog": two.source.metastore.catalog, "target_catalog": two.target.metastore.catalog}
     assert replicator.status(**by_hand, **catalogs).status == "current"
     assert replicator.status(target=two.target_uri, db=db).status == "no replica"
 
@@ -238,7 +241,7 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
     two.keys["source"] = here
     two.replica("a").write("t", {"after": "4"})
     assert replicator.failback(name, switch=True, **config()).primary == "source"
-    two.is_same()
+    two.are_same()
     written = {key: two.keys.pop(key) for key in ("catalog", "target_catalog")}
     found = [each for each in replicator.check(name, **config()).findings if each.name == "catalog"]
     assert [(each.health, "is the root of catalog" in each.text) for each in found] == [("critical", True)] * 2
@@ -247,7 +250,7 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
     two.sync()
     two.keys["databases"] = db
     assert two.sync(drop_left=True).dropped == [f"{db}_then", f"{name}_gone"] and not two.replica("gone").exists()
-    roles = replicator.role_show(metastore=two.source_uri, catalog=two.source.catalog, db=db)
+    roles = replicator.role_show(metastore=two.source_uri, catalog=two.source.metastore.catalog, db=db)
     assert [each.role for each in roles.databases] == ["primary"]
     assert [each.role for each in replicator.role_show(metastore=two.source_uri, db=db).databases] == ["none"]
     assert two.untouched() == untouched
@@ -256,11 +259,11 @@ def test_role_changes_drills_and_restores_are_about_the_policys_catalogs(two: Tw
 def test_role_set_and_init_are_about_one_catalog(two: TwoCatalogs, tmp_path: Path) -> None:
     untouched = two.untouched()
     replicator.role_set(
-        metastore=two.source_uri, catalog=two.source.catalog, db=f"{two.name}_a", role="fenced", force=True
+        metastore=two.source_uri, catalog=two.source.metastore.catalog, db=f"{two.name}_a", role="fenced", force=True
     )
-    assert "fenced" in str(read_role(two.source, f"{two.name}_a"))
+    assert "fenced" in str(read_role(two.source.metastore, f"{two.name}_a"))
     assert two.untouched() == untouched
-    catalogs = {"catalog": two.source.catalog, "target_catalog": two.target.catalog}
+    catalogs = {"catalog": two.source.metastore.catalog, "target_catalog": two.target.metastore.catalog}
     places = {key: two.keys[key] for key in ("cmroot", "target_cmroot", "dumps")}
     file = tmp_path / "first.toml"
     replicator.init(source=two.source_uri, target=two.target_uri, file=file, check=False, **catalogs, **places)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Answer, command
 from engines import local_engine
-from replication_fixture import Answer, ReplicationFixture, command
+from lab import Lab
 
 import replicator
 from cmroot.lease import acquire
@@ -27,7 +28,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.pitr.upkeep import expire_root, plan_expired
 
 
-class Kept(ReplicationFixture):
+class Kept(Lab):
     """A story that looks after its `$cmroot`."""
 
     def cm(self, *arguments: object) -> Answer:
@@ -89,7 +90,7 @@ def test_each_entry_tells_its_keeper_its_origin_its_event_and_who_needs_it(
     new, old, stays = listed["entries"]  # the largest first
     assert [Path(each["origin"]).name for each in (new, old, stays)] == ["new", "old", "stays"]
     assert {each["keeper"] for each in listed["entries"]} == {"link"}
-    assert (old["db"], old["table"], old["size"]) == (fixture.db, "t", 8)
+    assert (old["db"], old["table"], old["size"]) == (fixture.name, "t", 8)
     assert old["since_event"] == first and old["released_event"] >= first
     assert (old["needed_by"], old["until"]) == ("hold audit", "hold audit is released")
     assert (stays["needed_by"], stays["released_event"]) == ("live", None)
@@ -100,8 +101,8 @@ def test_each_entry_tells_its_keeper_its_origin_its_event_and_who_needs_it(
     )
     assert "2 more" in people(capsys, fixture, "ls", "--limit", "1")
     assert [each["size"] for each in fixture.done("ls", "--needed-by", "hold")["entries"]] == [8]
-    assert fixture.done("ls", "--table", f"{fixture.db}.u")["total"]["entries"] == 0
-    assert fixture.done("ls", "--table", f"{fixture.db}.t", "--limit", "0")["total"]["entries"] == 3
+    assert fixture.done("ls", "--table", f"{fixture.name}.u")["total"]["entries"] == 0
+    assert fixture.done("ls", "--table", f"{fixture.name}.t", "--limit", "0")["total"]["entries"] == 3
 
 
 def test_what_a_load_replaced_is_listed_as_recycled(
@@ -136,7 +137,7 @@ def test_a_file_of_the_past_is_found_and_put_back(fixture: Kept, capsys: pytest.
         (11, True, True),
     ]
     assert found["entries"][0]["since_event"] == first
-    assert fixture.done("find", "--table", f"{fixture.db}.t")["total"] == 2
+    assert fixture.done("find", "--table", f"{fixture.name}.t")["total"] == 2
     checksum = found["entries"][0]["checksum"]
     assert fixture.done("find", "--checksum", checksum[:8])["total"] == 1
     assert fixture.done("find", "--table", "nosuch.t")["status"] == "nothing found"
@@ -414,7 +415,7 @@ def test_listing_and_checking_run_on_spark_and_from_python(fixture: Kept) -> Non
     assert listed.entries == fixture.done("ls", "--engine", "local")["entries"]
     assert (checked.status, checked.entries, checked.bytes_read) == ("sound", 2, 5)
     assert replicator.cm_expire(cmroot=root, older_than=timedelta(0)).removed_entries == 1
-    found = replicator.cm_find(cmroot=root, table=f"{fixture.db}.t")
+    found = replicator.cm_find(cmroot=root, table=f"{fixture.name}.t")
     assert sorted(found.to_arrow()["size"].to_pylist()) == [2, 3]
 
 
@@ -432,10 +433,10 @@ def test_a_report_prints_as_the_command_line_says_it_and_its_rows_are_a_table(fi
         {"kind": "slot", "name": "dr", "consumer": "the other site"},
         {"kind": "hold", "name": "audit", "consumer": None},
     ]
-    with_rows = replicator.cm_find(cmroot=root, table=f"{fixture.db}.t").to_arrow()
+    with_rows = replicator.cm_find(cmroot=root, table=f"{fixture.name}.t").to_arrow()
     empty = replicator.cm_find(cmroot=root, table="nosuch.t").to_arrow()
     assert empty.num_rows == 0 and empty.column_names == with_rows.column_names
-    kept, none = (replicator.cm_ls(cmroot=root, table=name).to_arrow() for name in (f"{fixture.db}.t", "nosuch.t"))
+    kept, none = (replicator.cm_ls(cmroot=root, table=name).to_arrow() for name in (f"{fixture.name}.t", "nosuch.t"))
     assert none.num_rows == 0 and none.column_names == kept.column_names and kept.num_rows
     replicator.cm_slots_confirm("dr", cmroot=root, at=first)
     assert [replicator.cm_slots_drop("dr", cmroot=root).status, replicator.cm_release("audit", cmroot=root).status] == [

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import Answer, command
 from constraints import Constraints
 from faults import Fault, run_with
+from lab import Lab
 from lost_primary import lose, nobody
 from plain_tables import PlainDatabase
-from policies import Replication
-from replication_fixture import Answer, ReplicationFixture, command
 from restore_fixture import restore
 
 from replicator.core.model import EXTERNAL, Column, Database
@@ -27,9 +27,9 @@ Hives = Callable[..., Running]
 class Keys:
     """A fixture's constraints on both sides, by names that are its own: a 2.3 server has each name once."""
 
-    def __init__(self, fixture: ReplicationFixture, newer: bool = False) -> None:
+    def __init__(self, fixture: Lab, newer: bool = False) -> None:
         """newer: both servers have more than keys."""
-        self.fixture, self.db = fixture, fixture.db
+        self.fixture, self.db = fixture, fixture.name
         self.source, self.target = (Constraints(uri, newer=newer) for uri in (fixture.source_uri, fixture.target_uri))
 
     def name(self, table: str) -> str:
@@ -63,7 +63,7 @@ class Keys:
         return self.fixture.load()
 
 
-def test_keys_follow_bootstraps_renames_columns_and_drops(fixture: ReplicationFixture) -> None:
+def test_keys_follow_bootstraps_renames_columns_and_drops(fixture: Lab) -> None:
     keys = Keys(fixture)
     fixture.source.table("zoo", {"f": "1"})  # a child that comes first by name
     for name in ("animals", "cages"):
@@ -98,7 +98,7 @@ def test_keys_follow_bootstraps_renames_columns_and_drops(fixture: ReplicationFi
     assert keys.verify().code == 0
 
 
-def test_columns_of_a_table_with_keys_change_also_by_loads_that_are_killed(fixture: ReplicationFixture) -> None:
+def test_columns_of_a_table_with_keys_change_also_by_loads_that_are_killed(fixture: Lab) -> None:
     keys = Keys(fixture)
     for name in ("child", "parent"):
         fixture.source.table(name)
@@ -195,7 +195,7 @@ def test_what_a_target_cannot_have_is_named_and_tried_again(hives: Hives, tmp_pa
     assert (again.code, [each["object"] for each in again.output["not_replicated"]]) == (3, [keys.name("child")])
 
 
-def test_a_name_that_is_taken_and_a_parent_that_is_not_there_are_named(fixture: ReplicationFixture) -> None:
+def test_a_name_that_is_taken_and_a_parent_that_is_not_there_are_named(fixture: Lab) -> None:
     keys = Keys(fixture)
     for name in ("child", "parent", "excluded"):
         fixture.source.table(name)
@@ -226,9 +226,7 @@ def test_a_name_that_is_taken_and_a_parent_that_is_not_there_are_named(fixture: 
     ]
 
 
-def test_repair_mends_constraints_and_a_parent_that_is_made_again_keeps_its_children(
-    fixture: ReplicationFixture,
-) -> None:
+def test_repair_mends_constraints_and_a_parent_that_is_made_again_keeps_its_children(fixture: Lab) -> None:
     keys = Keys(fixture)
     for name in ("child", "parent", "plain"):
         fixture.source.table(name)
@@ -248,7 +246,7 @@ def test_repair_mends_constraints_and_a_parent_that_is_made_again_keeps_its_chil
     assert keys.are_same("child", "parent") == {"child": ["SQLForeignKey"], "parent": ["SQLPrimaryKey"]}
 
 
-def test_a_restore_brings_constraints_back_or_names_those_whose_name_is_taken(fixture: ReplicationFixture) -> None:
+def test_a_restore_brings_constraints_back_or_names_those_whose_name_is_taken(fixture: Lab) -> None:
     keys = Keys(fixture)
     for name in ("child", "parent"):
         fixture.source.table(name)
@@ -272,7 +270,7 @@ def test_a_restore_brings_constraints_back_or_names_those_whose_name_is_taken(fi
     assert {each["object"] for each in beside.output["not_replicated"]} == {keys.name("child"), keys.name("parent")}
 
 
-def test_the_first_capture_of_this_release_reads_what_earlier_ones_did_not(fixture: ReplicationFixture) -> None:
+def test_the_first_capture_of_this_release_reads_what_earlier_ones_did_not(fixture: Lab) -> None:
     keys = Keys(fixture)
     fixture.source.table("t")
     fixture.bootstrap()
@@ -285,10 +283,10 @@ def test_the_first_capture_of_this_release_reads_what_earlier_ones_did_not(fixtu
     assert keys.are_same("t") == {"t": ["SQLPrimaryKey"]}
 
 
-def test_databases_with_other_names_and_restored_ones(pair: Replication) -> None:
+def test_databases_with_other_names_and_restored_ones(pair: Lab) -> None:
     here, there = pair.db("a"), pair.db("b")
     pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
-    outside = PlainDatabase(pair.source, f"outside_{pair.name}", pair.here / "source")
+    outside = PlainDatabase(pair.source.metastore, f"outside_{pair.name}", pair.here / "source")
     outside.create()
     for db in (here, there, outside):
         db.table("t", {"f": db.name})
@@ -309,7 +307,7 @@ def test_databases_with_other_names_and_restored_ones(pair: Replication) -> None
 @pytest.mark.parametrize("hive", ["4.2", "2.3"])
 def test_constraints_go_with_role_changes_both_ways(hive: str, hives: Hives, tmp_path: Path) -> None:
     """Also those that no event tells, and those that a replica got by loads before it became the primary."""
-    pair = Replication(hives(hive, "source"), hives(hive, "target"), tmp_path)
+    pair = Lab(hives(hive, "source"), hives(hive, "target"), tmp_path)
     here, there = (Constraints(uri, newer=hive != "2.3") for uri in (pair.source_uri, pair.target_uri))
     child, parent, plain, late = names = [f"{pair.name}_a.{name}" for name in ("child", "parent", "plain", "late")]
 
@@ -359,7 +357,7 @@ def test_constraints_go_with_role_changes_both_ways(hive: str, hives: Hives, tmp
     assert by_policy("verify") == 0
 
 
-def tmp(fixture: ReplicationFixture) -> Path:
+def tmp(fixture: Lab) -> Path:
     return fixture.here / "other"
 
 
@@ -367,7 +365,7 @@ def constraints_in(verified: Answer) -> list[str]:
     return [each["kind"] for each in verified.output["differences"] if each["kind"].startswith("constraint")]
 
 
-def between(hives: Hives, source: str, target: str, here: Path) -> ReplicationFixture:
-    made = ReplicationFixture(hives(source), hives(target, "target"), here)
+def between(hives: Hives, source: str, target: str, here: Path) -> Lab:
+    made = Lab(hives(source), hives(target, "target"), here)
     made.source.create()
     return made

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replication_fixture import ReplicationFixture, command
+from command_line import command
+from lab import Lab
 
 import replicator
 from replicator.captures.recording import Captured
@@ -19,7 +20,7 @@ TEXT = "1\x01one\n"
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     """A source with a dump that is not loaded."""
     fixture.source.table("t", {"one": TEXT, "two": TEXT * 2})
     fixture.source.partitioned("p", {"a": {"f": TEXT}, "b": {"f": TEXT * 3}})
@@ -27,13 +28,13 @@ def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     return fixture
 
 
-def names(fixture: ReplicationFixture, **more: Any) -> Any:
+def names(fixture: Lab, **more: Any) -> Any:
     """A configuration that calls the two metastores prod and dr."""
     uris = {"prod": {"uri": fixture.source_uri}, "dr": {"uri": fixture.target_uri}}
     return parse_config({"metastores": uris, **more}, "test")
 
 
-def of_load(fixture: ReplicationFixture) -> dict[str, Any]:
+def of_load(fixture: Lab) -> dict[str, Any]:
     return {
         "dump": str(fixture.last),
         "target": "dr",
@@ -43,18 +44,18 @@ def of_load(fixture: ReplicationFixture) -> dict[str, Any]:
     }
 
 
-def test_a_plan_of_a_load_says_what_dry_run_prints(fixture: ReplicationFixture) -> None:
-    plan = replicator.load(**of_load(fixture), dry_run=True, rename_db={fixture.db: f"{fixture.db}_copy"})
-    output = fixture.load(None, "--dry-run", "--rename-db", f"{fixture.db}={fixture.db}_copy").output
+def test_a_plan_of_a_load_says_what_dry_run_prints(fixture: Lab) -> None:
+    plan = replicator.load(**of_load(fixture), dry_run=True, rename_db={fixture.name: f"{fixture.name}_copy"})
+    output = fixture.load(None, "--dry-run", "--rename-db", f"{fixture.name}={fixture.name}_copy").output
     assert json.loads(str(plan)) == output == plan.to_dict()
     assert list(output)[:3] == ["status", "dump", "skipped"] and plan.create_tables == [
-        f"{fixture.db}_copy.p",
-        f"{fixture.db}_copy.t",
+        f"{fixture.name}_copy.p",
+        f"{fixture.name}_copy.t",
     ]
     assert not fixture.target.exists()
 
 
-def test_the_configuration_guards_a_load_from_python_too(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_the_configuration_guards_a_load_from_python_too(fixture: Lab, tmp_path: Path) -> None:
     assert replicator.load(**of_load(fixture)).status == "loaded"
     (fixture.source.home / "t" / "one").unlink()
     assert fixture.dump(since=fixture.last).code == 0
@@ -72,7 +73,7 @@ def test_the_configuration_guards_a_load_from_python_too(fixture: ReplicationFix
     fixture.is_same()
 
 
-def test_a_following_ends_with_an_exception_of_who_is_told(fixture: ReplicationFixture) -> None:
+def test_a_following_ends_with_an_exception_of_who_is_told(fixture: Lab) -> None:
     reported: list[Captured] = []
 
     def tell(captured: Captured) -> None:
@@ -88,11 +89,11 @@ def test_a_following_ends_with_an_exception_of_who_is_told(fixture: ReplicationF
     assert replicator.capture(**given).files == 1
 
 
-def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(fixture: ReplicationFixture) -> None:
+def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(fixture: Lab) -> None:
     assert replicator.load(**of_load(fixture)).status == "loaded"
-    given = {"source": "prod", "target": "dr", "db": fixture.db, "engine": "local", "config": names(fixture)}
+    given = {"source": "prod", "target": "dr", "db": fixture.name, "engine": "local", "config": names(fixture)}
     output = command(
-        "verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db
+        "verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name
     ).output
     report = replicator.verify(**given)
     assert report.to_dict() | {"seconds": 0} == output | {"seconds": 0}
@@ -104,18 +105,16 @@ def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(f
     assert left == [1, 0]
 
 
-def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
-    fixture: ReplicationFixture, tmp_path: Path
-) -> None:
+def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(fixture: Lab, tmp_path: Path) -> None:
     assert replicator.load(**of_load(fixture)).status == "loaded"
     (fixture.target.home / "t" / "one").write_text("x")
     report = tmp_path / "verify.json"
-    sides = ("--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db)
+    sides = ("--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name)
     report.write_text(json.dumps(command("verify", *sides).output))
     given = {
         "target": "dr",
         "cmroot": str(fixture.cmroot),
-        "db": fixture.db,
+        "db": fixture.name,
         "engine": "local",
         "config": names(fixture),
     }
@@ -129,7 +128,7 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
     assert replicator.repair(**repair).status == "repaired"
     fixture.is_same()
 
-    restore = given | {"to": plan.event, "table": f"{fixture.db}.t", "warehouse": str(tmp_path / "restored")}
+    restore = given | {"to": plan.event, "table": f"{fixture.name}.t", "warehouse": str(tmp_path / "restored")}
     arguments = ("--cmroot", str(fixture.cmroot), "--to", str(plan.event), "--table", "t", *sides[2:])
     arguments += ("--warehouse", str(tmp_path / "restored"), "--dry-run")
     planned, output = replicator.restore(**restore, dry_run=True), command("restore", *arguments).output
@@ -140,7 +139,7 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
     assert replicator.restore(**restore).files_copied == 2
 
 
-def test_what_is_shown_and_waited_for_is_what_the_commands_print(fixture: ReplicationFixture) -> None:
+def test_what_is_shown_and_waited_for_is_what_the_commands_print(fixture: Lab) -> None:
     shown = replicator.show(str(fixture.last), files=True)
     output = command("show", str(fixture.last), "--files").output
     assert json.loads(str(shown)) == output and list(output)[-2:] == ["records", "files"] and len(output["files"]) == 4
@@ -150,27 +149,32 @@ def test_what_is_shown_and_waited_for_is_what_the_commands_print(fixture: Replic
     assert shown.to_arrow()["path"].to_pylist() == [each["path"] for each in output["files"]]
     table = log.to_arrow()
     assert table["position"].to_pylist() == [each.position for each in log.records()]
-    assert set(table["kind"].to_pylist()) >= {"create_table"} and f"{fixture.db}.t" in table["object"].to_pylist()
+    assert set(table["kind"].to_pylist()) >= {"create_table"} and f"{fixture.name}.t" in table["object"].to_pylist()
 
     assert replicator.load(**of_load(fixture)).status == "loaded"
-    given = {"target": "dr", "db": fixture.db.upper(), "until_event": output["end"]["event"], "config": names(fixture)}
+    given = {
+        "target": "dr",
+        "db": fixture.name.upper(),
+        "until_event": output["end"]["event"],
+        "config": names(fixture),
+    }
     assert replicator.wait(**given).event == output["end"]["event"]
     late = given | {"source": "prod", "until_event": output["end"]["event"] + 10_000}
     with pytest.raises(NotReached):
         replicator.wait(**late, timeout=timedelta())
 
 
-def test_the_status_is_what_the_command_prints(fixture: ReplicationFixture) -> None:
+def test_the_status_is_what_the_command_prints(fixture: Lab) -> None:
     assert replicator.load(**of_load(fixture)).status == "loaded"
     given = {
         "target": "dr",
-        "db": fixture.db,
+        "db": fixture.name,
         "source": "prod",
         "cmroot": str(fixture.cmroot),
         "config": names(fixture),
     }
     report = replicator.status(**given)
-    arguments = ("--target", fixture.target_uri, "--db", fixture.db, "--cmroot", str(fixture.cmroot))
+    arguments = ("--target", fixture.target_uri, "--db", fixture.name, "--cmroot", str(fixture.cmroot))
     output = command("status", *arguments, "--source", fixture.source_uri).output
     assert json.loads(str(report)) == output and report.to_dict() == output
     assert isinstance(report.time, int) and output["time"].endswith("Z") and report.lag_events == 0

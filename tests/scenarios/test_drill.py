@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import command, command_with_progress
 from engines import local_runtime
 from faults import Fault, run_with
+from lab import Lab
 from plain_tables import PlainDatabase
-from policies import Replication
 from raw_thrift import RawClient
-from replication_fixture import command, command_with_progress
 
 import replicator
 from cmroot.log.captured import segments
@@ -39,7 +39,7 @@ QUIET = DrillSettings(sample=0)
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     """A replica with a table of each kind, in step with its source."""
     a = pair.db("a")
     a.table("t", {"first": ROW * 3})
@@ -69,17 +69,17 @@ def nobody(metastore: Metastore) -> QueryEngine:
     raise AssertionError("no query was to be asked")
 
 
-def rehearse(pair: Replication, options: DrillSettings = QUIET, asking: Any = nobody) -> Drill:
-    return drill(pair.policy, pair.source, pair.target, asking, options)
+def rehearse(pair: Lab, options: DrillSettings = QUIET, asking: Any = nobody) -> Drill:
+    return drill(pair.policy, pair.source.metastore, pair.target.metastore, asking, options)
 
 
-def shadows_there(pair: Replication) -> list[str]:
+def shadows_there(pair: Lab) -> list[str]:
     ours = f"_{pair.name}_"
-    found = [name for name in pair.target.database_names() if name.startswith("drill_") and ours in name]
+    found = [name for name in pair.target.metastore.database_names() if name.startswith("drill_") and ours in name]
     return found + [path.name for path in (pair.here / "target").glob("drill_*") if path.stem not in found]
 
 
-def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication, spark: QueryEngine) -> None:
+def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Lab, spark: QueryEngine) -> None:
     name = f"{pair.name}_a"
     view(pair.db("a"), "v", f"SELECT t.a, p.b FROM {name}.t JOIN {name}.parts p ON t.a = p.a")
     pair.sync()
@@ -111,7 +111,7 @@ def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication,
     }
     assert done.ready_seconds and done.first_answer_seconds and done.ready_seconds < done.first_answer_seconds
     assert list(done.steps) == ["databases", "tables", "engine", "queries", "tear down"]
-    checkpoint = pair.target.database(name).parameters
+    checkpoint = pair.target.metastore.database(name).parameters
     assert [str(done.checkpoint[name].event), str(done.checkpoint[name].position)] == [
         checkpoint["repl.last.id"],
         checkpoint["replicator.position"],
@@ -136,9 +136,7 @@ def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication,
     assert Drills(pair.memory).read() == ([done], [])
 
 
-def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(
-    pair: Replication, spark: QueryEngine
-) -> None:
+def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(pair: Lab, spark: QueryEngine) -> None:
     def asking(metastore: Metastore) -> QueryEngine:
         source = pair.db("a")
         source.drop("t")
@@ -152,15 +150,15 @@ def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(
     outcomes = {each.query.rpartition("`.")[2]: each.outcome for each in done.queries}
     assert outcomes["`outside`"] == "good" and outcomes["`t`"] == "changed"
     assert (done.status, done.moved, done.torn_down) == ("done", [f"{pair.name}_a"], True)
-    pair.is_same()
+    pair.are_same()
     pair.db("a").table("t", {"again": ROW})  # in the places that the drill showed
     pair.db("a").add("parts", {"x": {"f": ROW}})
     pair.sync()
-    pair.is_same()
+    pair.are_same()
 
 
 def test_queries_that_fail_change_something_or_contradict_statistics_make_it_incomplete(
-    pair: Replication, spark: QueryEngine
+    pair: Lab, spark: QueryEngine
 ) -> None:
     pair.db("a").alter("t", numRows="4")
     pair.sync()
@@ -182,7 +180,7 @@ def test_queries_that_fail_change_something_or_contradict_statistics_make_it_inc
     assert pair.replica().everything() == before
 
 
-def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair: Replication) -> None:
+def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair: Lab) -> None:
     before = pair.replica().everything()
     kept = rehearse(pair, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
@@ -205,14 +203,14 @@ def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair:
     assert {each.torn_down for each in Drills(pair.memory).read()[0]} == {True}
 
 
-def test_what_somebody_made_in_a_kept_shadow_stays_and_is_told(pair: Replication) -> None:
+def test_what_somebody_made_in_a_kept_shadow_stays_and_is_told(pair: Lab) -> None:
     kept = rehearse(pair, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
-    mine = PlainDatabase(pair.target, shadow, pair.here / "target")
+    mine = PlainDatabase(pair.target.metastore, shadow, pair.here / "target")
     mine.table("mine", {"own": "own"})
     answer = command("--config", str(pair.config()), "drill", pair.name, "--clean")
     assert (answer.code, answer.output["status"], answer.output["staying"]) == (3, "staying", [f"{shadow}.mine"])
-    assert pair.target.table_names(shadow) == ["mine"] and (mine.home / "mine/own").exists()
+    assert pair.target.metastore.table_names(shadow) == ["mine"] and (mine.home / "mine/own").exists()
     mine.drop("mine")
     answer = command("--config", str(pair.config()), "drill", pair.name, "--clean")
     assert (answer.code, answer.output["dropped"]) == (0, [shadow])
@@ -232,7 +230,7 @@ def test_what_somebody_made_in_a_kept_shadow_stays_and_is_told(pair: Replication
     ],
 )
 def test_a_drill_that_is_killed_anywhere_is_swept_by_the_next(
-    drilled: Replication, kind: str, pattern: str, number: int
+    drilled: Lab, kind: str, pattern: str, number: int
 ) -> None:
     before = drilled.replica().everything()
     arguments = ["--config", str(drilled.config()), "drill", drilled.name, "--sample", "0"]
@@ -247,10 +245,8 @@ def test_a_drill_that_is_killed_anywhere_is_swept_by_the_next(
 
 
 @pytest.fixture(scope="module")
-def drilled(
-    source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
-) -> Replication:
-    pair = Replication(source_metastore, target_metastore, tmp_path_factory.mktemp("drilled"))
+def drilled(source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    pair = Lab(source_metastore, target_metastore, tmp_path_factory.mktemp("drilled"))
     pair.db("a").table("t", {"first": ROW})
     pair.db("a").table("u", {"first": ROW})
     pair.db("a").partitioned("parts", {"x": {"f": ROW}, "y": {"f": ROW}})
@@ -259,24 +255,24 @@ def drilled(
     return pair
 
 
-def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) -> None:
+def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Lab) -> None:
     pair.keys["databases"] = [f"{pair.name}_.*", f"drill_.*_{pair.name}_.*"]
     kept = rehearse(pair, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
     run = pair.sync()
     assert (run.status, run.databases, run.left) == ("nothing", [f"{pair.name}_a"], [])
     everything = create_or_open(str(pair.here / "everything"))
-    capture(pair.target, everything, CaptureSettings(), local_runtime())
+    capture(pair.target.metastore, everything, CaptureSettings(), local_runtime())
     captured = {record.change.touched_db for each in segments(everything.place) for record in read_records(each)}
     assert f"{pair.name}_a" in captured and shadow not in captured
-    for metastore, role, more in ((pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)):
+    for metastore, role, more in ((pair.source.metastore, Role.REPLICA, 1), (pair.target.metastore, Role.PRIMARY, 2)):
         mark = read_role(metastore, f"{pair.name}_a")
         set_role(
             metastore, f"{pair.name}_a", RoleMark(role, mark.epoch + more), expect=mark, settle=timedelta(0), force=True
         )
     run = pair.sync()
     assert (run.reverse, run.databases) == (True, [f"{pair.name}_a"])
-    assert shadow not in pair.source.database_names()
+    assert shadow not in pair.source.metastore.database_names()
 
     backwards = rehearse(pair)  # the source's side is the replica now
     assert (backwards.reverse, backwards.metastore, backwards.status) == (True, pair.source_uri, "done")
@@ -309,15 +305,13 @@ class Racing:
 
 
 @pytest.mark.parametrize("after", ["tables", "all_partitions"])
-def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_way(
-    pair: Replication, after: str
-) -> None:
+def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_way(pair: Lab, after: str) -> None:
     def change() -> None:
         pair.db("a").drop("t") if after == "tables" else pair.db("a").drop_partitions("parts", ["x"])
         assert pair.sync().status == "synced"
 
-    racing: Any = Racing(pair.target, after, change)
-    done = drill(pair.policy, pair.source, racing, nobody, QUIET)
+    racing: Any = Racing(pair.target.metastore, after, change)
+    done = drill(pair.policy, pair.source.metastore, racing, nobody, QUIET)
     assert racing.changed and (done.status, done.torn_down) == ("done", True)
     home, name = pair.replica().home, f"{pair.name}_a"
     if after == "tables":
@@ -329,20 +323,22 @@ def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_wa
         assert done.partitions == 1 and not (home / "parts/p=x").exists()
         pair.db("a").add("parts", {"x": {"f": ROW}})
     pair.sync()
-    pair.is_same()
+    pair.are_same()
 
 
-def test_the_last_call_of_a_killed_drill_may_come_through_while_it_is_swept(drilled: Replication) -> None:
+def test_the_last_call_of_a_killed_drill_may_come_through_while_it_is_swept(drilled: Lab) -> None:
     kept = rehearse(drilled, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
-    made = drilled.target.table(shadow, "u")
-    drilled.target.drop_table(shadow, "u")
-    racing: Any = Racing(drilled.target, "function_names", lambda: drilled.target.create_table(made))
-    assert drill(drilled.policy, drilled.source, racing, nobody, QUIET).status == "done"
+    made = drilled.target.metastore.table(shadow, "u")
+    drilled.target.metastore.drop_table(shadow, "u")
+    racing: Any = Racing(
+        drilled.target.metastore, "function_names", lambda: drilled.target.metastore.create_table(made)
+    )
+    assert drill(drilled.policy, drilled.source.metastore, racing, nobody, QUIET).status == "done"
     assert racing.changed > 1 and shadows_there(drilled) == []
 
 
-def test_a_drill_needs_no_source(drilled: Replication, tmp_path: Path) -> None:
+def test_a_drill_needs_no_source(drilled: Lab, tmp_path: Path) -> None:
     config = tmp_path / "alone.toml"
     config.write_text(drilled.config().read_text().replace(drilled.source_uri, "thrift://127.0.0.1:1"))
     answer, told = command_with_progress("--config", str(config), "drill", drilled.name, "--sample", "0")
@@ -351,7 +347,7 @@ def test_a_drill_needs_no_source(drilled: Replication, tmp_path: Path) -> None:
     assert any("lag is not known" in text for text in answer.output["warnings"])
 
 
-def test_what_cannot_be_drilled_is_refused(drilled: Replication) -> None:
+def test_what_cannot_be_drilled_is_refused(drilled: Lab) -> None:
     pair = drilled
     config = ["--config", str(pair.config())]
     with Drills(pair.memory).lease():
@@ -361,13 +357,13 @@ def test_what_cannot_be_drilled_is_refused(drilled: Replication) -> None:
     with pytest.raises(UsageError, match="too long"):
         rehearse(pair, DrillSettings(sample=0, prefix="d" * 120))
     assert command(*config, "drill", pair.name, "--prefix", "Bad-").code == 2
-    other = Replication.beside(pair)
+    other = Lab.beside(pair)
     with pytest.raises(Refused, match=r"is a complete replica yet"):
         rehearse(other)
     assert shadows_there(pair) == []
 
 
-def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Replication) -> None:
+def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Lab) -> None:
     config = ["--config", str(drilled.config())]
     before = command(*config, "drill", drilled.name, "--list").output["drills"]
     planned = command(*config, "drill", drilled.name, "--dry-run")
@@ -380,7 +376,7 @@ def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Repli
     assert listed.output["drills"] == [msgspec.to_builtins(done), *before]
 
 
-def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(drilled: Replication) -> None:
+def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(drilled: Lab) -> None:
     pair = drilled
 
     def broken(metastore: Metastore) -> QueryEngine:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command, command_in_lines
 from faults import Fault, run_with
+from lab import Lab
 from lost_primary import nobody
-from policies import Replication
-from replication_fixture import command, command_in_lines
 
 from cmroot.pins import find_slot, read_pins
 from replicator.core.roles import Role, RoleMark
@@ -26,7 +26,7 @@ BIG = "x" * 10_000
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     """Two databases, one of them called otherwise on the target; a failover has made the target the primary, while the
     source had changes that were never replicated."""
     pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
@@ -41,30 +41,30 @@ def pair(pair: Replication) -> Replication:
     return pair
 
 
-def fail_over(pair: Replication) -> RoleChanged:
+def fail_over(pair: Lab) -> RoleChanged:
     """The source's metastore does not answer meanwhile."""
     with ThriftMetastore(nobody(), retries=0) as gone:
-        return failover(replace(pair.sides(), source=gone), (gone, pair.target), FailoverSettings(force=True))
+        return failover(replace(pair.sides(), source=gone), (gone, pair.target.metastore), FailoverSettings(force=True))
 
 
-def come_back(pair: Replication, **more: Any) -> RoleChanged:
+def come_back(pair: Lab, **more: Any) -> RoleChanged:
     return failback(pair.sides(), FailbackSettings(patience=pair.policy.schedule * 0), **more)
 
 
-def sources(pair: Replication) -> set[str]:
-    return {str(read_role(pair.source, f"{pair.name}_{name}")) for name in ("a", "b")}
+def sources(pair: Lab) -> set[str]:
+    return {str(read_role(pair.source.metastore, f"{pair.name}_{name}")) for name in ("a", "b")}
 
 
-def primaries(pair: Replication) -> set[str]:
-    return {str(read_role(pair.target, f"{pair.name}_{name}")) for name in ("a", "renamed")}
+def primaries(pair: Lab) -> set[str]:
+    return {str(read_role(pair.target.metastore, f"{pair.name}_{name}")) for name in ("a", "renamed")}
 
 
-def same(pair: Replication) -> None:
-    pair.is_same("a")
+def same(pair: Lab) -> None:
+    pair.are_same("a")
     assert pair.replica("renamed").shown() == pair.db("b").shown()
 
 
-def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(pair: Replication) -> None:
+def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(pair: Lab) -> None:
     assert (sources(pair), primaries(pair)) == ({"primary at epoch 1"}, {"primary at epoch 3"})
     with pytest.raises(Refused):
         pair.sync()
@@ -101,7 +101,7 @@ def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(
     same(pair)
 
 
-def test_failback_with_switch_makes_the_old_primary_the_primary_again(pair: Replication) -> None:
+def test_failback_with_switch_makes_the_old_primary_the_primary_again(pair: Lab) -> None:
     pair.replica("a").write("t", {"there": "12345"})
     answer, lines = command_in_lines("--config", str(pair.config()), "failback", pair.name, "--switch")
     ended = [each["step"] for each in lines if each["line"] == "step" and each["state"] == "ended"]
@@ -115,7 +115,7 @@ def test_failback_with_switch_makes_the_old_primary_the_primary_again(pair: Repl
     same(pair)
 
 
-def test_a_failback_killed_at_every_step_is_completed_by_running_it_again(pair: Replication) -> None:
+def test_a_failback_killed_at_every_step_is_completed_by_running_it_again(pair: Lab) -> None:
     """After the second to fifth mark of a step or change of a database: a load repeats some of its changes."""
     pair.replica("a").write("t", {"there": "12345"})
     arguments = ["--config", str(pair.config()), "failback", pair.name]
@@ -132,22 +132,22 @@ def test_a_failback_killed_at_every_step_is_completed_by_running_it_again(pair: 
     assert pair.sync().status == "nothing"
 
 
-def test_a_database_that_only_the_old_primary_has_stays_and_is_nobodys(pair: Replication) -> None:
+def test_a_database_that_only_the_old_primary_has_stays_and_is_nobodys(pair: Lab) -> None:
     pair.db("c").table("mine", {"f": "only here"})
     done = come_back(pair)
     assert any(f"{pair.name}_c exists only at" in text for text in done.warnings)
     assert done.own and f"{pair.name}_c.mine" in [each["table"] for each in done.own["tables"]]
-    assert read_role(pair.source, f"{pair.name}_c").role is Role.NONE
+    assert read_role(pair.source.metastore, f"{pair.name}_c").role is Role.NONE
     assert pair.db("c").shown()["mine"]["files"]
     assert command("--config", str(pair.config()), "switchover", pair.name).code == 0
     pair.sync()
-    pair.is_same("a", "c")
+    pair.are_same("a", "c")
 
 
-def test_an_epoch_that_was_raised_by_hand_at_the_lost_side_does_not_make_it_right(pair: Replication) -> None:
+def test_an_epoch_that_was_raised_by_hand_at_the_lost_side_does_not_make_it_right(pair: Lab) -> None:
     for name in ("a", "b"):
-        mark = read_role(pair.source, f"{pair.name}_{name}")
-        set_role(pair.source, f"{pair.name}_{name}", RoleMark(Role.FENCED, 6), expect=mark)
+        mark = read_role(pair.source.metastore, f"{pair.name}_{name}")
+        set_role(pair.source.metastore, f"{pair.name}_{name}", RoleMark(Role.FENCED, 6), expect=mark)
     done = come_back(pair)
     assert (
         done.status == "done" and primaries(pair) == {"primary at epoch 7"} and sources(pair) == {"replica at epoch 7"}
@@ -155,10 +155,10 @@ def test_an_epoch_that_was_raised_by_hand_at_the_lost_side_does_not_make_it_righ
     same(pair)
 
 
-def test_two_primaries_whose_order_contradicts_the_failover_are_left_to_a_person(pair: Replication) -> None:
+def test_two_primaries_whose_order_contradicts_the_failover_are_left_to_a_person(pair: Lab) -> None:
     for name in ("a", "b"):
-        mark = read_role(pair.source, f"{pair.name}_{name}")
-        set_role(pair.source, f"{pair.name}_{name}", RoleMark(Role.PRIMARY, 6), expect=mark)
+        mark = read_role(pair.source.metastore, f"{pair.name}_{name}")
+        set_role(pair.source.metastore, f"{pair.name}_{name}", RoleMark(Role.PRIMARY, 6), expect=mark)
     with pytest.raises(Refused, match="last failover"):
         come_back(pair)
     assert sources(pair) == {"primary at epoch 6"}
@@ -167,13 +167,13 @@ def test_two_primaries_whose_order_contradicts_the_failover_are_left_to_a_person
 def test_there_is_nothing_to_fail_back_where_there_was_no_failover(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     pair.db("a").table("t", {"first": "1"})
     pair.sync()
     assert come_back(pair).status == "nothing"
 
 
-def test_what_the_failover_remembered_may_be_lost(pair: Replication) -> None:
+def test_what_the_failover_remembered_may_be_lost(pair: Lab) -> None:
     (pair.here / "target/.cmroot/policies").rename(pair.here / "lost")
     done = come_back(pair)
     assert done.status == "done" and done.own and done.own["hold"]

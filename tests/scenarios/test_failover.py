@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from faults import Fault, run_with
+from lab import Lab
 from lost_primary import captured, lose, nobody
 from metastores import MetastoreFactory
-from policies import Replication
-from replication_fixture import command
 from waiting import CEILING
 
 from replicator.errors import LeaseHeld, MetastoreUnreachable, Refused
@@ -29,7 +29,7 @@ from replicator.turnover.role_change import RoleChanged
 
 
 @pytest.fixture
-def pair(two_databases: Replication) -> Replication:
+def pair(two_databases: Lab) -> Lab:
     return two_databases
 
 
@@ -38,24 +38,22 @@ def closed() -> str:
     return nobody()
 
 
-def turn(
-    pair: Replication, *, seconds: float = CEILING, clock: Callable[[], float] = time.time, **options: Any
-) -> RoleChanged:
+def turn(pair: Lab, *, seconds: float = CEILING, clock: Callable[[], float] = time.time, **options: Any) -> RoleChanged:
     with (
-        ThriftMetastore(pair.source.uri, timeout=seconds, retries=0) as one,
-        ThriftMetastore(pair.target.uri, timeout=CEILING, retries=0) as other,
+        ThriftMetastore(pair.source.metastore.uri, timeout=seconds, retries=0) as one,
+        ThriftMetastore(pair.target.metastore.uri, timeout=CEILING, retries=0) as other,
     ):
         return failover(pair.sides(clock=clock), (one, other), FailoverSettings(**options))
 
 
-def interrupt(pair: Replication, fault: Fault) -> None:
+def interrupt(pair: Lab, fault: Fault) -> None:
     """A run that is killed in its load."""
     assert run_with(fault, ["--config", str(pair.config()), "sync", pair.name]).killed
-    assert "replicator.loading" in pair.target.database(f"{pair.name}_a").parameters
+    assert "replicator.loading" in pair.target.metastore.database(f"{pair.name}_a").parameters
 
 
-def replicas(pair: Replication) -> set[str]:
-    return {str(read_role(pair.target, f"{pair.name}_{name}")) for name in ("a", "renamed")}
+def replicas(pair: Lab) -> set[str]:
+    return {str(read_role(pair.target.metastore, f"{pair.name}_{name}")) for name in ("a", "renamed")}
 
 
 def tables(loss: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
@@ -67,7 +65,7 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     metastore_factory: MetastoreFactory, target_metastore: Running, tmp_path: Path
 ) -> None:
     running = metastore_factory("dying")
-    pair = Replication(running, target_metastore, tmp_path)
+    pair = Lab(running, target_metastore, tmp_path)
     pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
     pair.db("a").table("t", {"first": "1"})
     pair.db("a").partitioned("days", {"1": {"x": "one"}})
@@ -119,24 +117,24 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
         pair.sync()
 
 
-def test_a_metastore_that_hangs_is_not_waited_for(pair: Replication, silent: str) -> None:
+def test_a_metastore_that_hangs_is_not_waited_for(pair: Lab, silent: str) -> None:
     lose(pair, silent)
     done = turn(pair, seconds=0.5, force=True)
     assert done.status == "done" and done.loss and "no answer within" in done.loss["metastore"]
     assert replicas(pair) == {"primary at epoch 3"}
 
 
-def test_a_primary_that_answers_is_fenced_and_what_it_announced_is_told(pair: Replication) -> None:
+def test_a_primary_that_answers_is_fenced_and_what_it_announced_is_told(pair: Lab) -> None:
     pair.db("a").add("days", {"2": {"x": "two"}})
     done = turn(pair, force=True)
     assert done.loss and done.loss["not_captured"] == 1 and tables(done.loss) == {f"{pair.name}_a.days": (1, 0, 0)}
     assert any("a switchover would lose nothing" in text for text in done.warnings)
-    assert str(read_role(pair.source, f"{pair.name}_b")) == "fenced at epoch 2"
+    assert str(read_role(pair.source.metastore, f"{pair.name}_b")) == "fenced at epoch 2"
     with pytest.raises(Refused):
         pair.sync()
 
 
-def test_partitions_that_the_policy_does_not_replicate_are_no_loss(pair: Replication) -> None:
+def test_partitions_that_the_policy_does_not_replicate_are_no_loss(pair: Lab) -> None:
     pair.keys["partitions"] = {f"{pair.name}_a.days": "p < '5'"}
     pair.sync()
     pair.db("a").add("days", {"7": {"x": "not wanted"}})
@@ -146,7 +144,7 @@ def test_partitions_that_the_policy_does_not_replicate_are_no_loss(pair: Replica
     assert loss and tables(loss) == {f"{pair.name}_a.days": (1, 1, 3)} and loss["changes"] == 1
 
 
-def test_where_nothing_of_the_source_answers_the_rest_is_unknown_after_an_event(pair: Replication, closed: str) -> None:
+def test_where_nothing_of_the_source_answers_the_rest_is_unknown_after_an_event(pair: Lab, closed: str) -> None:
     last = pair.memory.runs().last_done
     assert last
     lose(pair, closed, root=True)
@@ -158,7 +156,7 @@ def test_where_nothing_of_the_source_answers_the_rest_is_unknown_after_an_event(
     assert done.status == "done" and replicas(pair) == {"primary at epoch 3"}
 
 
-def test_an_interrupted_load_is_completed_first(pair: Replication, closed: str) -> None:
+def test_an_interrupted_load_is_completed_first(pair: Lab, closed: str) -> None:
     pair.db("a").write("t", {"second": "22"})
     pair.db("a").table("made", {"f": "x"})
     pair.db("b").write("u", {"second": "22"})
@@ -170,12 +168,10 @@ def test_an_interrupted_load_is_completed_first(pair: Replication, closed: str) 
     done = turn(pair, force=True)
     assert done.loss and done.loss["changes"] == 0 and done.loss["between"] == []
     assert pair.replica("a").shown() == wanted
-    assert "replicator.loading" not in pair.target.database(f"{pair.name}_a").parameters
+    assert "replicator.loading" not in pair.target.metastore.database(f"{pair.name}_a").parameters
 
 
-def test_a_load_that_cannot_be_completed_is_told_table_by_table_and_needs_consent(
-    pair: Replication, closed: str
-) -> None:
+def test_a_load_that_cannot_be_completed_is_told_table_by_table_and_needs_consent(pair: Lab, closed: str) -> None:
     pair.db("a").write("t", {"second": "22"})
     pair.db("a").table("made", {"f": "x"})
     interrupt(pair, Fault("before", "rename", "/second$"))
@@ -191,7 +187,7 @@ def test_a_load_that_cannot_be_completed_is_told_table_by_table_and_needs_consen
     assert replicas(pair) == {"primary at epoch 3"}
 
 
-def test_a_failover_killed_at_every_step_is_completed_by_running_it_again(pair: Replication, closed: str) -> None:
+def test_a_failover_killed_at_every_step_is_completed_by_running_it_again(pair: Lab, closed: str) -> None:
     """After each mark of a step and after each change of a database, one further each time."""
     lose(pair, closed)
     arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--answer-timeout", "4m"]
@@ -205,7 +201,7 @@ def test_a_failover_killed_at_every_step_is_completed_by_running_it_again(pair: 
     assert pair.memory.unfinished_role_change() is None
 
 
-def test_of_two_operators_at_once_one_wins(pair: Replication, closed: str) -> None:
+def test_of_two_operators_at_once_one_wins(pair: Lab, closed: str) -> None:
     lose(pair, closed)
     codes: list[int] = []
     arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--answer-timeout", "4m"]
@@ -220,7 +216,7 @@ def test_of_two_operators_at_once_one_wins(pair: Replication, closed: str) -> No
         turn(pair, force=True)
 
 
-def test_a_switchover_whose_source_died_is_taken_over(pair: Replication, closed: str) -> None:
+def test_a_switchover_whose_source_died_is_taken_over(pair: Lab, closed: str) -> None:
     arguments = ["--config", str(pair.config()), "switchover", pair.name]
     assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed  # fenced, at epoch 2
     lose(pair, closed)
@@ -229,36 +225,36 @@ def test_a_switchover_whose_source_died_is_taken_over(pair: Replication, closed:
     assert [each.verb for each in pair.memory.turns()] == ["failover", "switchover"]
 
 
-def test_the_source_is_promoted_when_the_policy_ran_backwards(pair: Replication, closed: str) -> None:
+def test_the_source_is_promoted_when_the_policy_ran_backwards(pair: Lab, closed: str) -> None:
     assert command("--config", str(pair.config()), "switchover", pair.name).code == 0
     pair.replica("a").write("t", {"there": "1"})
     pair.sync()
-    target, pair.target, pair.keys["target"] = pair.target, connect(closed), closed
+    target, pair.target.metastore, pair.keys["target"] = pair.target.metastore, connect(closed), closed
     done = turn(pair, force=True)
     assert (done.primary, done.epoch) == ("source", 5)
-    assert str(read_role(pair.source, f"{pair.name}_a")) == "primary at epoch 5"
+    assert str(read_role(pair.source.metastore, f"{pair.name}_a")) == "primary at epoch 5"
     assert "there" in pair.db("a").shown()["t"]["files"]
-    pair.target, pair.keys["target"] = target, target.uri
+    pair.target.metastore, pair.keys["target"] = target, target.uri
 
 
-def test_a_memory_that_was_lost_with_the_primary_is_kept_by_the_survivor(pair: Replication, closed: str) -> None:
+def test_a_memory_that_was_lost_with_the_primary_is_kept_by_the_survivor(pair: Lab, closed: str) -> None:
     assert command("--config", str(pair.config()), "switchover", pair.name).code == 0
     pair.replica("a").write("t", {"there": "1"})
     pair.sync()
     pair.replica("a").write("t", {"lost": "22"})
-    root, target = pair.here / "target/.cmroot", pair.target
+    root, target = pair.here / "target/.cmroot", pair.target.metastore
     root.rename(pair.here / "unmounted")
-    pair.target, pair.keys["target"] = connect(closed), closed
+    pair.target.metastore, pair.keys["target"] = connect(closed), closed
     assert turn(pair, force=True).primary == "source"
     assert not root.exists()
     with pytest.raises(Refused, match="primary already"):
         turn(pair, force=True)
     (pair.here / "unmounted").rename(root)
-    pair.target, pair.keys["target"] = target, target.uri
+    pair.target.metastore, pair.keys["target"] = target, target.uri
     assert last_failover(pair.policy).reverse
     answer = command("--config", str(pair.config()), "failback", pair.name)
     assert (answer.code, answer.output["primary"], answer.output["own"]["bytes"]) == (0, "source", 2)
-    pair.is_same("a")
+    pair.are_same("a")
     assert pair.sync().status == "nothing"
 
 
@@ -289,15 +285,15 @@ class Stalling:
 
 
 @pytest.mark.parametrize("limit", [100, 700])
-def test_a_metastore_that_stops_answering_in_the_middle_is_not_waited_for(pair: Replication, limit: int) -> None:
-    stalling = Stalling(pair.source.uri, limit)
+def test_a_metastore_that_stops_answering_in_the_middle_is_not_waited_for(pair: Lab, limit: int) -> None:
+    stalling = Stalling(pair.source.metastore.uri, limit)
     lose(pair, stalling.uri)
     assert turn(pair, seconds=0.5, force=True).status == "done"
     assert replicas(pair) == {"primary at epoch 3"}
 
 
-def test_when_the_survivor_does_not_answer_nothing_is_done(pair: Replication, closed: str) -> None:
-    pair.target, pair.keys["target"] = connect(closed), closed
+def test_when_the_survivor_does_not_answer_nothing_is_done(pair: Lab, closed: str) -> None:
+    pair.target.metastore, pair.keys["target"] = connect(closed), closed
     with pytest.raises(Refused, match="primary already"):
         turn(pair, force=True)
     lose(pair, nobody(2))
@@ -305,7 +301,7 @@ def test_when_the_survivor_does_not_answer_nothing_is_done(pair: Replication, cl
         turn(pair, force=True)
 
 
-def test_clocks_that_are_ten_minutes_off_tell_no_negative_loss(pair: Replication) -> None:
+def test_clocks_that_are_ten_minutes_off_tell_no_negative_loss(pair: Lab) -> None:
     pair.db("a").write("t", {"second": "22"})
     captured(pair)
     for off in (-600.0, 600.0):

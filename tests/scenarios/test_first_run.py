@@ -6,11 +6,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from command_line import command
 from housekeeping import EXPIRED
 from names import unique
 from plain_tables import PlainDatabase
 from purges import DESCRIPTOR, Warehouse
-from replication_fixture import command
 
 import replicator
 from replicator.metastore.embedded.running import Running

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import command
 from gateways import ALL, FILES, Guarded, guarded
+from lab import Lab
 from raw_thrift import struct
-from replication_fixture import ReplicationFixture, command
 
 from cmroot.keep.journal import DropCall
 from cmroot.log.captured import segments
@@ -18,9 +19,9 @@ from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[ReplicationFixture]:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Lab]:
     """A replicated database, and a gateway on its `$cmroot`; `fixture.through` is a client of it."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture = Lab(source_metastore, target_metastore, tmp_path)
     fixture.source.create()
     fixture.source.table("t", FILES)
     fixture.source.partitioned("parts", {"a": {"f": "first a"}, "b": {"f": "b"}})
@@ -30,17 +31,17 @@ def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path
         yield fixture
 
 
-def test_rubber_banding_through_the_gateway(fixture: ReplicationFixture) -> None:
+def test_rubber_banding_through_the_gateway(fixture: Lab) -> None:
     """p=x has A, is dropped, and has B: all between two captures. A load that ends before the drop shows A."""
     guard: Guarded = fixture.guard  # type: ignore[attr-defined]
     source, metastore = fixture.source, fixture.source.metastore
     source.add("parts", {"x": {"f": "A"}})
     made = metastore.current_event_id()
-    guard.call("drop_partition", fixture.db, "parts", ["x"], True)
+    guard.call("drop_partition", fixture.name, "parts", ["x"], True)
     source.add("parts", {"x": {"f": "B"}})
     source.table("young", {"f": "young"})
     young = metastore.current_event_id()
-    guard.call("drop_table", fixture.db, "young", True)
+    guard.call("drop_table", fixture.name, "young", True)
     first = fixture.last
     assert fixture.dump("--until", str(made), since=first).code == 0
     loaded = fixture.load()
@@ -54,15 +55,15 @@ def test_rubber_banding_through_the_gateway(fixture: ReplicationFixture) -> None
     assert guard.entries() == [], "the capture has recorded them"
 
 
-def test_drops_between_captures_leave_a_log_that_adds_up(fixture: ReplicationFixture) -> None:
+def test_drops_between_captures_leave_a_log_that_adds_up(fixture: Lab) -> None:
     guard: Guarded = fixture.guard  # type: ignore[attr-defined]
     for number in range(3):
         fixture.source.table(f"t{number}", {"f": f"{number}", "same": "same"})
         if number == 1:
             assert fixture.capture().code == 0
-        guard.call("drop_table", fixture.db, f"t{number}", True)
-    guard.call("drop_table", fixture.db, "t", True)
-    request = struct({1: fixture.db, 2: "parts", 3: struct({1: ["p=a"]}), 4: True})
+        guard.call("drop_table", fixture.name, f"t{number}", True)
+    guard.call("drop_table", fixture.name, "t", True)
+    request = struct({1: fixture.name, 2: "parts", 3: struct({1: ["p=a"]}), 4: True})
     guard.call("drop_partitions_req", request)
     fixture.catch_up()
     live: dict[str, int] = {}
@@ -74,17 +75,17 @@ def test_drops_between_captures_leave_a_log_that_adds_up(fixture: ReplicationFix
     assert sorted(live.values())[-1] == 1 and sum(live.values()) == 1, "only parts/p=b is left"
 
 
-def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) -> None:
+def test_a_capture_waits_for_what_is_not_decided(fixture: Lab) -> None:
     """A drop under way, as the capture sees it: its event is left for the next one."""
     from cmroot.keep.intercept import Intercept
     from cmroot.keep.journal import InterceptSource, Owner
 
     metastore = fixture.source.metastore
-    location = metastore.table(fixture.db, "t").location
+    location = metastore.table(fixture.name, "t").location
     assert location
     intercept = Intercept.begin(
         str(fixture.cmroot),
-        DropCall(before_event=metastore.current_event_id(), call="drop_table", db=fixture.db, table="t"),
+        DropCall(before_event=metastore.current_event_id(), call="drop_table", db=fixture.name, table="t"),
         [InterceptSource(location, "t")],
         [Owner("t", "", location)],
     )
@@ -92,7 +93,7 @@ def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) ->
     intercept.sent()
     scanned = fixture.capture()
     assert (scanned.code, scanned.output["missing_directories"], scanned.output["observed"]) == (0, [], 0), scanned
-    metastore.drop_table(fixture.db, "t")
+    metastore.drop_table(fixture.name, "t")
     dropped = metastore.current_event_id()
     answer = fixture.capture("--no-scan")
     assert answer.code == 0 and answer.output["through_event"] < dropped
@@ -101,7 +102,7 @@ def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) ->
     fixture.catch_up()
 
 
-def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(fixture: ReplicationFixture) -> None:
+def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(fixture: Lab) -> None:
     """A managed one, and an external one whose data goes with it; replaced, dropped: by a load and by the gateway."""
     guard: Guarded = fixture.guard  # type: ignore[attr-defined]
     source = fixture.source
@@ -121,13 +122,13 @@ def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(fixture: Replic
         "--target",
         fixture.target_uri,
         "--db",
-        fixture.db,
+        fixture.name,
         "--level",
         "checksum",
     )
     assert (verified.code, verified.output["differences"]) == (0, []), verified
     for name in ("one", "other"):
-        guard.call("drop_table", fixture.db, name, True)
+        guard.call("drop_table", fixture.name, name, True)
     rows = [row for taken in read_intercepted(str(fixture.cmroot), ALL) for row in taken.rows().to_pylist()]
     assert [(row["table"], row["path"], row["kept"]) for row in rows] == [("one", "", True), ("other", "", True)]
     assert not (source.home / "one").exists()

@@ -15,10 +15,10 @@ from queue import Queue
 from struct import pack
 
 import pytest
+from command_line import Answer, command
 from gateways import FILES, Guarded, Wire, contents, guarded
 from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
-from replication_fixture import Answer, command
 from waiting import CEILING, eventually
 
 import replicator

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import command
+from lab import Lab
 from placed_tables import bootstrap, catch_up, held, partition, path_of, table, toggle, walked, write
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL, Database
 from replicator.metastore.thrift import ThriftMetastore
@@ -22,7 +23,7 @@ from replicator.replay.places.replica import SOURCE
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     table(fixture.source, "bulk", fixture.source.home / "bulk", {"much": "x" * 4096})  # so that little goes at once
     return fixture
 
@@ -33,7 +34,7 @@ def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
 @pytest.mark.parametrize("partitioned", [True, False])
 @pytest.mark.parametrize("external", [True, False])
 def test_a_table_made_over_a_directory_leaves_those_that_lie_in_it(
-    fixture: ReplicationFixture, tmp_path: Path, partitioned: bool, external: bool
+    fixture: Lab, tmp_path: Path, partitioned: bool, external: bool
 ) -> None:
     x = tmp_path / "x" if external else fixture.source.home / "x"
     table(fixture.source, "e", x / "sub", {"one": "1", "two": "2"}, external=external)
@@ -47,9 +48,7 @@ def test_a_table_made_over_a_directory_leaves_those_that_lie_in_it(
 
 
 @pytest.mark.parametrize("external", [True, False])
-def test_a_table_made_where_a_renamed_one_lies_leaves_that(
-    fixture: ReplicationFixture, tmp_path: Path, external: bool
-) -> None:
+def test_a_table_made_where_a_renamed_one_lies_leaves_that(fixture: Lab, tmp_path: Path, external: bool) -> None:
     place = tmp_path / "a"
     table(fixture.source, "a", place, partitioned=True, external=external)
     partition(fixture.source, "a", "1", place / "p=1", {"old": "old"})
@@ -65,58 +64,58 @@ def test_a_table_made_where_a_renamed_one_lies_leaves_that(
 
 
 @pytest.mark.parametrize("sub", ["", "sub", ".."])
-def test_a_managed_table_that_goes_leaves_what_an_external_one_has_there(fixture: ReplicationFixture, sub: str) -> None:
+def test_a_managed_table_that_goes_leaves_what_an_external_one_has_there(fixture: Lab, sub: str) -> None:
     place = fixture.source.home / "above" / "shared"
     table(fixture.source, "m", place, {"one": "1"}, external=False)
     table(fixture.source, "e", place / sub if sub != ".." else place.parent, {"two": "2"})
     bootstrap(fixture)
-    fixture.source.metastore.drop_table(fixture.db, "m")
+    fixture.source.metastore.drop_table(fixture.name, "m")
     catch_up(fixture)
     write(place, {"three": "3"})
     catch_up(fixture)
 
 
-def test_a_managed_table_that_goes_with_its_data_goes_with_it_on_the_target(fixture: ReplicationFixture) -> None:
+def test_a_managed_table_that_goes_with_its_data_goes_with_it_on_the_target(fixture: Lab) -> None:
     place = fixture.source.home / "m"
     table(fixture.source, "m", place, {"one": "1"}, external=False)
     table(fixture.source, "e", place / "sub", {"two": "2"})
     bootstrap(fixture)
-    fixture.source.metastore.drop_table(fixture.db, "m")
+    fixture.source.metastore.drop_table(fixture.name, "m")
     shutil.rmtree(place)
     (place / "sub").mkdir(parents=True)  # as its owner makes it again
     catch_up(fixture)
     assert not (fixture.target.home / "m" / "one").exists()
-    assert held(fixture.target.metastore, fixture.db)["e"] == (EXTERNAL, {})
+    assert held(fixture.target.metastore, fixture.name)["e"] == (EXTERNAL, {})
 
 
 @pytest.mark.parametrize("goes", ["1", "2"])
-def test_of_two_partitions_in_one_directory_one_goes(fixture: ReplicationFixture, goes: str) -> None:
+def test_of_two_partitions_in_one_directory_one_goes(fixture: Lab, goes: str) -> None:
     place = fixture.source.home / "t"
     table(fixture.source, "t", place, partitioned=True, external=False)
     partition(fixture.source, "t", "1", place / "p=1", {"one": "1"})
     partition(fixture.source, "t", "2", place / "p=1", {"two": "2"})
     partition(fixture.source, "t", "3", place / "p=3", {"three": "3"})
     bootstrap(fixture)
-    fixture.source.metastore.drop_partitions(fixture.db, "t", [f"p={goes}", "p=3"])
+    fixture.source.metastore.drop_partitions(fixture.name, "t", [f"p={goes}", "p=3"])
     catch_up(fixture)
     partition(fixture.source, "t", goes, place / f"p={goes}")
     catch_up(fixture)
 
 
-def test_a_partition_that_goes_leaves_what_a_partition_of_another_table_has_there(fixture: ReplicationFixture) -> None:
+def test_a_partition_that_goes_leaves_what_a_partition_of_another_table_has_there(fixture: Lab) -> None:
     place = fixture.source.home / "t"
     table(fixture.source, "t", place, partitioned=True, external=False)
     partition(fixture.source, "t", "1", place / "p=1", {"one": "1"})
     table(fixture.source, "other", fixture.source.home / "other", partitioned=True)
     partition(fixture.source, "other", "x", place / "p=1")
     bootstrap(fixture)
-    fixture.source.metastore.drop_partitions(fixture.db, "t", ["p=1"])
+    fixture.source.metastore.drop_partitions(fixture.name, "t", ["p=1"])
     catch_up(fixture)
-    fixture.source.metastore.drop_table(fixture.db, "t")
+    fixture.source.metastore.drop_table(fixture.name, "t")
     catch_up(fixture)
 
 
-def test_what_nobody_has_goes_as_ever(fixture: ReplicationFixture) -> None:
+def test_what_nobody_has_goes_as_ever(fixture: Lab) -> None:
     place = fixture.source.home / "m"
     table(fixture.source, "m", place, {"one": "1"}, external=False)
     table(fixture.source, "e", place / "sub" / "deep", {"two": "2"})
@@ -124,7 +123,7 @@ def test_what_nobody_has_goes_as_ever(fixture: ReplicationFixture) -> None:
     bootstrap(fixture)
     for path in (place / "one", place / "sub" / "three"):
         path.unlink()
-    fixture.source.metastore.drop_table(fixture.db, "m")
+    fixture.source.metastore.drop_table(fixture.name, "m")
     loaded = catch_up(fixture)
     assert loaded.output["files_removed"] == 2
     assert walked(fixture.target.home / "m") == walked(place)
@@ -147,7 +146,7 @@ class Counting:
         return self._metastore.partitions(db, table, names)
 
 
-def test_partitions_that_lie_by_their_names_are_asked_for_by_them(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_partitions_that_lie_by_their_names_are_asked_for_by_them(fixture: Lab, tmp_path: Path) -> None:
     for name in ("t", "u"):
         table(fixture.source, name, fixture.source.home / name, partitioned=True, external=False)
         for value in "123":
@@ -157,10 +156,10 @@ def test_partitions_that_lie_by_their_names_are_asked_for_by_them(fixture: Repli
     def asked(place: Path) -> tuple[list[str], list[str]]:
         counting: Any = Counting(fixture.target.metastore)
         found = Neighbours(counting).others([str(place)])[str(place)]
-        mine = [each for each in counting.asked if each.startswith(f"{fixture.db}.")]
+        mine = [each for each in counting.asked if each.startswith(f"{fixture.name}.")]
         return sorted({str(each) for each in found}), mine
 
-    t = f"{fixture.db}.t"
+    t = f"{fixture.name}.t"
     assert asked(fixture.target.home / "t" / "p=1") == ([f"{t}/p=1"], [f"{t}/p=1"])
     assert asked(fixture.target.home / "t" / "p=1" / "deep") == ([f"{t}/p=1"], [f"{t}/p=1"])
     assert asked(fixture.target.home / "t" / "p=9") == ([], [f"{t}/p=9"])
@@ -169,8 +168,8 @@ def test_partitions_that_lie_by_their_names_are_asked_for_by_them(fixture: Repli
     partition(fixture.source, "t", "4", fixture.source.home / "u" / "p=1")
     catch_up(fixture)
     everything = [f"{t}/p={value}" for value in "1234"]
-    both = [f"{t}/p=4", f"{fixture.db}.u/p=1"]
-    assert asked(fixture.target.home / "u" / "p=1") == (both, [*everything, f"{fixture.db}.u/p=1"])
+    both = [f"{t}/p=4", f"{fixture.name}.u/p=1"]
+    assert asked(fixture.target.home / "u" / "p=1") == (both, [*everything, f"{fixture.name}.u/p=1"])
 
 
 # ---- kinds and names that change in one range ---------------------------------------------------------------------
@@ -184,7 +183,7 @@ def test_partitions_that_lie_by_their_names_are_asked_for_by_them(fixture: Repli
     ],
 )
 def test_a_rename_is_replayed_with_the_kind_that_the_table_had(
-    fixture: ReplicationFixture, external: bool, partitioned: bool, anew: bool
+    fixture: Lab, external: bool, partitioned: bool, anew: bool
 ) -> None:
     home = fixture.source.home
     table(fixture.source, "t", home / "t", external=external, partitioned=partitioned)
@@ -212,7 +211,7 @@ def test_a_rename_is_replayed_with_the_kind_that_the_table_had(
 
 
 @pytest.mark.parametrize("external", [False, True], ids=["managed", "external"])
-def test_a_partition_is_renamed_with_the_kind_that_its_table_had(fixture: ReplicationFixture, external: bool) -> None:
+def test_a_partition_is_renamed_with_the_kind_that_its_table_had(fixture: Lab, external: bool) -> None:
     home = fixture.source.home
     table(fixture.source, "t", home / "t", external=external, partitioned=True)
     partition(fixture.source, "t", "1", home / "t" / "p=1", {"one": "1"})
@@ -220,9 +219,9 @@ def test_a_partition_is_renamed_with_the_kind_that_its_table_had(fixture: Replic
     bootstrap(fixture)
     toggle(fixture.source, "t", external=not external)
     for value, new in (("1", "3"), ("2", "1")):
-        (page,) = fixture.source.metastore.partitions(fixture.db, "t", [f"p={value}"])
+        (page,) = fixture.source.metastore.partitions(fixture.name, "t", [f"p={value}"])
         renamed = msgspec.structs.replace(page[0], values=(new,))
-        fixture.source.metastore.rename_partition(fixture.db, "t", (value,), renamed)
+        fixture.source.metastore.rename_partition(fixture.name, "t", (value,), renamed)
     toggle(fixture.source, "t", external=external)
     catch_up(fixture)
 
@@ -230,21 +229,19 @@ def test_a_partition_is_renamed_with_the_kind_that_its_table_had(fixture: Replic
 # ---- two replicas on one target -----------------------------------------------------------------------------------
 
 
-def replica_of(fixture: ReplicationFixture, name: str) -> PlainDatabase:
+def replica_of(fixture: Lab, name: str) -> PlainDatabase:
     return PlainDatabase(fixture.target.metastore, name, fixture.warehouse)
 
 
-def test_two_replicas_of_one_database_have_directories_of_their_own(
-    fixture: ReplicationFixture, tmp_path: Path
-) -> None:
+def test_two_replicas_of_one_database_have_directories_of_their_own(fixture: Lab, tmp_path: Path) -> None:
     table(fixture.source, "e", tmp_path / "x", {"one": "1", "two": "2", "three": "3"})
     table(fixture.source, "days", tmp_path / "y", partitioned=True)
     partition(fixture.source, "days", "1", tmp_path / "z", {"four": "4"})
-    names = [f"{fixture.db}_{end}" for end in ("ra", "rb")]
+    names = [f"{fixture.name}_{end}" for end in ("ra", "rb")]
     assert fixture.dump().code == 0
-    wanted = held(fixture.source.metastore, fixture.db)
+    wanted = held(fixture.source.metastore, fixture.name)
     for name in names:
-        loaded = fixture.load(None, "--rename-db", f"{fixture.db}={name}")
+        loaded = fixture.load(None, "--rename-db", f"{fixture.name}={name}")
         assert (loaded.code, loaded.output["files_removed"]) == (0, 0)
     for name in names:
         assert held(fixture.target.metastore, name) == wanted
@@ -255,17 +252,17 @@ def test_two_replicas_of_one_database_have_directories_of_their_own(
     partition(fixture.source, "days", "2", tmp_path / "v", {"five": "5"})
     before, wanted_before = fixture.last, wanted
     assert fixture.dump(since=before).code == 0
-    assert fixture.load(None, "--rename-db", f"{fixture.db}={names[0]}").code == 0
-    assert held(fixture.target.metastore, names[0]) == held(fixture.source.metastore, fixture.db)
+    assert fixture.load(None, "--rename-db", f"{fixture.name}={names[0]}").code == 0
+    assert held(fixture.target.metastore, names[0]) == held(fixture.source.metastore, fixture.name)
     assert held(fixture.target.metastore, names[1]) == wanted_before
 
 
 @pytest.mark.parametrize("below", ["", "sub", ".."])
-def test_a_place_that_another_table_has_is_refused(fixture: ReplicationFixture, tmp_path: Path, below: str) -> None:
+def test_a_place_that_another_table_has_is_refused(fixture: Lab, tmp_path: Path, below: str) -> None:
     table(fixture.source, "e", tmp_path / "x" / "deep", {"one": "1"})
     assert fixture.dump().code == 0
     taken = tmp_path / "mapped" / "deep" / below
-    other = PlainDatabase(fixture.target.metastore, f"{fixture.db}_other", fixture.warehouse)
+    other = PlainDatabase(fixture.target.metastore, f"{fixture.name}_other", fixture.warehouse)
     other.create()
     table(other, "theirs", taken.resolve(), {"dear": "dear"})
     mapped = ("--map-location", f"{tmp_path / 'x'}={tmp_path / 'mapped'}")
@@ -276,22 +273,22 @@ def test_a_place_that_another_table_has_is_refused(fixture: ReplicationFixture, 
     assert walked(taken.resolve()) == walked(taken.resolve()) != {}
     assert not fixture.target.exists()
     assert fixture.load().code == 0
-    again = fixture.load(None, "--rename-db", f"{fixture.db}={fixture.db}_rb", *mapped)
+    again = fixture.load(None, "--rename-db", f"{fixture.name}={fixture.name}_rb", *mapped)
     assert (again.code, again.error) == (6, "Refused")
 
 
-def test_a_replica_that_an_older_release_began_keeps_its_places(fixture: ReplicationFixture, tmp_path: Path) -> None:
+def test_a_replica_that_an_older_release_began_keeps_its_places(fixture: Lab, tmp_path: Path) -> None:
     table(fixture.source, "e", tmp_path / "x", {"one": "1"})
     table(fixture.source, "days", tmp_path / "y", partitioned=True)
     partition(fixture.source, "days", "1", tmp_path / "z", {"four": "4"})
     assert fixture.dump().code == 0
     root_id = json.loads((fixture.cmroot / "FORMAT").read_text())["id"]
     fixture.target.home.mkdir(parents=True)
-    began = Database(name=fixture.db, location=f"file:{fixture.target.home}", parameters={SOURCE: root_id})
+    began = Database(name=fixture.name, location=f"file:{fixture.target.home}", parameters={SOURCE: root_id})
     fixture.target.metastore.create_database(began)  # as one says it that has no directory of its own
     assert fixture.load().code == 0
     shared = fixture.warehouse / "external" / str(tmp_path).lstrip("/")
-    assert path_of(fixture.target.metastore.table(fixture.db, "e").location) == shared / "x"
+    assert path_of(fixture.target.metastore.table(fixture.name, "e").location) == shared / "x"
 
     write(tmp_path / "z", {"five": "5"})
     fixture.source.alter_partition("days", "1", note="altered")
@@ -300,10 +297,10 @@ def test_a_replica_that_an_older_release_began_keeps_its_places(fixture: Replica
     fixture.source.rename("e", "e2")
     write(tmp_path / "x", {"eight": "8"})
     catch_up(fixture)
-    days = held(fixture.target.metastore, fixture.db)
+    days = held(fixture.target.metastore, fixture.name)
     assert days["days/p=1"].keys() == {"four", "five"}
     for name, place in (("e2", "x"), ("new", "w")):
-        assert path_of(fixture.target.metastore.table(fixture.db, name).location) == shared / place
+        assert path_of(fixture.target.metastore.table(fixture.name, name).location) == shared / place
     assert (shared / "z" / "five").exists() and (shared / "v" / "six").exists()
 
 
@@ -311,7 +308,7 @@ def test_a_replica_that_an_older_release_began_keeps_its_places(fixture: Replica
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_a_directory_goes_with_its_last_file(fixture: ReplicationFixture, partitioned: bool) -> None:
+def test_a_directory_goes_with_its_last_file(fixture: Lab, partitioned: bool) -> None:
     place = fixture.source.home / "t"
     table(fixture.source, "t", place, partitioned=partitioned, external=False)
     if partitioned:
@@ -327,7 +324,7 @@ def test_a_directory_goes_with_its_last_file(fixture: ReplicationFixture, partit
     assert sorted(path.name for path in there.iterdir()) == []  # nothing at all, where the source has an empty one
 
     (there / "left" / "over").mkdir(parents=True)  # as releases before left them
-    verify = ("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db)
+    verify = ("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name)
     reported = command(*verify)
     assert reported.code == 4 and {each["kind"] for each in reported.output["differences"]} == {"directory extra"}
     assert {each["field"] for each in reported.output["differences"]} == {"left", "left/over"}
@@ -338,7 +335,7 @@ def test_a_directory_goes_with_its_last_file(fixture: ReplicationFixture, partit
         "--target",
         fixture.target_uri,
         "--db",
-        fixture.db,
+        fixture.name,
         "--cmroot",
         str(fixture.cmroot),
         "--target-cmroot",

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from hostile import world
+from lab import Lab
 from placed_tables import held, path_of, table, toggle, write
 from plain_tables import KEYS, text_storage
-from replication_fixture import ReplicationFixture
 
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table, partition_name
 
@@ -25,7 +25,7 @@ RANGES, STEPS = 3, 4
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     table(fixture.source, "bulk", fixture.source.home / "bulk", {"much": "x" * 100_000})  # so that little goes at once
     return fixture
 
@@ -37,7 +37,7 @@ def at(place: str) -> Storage:
 class History:
     """What somebody does to a database, by chance. Each file that is written has a name of its own."""
 
-    def __init__(self, fixture: ReplicationFixture, seed: int) -> None:
+    def __init__(self, fixture: Lab, seed: int) -> None:
         self.db, self.random, self.done = fixture.source, random.Random(seed), [f"seed {seed}"]
         self.outside, self.numbers = fixture.here / "outside", 0
         for name in ("a", "b", "deep/c"):
@@ -162,10 +162,10 @@ def seen(history: History) -> tuple[dict[str, object], set[str]]:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
-def test_whatever_happens_to_places_both_sides_hold_the_same(fixture: ReplicationFixture, seed: int) -> None:
+def test_whatever_happens_to_places_both_sides_hold_the_same(fixture: Lab, seed: int) -> None:
     for place in (fixture.warehouse / "x", fixture.warehouse / "external" / "x", fixture.warehouse / "other.db" / "x"):
         write(place, {"theirs": "not ours"})
-    own = [fixture.target.home, fixture.warehouse / "external" / f"{fixture.db}.db", fixture.target_cmroot]
+    own = [fixture.target.home, fixture.warehouse / "external" / f"{fixture.name}.db", fixture.target_cmroot]
     before = world(fixture.warehouse, but=own)
     history = History(fixture, seed)
     since = None
@@ -178,7 +178,7 @@ def test_whatever_happens_to_places_both_sides_hold_the_same(fixture: Replicatio
         history.tell("--- loaded", dumped.code, loaded.code)
         about = "\n".join([*history.done, str(loaded.output)])
         assert (dumped.code, loaded.code) == ((3, 3) if gone else (0, 0)), about
-        shown = held(fixture.target.metastore, fixture.db)
+        shown = held(fixture.target.metastore, fixture.name)
         differ = {name: (what, shown.get(name)) for name, what in wanted.items() if shown.get(name) != what}
         assert not differ and shown.keys() - gone <= wanted.keys(), f"{differ}\n{about}"
         assert {path: what for path, what in world(fixture.warehouse, but=own).items() if path in before} == before, (

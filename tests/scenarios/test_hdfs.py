@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from hadoop import Cluster
 from hdfs_path import HdfsPath
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture, command
 
 from cmroot.store.hdfs.native import Hdfs
 from replicator.metastore.embedded.running import Running
@@ -30,12 +31,12 @@ def story(request: pytest.FixtureRequest, hdfs: Cluster, sides: tuple[Running, R
     """A replication between two kinds of places; each `$cmroot` lies in its side's."""
     places = {"hdfs": HdfsPath(hdfs, f"/{tmp_path.name}"), "local": tmp_path}
     source, _, target = request.param.split()
-    found = ReplicationFixture(*sides, places[source], warehouse=places[target] / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(sides[0].uri), found.db, places[source] / "warehouse")
+    found = Lab(*sides, places[source], warehouse=places[target] / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(sides[0].uri), found.name, places[source] / "warehouse")
     return found, target
 
 
-def test_a_database_and_its_changes_arrive(story: tuple[ReplicationFixture, str]) -> None:
+def test_a_database_and_its_changes_arrive(story: tuple[Lab, str]) -> None:
     found, _ = story
     source = found.source
     source.create()
@@ -52,7 +53,7 @@ def test_a_database_and_its_changes_arrive(story: tuple[ReplicationFixture, str]
     assert len(kept) >= 6  # what was replaced and dropped, too
 
 
-def test_what_the_source_dropped_comes_from_its_root(story: tuple[ReplicationFixture, str]) -> None:
+def test_what_the_source_dropped_comes_from_its_root(story: tuple[Lab, str]) -> None:
     found, _ = story
     found.source.create()
     found.source.partitioned("parts", {"x": {"f": "1\tx\n"}})
@@ -67,25 +68,21 @@ def test_what_the_source_dropped_comes_from_its_root(story: tuple[ReplicationFix
     assert found.target.shown() == shown
 
 
-def test_data_outside_its_database_lies_below_its_name_node_without_a_colon(
-    story: tuple[ReplicationFixture, str],
-) -> None:
+def test_data_outside_its_database_lies_below_its_name_node_without_a_colon(story: tuple[Lab, str]) -> None:
     """HDFS has no `:` in names, and a NameNode's address has one."""
     found, _ = story
     found.source.create()
-    outside = PlainDatabase(found.source.metastore, found.db, found.here / "outside")
+    outside = PlainDatabase(found.source.metastore, found.name, found.here / "outside")
     outside.table("apart", {"f": "1\tone\n"})
     for answer in (found.dump(), found.load()):
         assert answer.code == 0, answer
-    verified = command("verify", "--source", found.source_uri, "--target", found.target_uri, "--db", found.db)
+    verified = command("verify", "--source", found.source_uri, "--target", found.target_uri, "--db", found.name)
     assert verified.code == 0, verified
-    location = found.target.metastore.table(found.db, "apart").storage.location
+    location = found.target.metastore.table(found.name, "apart").storage.location
     assert location is not None and ":" not in location.partition("://")[2].partition("/")[2]
 
 
-def test_small_files_are_written_side_by_side(
-    story: tuple[ReplicationFixture, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_files_are_written_side_by_side(story: tuple[Lab, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits half a second at the end of nearly each file."""
     found, target = story
     ended: list[tuple[str, str]] = []
@@ -111,8 +108,8 @@ def test_small_files_are_written_side_by_side(
 
 def test_a_name_that_hdfs_cannot_have_is_told(hdfs: Cluster, sides: tuple[Running, Running], tmp_path: Path) -> None:
     replica = HdfsPath(hdfs, f"/{tmp_path.name}/replica")
-    found = ReplicationFixture(*sides, tmp_path, warehouse=replica)  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(sides[0].uri), found.db, tmp_path / "warehouse")
+    found = Lab(*sides, tmp_path, warehouse=replica)  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(sides[0].uri), found.name, tmp_path / "warehouse")
     found.source.create()
     found.source.table("t", {"at-12:30": "1\tone\n"})
     assert found.dump().code == 0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hadoop import Cluster
 from hdfs_path import HdfsPath
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture
 from waiting import CEILING
 
 from replicator.metastore.embedded.running import Running
@@ -49,11 +49,11 @@ def there(on_hdfs: Callable[[str], Running]) -> Running:
 
 
 @pytest.fixture
-def story(there: Running, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReplicationFixture:
+def story(there: Running, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf))
     here = HdfsPath(hdfs, f"/{tmp_path.name}")
-    found = ReplicationFixture(there, there, here, warehouse=here / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(there.uri), found.db, here / "warehouse")
+    found = Lab(there, there, here, warehouse=here / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(there.uri), found.name, here / "warehouse")
     found.source.create()
     found.source.partitioned("t", {"x": {"f": "1\tone\n", "plain": "2\ttwo\n"}})
     partition = found.source.home / "t" / "p=x"
@@ -65,15 +65,15 @@ def story(there: Running, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.Mon
     return found
 
 
-def load(found: ReplicationFixture, *names: str) -> HdfsPath:
+def load(found: Lab, *names: str) -> HdfsPath:
     """The replica's partition."""
-    renamed = ("--rename-db", f"{found.db}={found.db}_copy")
+    renamed = ("--rename-db", f"{found.name}={found.name}_copy")
     answer = found.load(None, *renamed, *(word for name in names for word in ("--preserve", name)))
     assert answer.code == 0, answer
-    return found.warehouse / f"{found.db}_copy.db" / "t" / "p=x"  # type: ignore[return-value]
+    return found.warehouse / f"{found.name}_copy.db" / "t" / "p=x"  # type: ignore[return-value]
 
 
-def test_a_replica_gets_them_where_wanted(story: ReplicationFixture) -> None:
+def test_a_replica_gets_them_where_wanted(story: Lab) -> None:
     source = story.source.home / "t" / "p=x"
     assert story.dump().code == 0
     replica = load(story, *EVERY)
@@ -90,7 +90,7 @@ def test_a_replica_gets_them_where_wanted(story: ReplicationFixture) -> None:
     assert about(replica / "f") == about(source / "f") and about(replica) == about(source)
 
 
-def test_each_is_for_itself_and_none_is_the_default(story: ReplicationFixture) -> None:
+def test_each_is_for_itself_and_none_is_the_default(story: Lab) -> None:
     source = story.source.home / "t" / "p=x"
     assert story.dump().code == 0
     wanted, usual = about(source / "f"), about(load(story) / "f")

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import Answer, command
 from hadoop import DATANODE, NAMENODE, Cluster, running_hdfs, write_settings
 from hdfs_path import HdfsPath
+from lab import Lab
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
@@ -31,11 +32,11 @@ def both(metastore_factory: MetastoreFactory, own: Cluster) -> Running:
 
 
 @pytest.fixture(scope="module")
-def loaded(both: Running, own: Cluster) -> ReplicationFixture:
+def loaded(both: Running, own: Cluster) -> Lab:
     """A replica, and an increment that waits."""
     here = HdfsPath(own, "/away")
-    found = ReplicationFixture(both, both, here, warehouse=here / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(both.uri), found.db, here / "warehouse")
+    found = Lab(both, both, here, warehouse=here / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(both.uri), found.name, here / "warehouse")
     found.source.create()
     found.source.table("t", {"f": "1\tone\n"})
     assert found.dump().code == 0
@@ -44,20 +45,20 @@ def loaded(both: Running, own: Cluster) -> ReplicationFixture:
     return found
 
 
-def renamed(found: ReplicationFixture) -> tuple[str, str]:
-    return "--rename-db", f"{found.db}={found.db}_copy"
+def renamed(found: Lab) -> tuple[str, str]:
+    return "--rename-db", f"{found.name}={found.name}_copy"
 
 
-def load(found: ReplicationFixture) -> Answer:
+def load(found: Lab) -> Answer:
     return found.load(None, *renamed(found))
 
 
-def verify(found: ReplicationFixture) -> Answer:
-    sides = ("--source", found.source_uri, "--target", found.target_uri, "--db", found.db)
+def verify(found: Lab) -> Answer:
+    sides = ("--source", found.source_uri, "--target", found.target_uri, "--db", found.name)
     return command("verify", *sides, *renamed(found), "--engine", "local")
 
 
-COMMANDS: dict[str, Callable[[ReplicationFixture], Answer]] = {
+COMMANDS: dict[str, Callable[[Lab], Answer]] = {
     "capture": lambda found: found.capture(),
     "dump": lambda found: command(*found.dump_arguments(found.here / "more", since=found.last)),
     "load": load,
@@ -74,7 +75,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
 
 
-def test_a_name_node_that_is_away_is_told(own: Cluster, loaded: ReplicationFixture, impatient: None) -> None:
+def test_a_name_node_that_is_away_is_told(own: Cluster, loaded: Lab, impatient: None) -> None:
     own.kill(NAMENODE)
     try:
         answers = {name: run(loaded) for name, run in COMMANDS.items()}
@@ -85,7 +86,7 @@ def test_a_name_node_that_is_away_is_told(own: Cluster, loaded: ReplicationFixtu
         assert "run the same command again" in answer.output["hint"]
 
 
-def test_a_data_node_that_is_away_is_told(own: Cluster, loaded: ReplicationFixture) -> None:
+def test_a_data_node_that_is_away_is_told(own: Cluster, loaded: Lab) -> None:
     own.kill(DATANODE)
     try:
         answers = {name: run(loaded) for name, run in COMMANDS.items()}
@@ -95,7 +96,7 @@ def test_a_data_node_that_is_away_is_told(own: Cluster, loaded: ReplicationFixtu
         assert answer.code == 75 and own.url in answer.message, (name, answer)
 
 
-def test_safe_mode_is_told_by_what_writes(own: Cluster, loaded: ReplicationFixture) -> None:
+def test_safe_mode_is_told_by_what_writes(own: Cluster, loaded: Lab) -> None:
     own.run("org.apache.hadoop.hdfs.tools.DFSAdmin", "-safemode", "enter")
     try:
         answers = {name: run(loaded) for name, run in COMMANDS.items()}
@@ -108,7 +109,7 @@ def test_safe_mode_is_told_by_what_writes(own: Cluster, loaded: ReplicationFixtu
             assert answer.code == 75 and "safe mode" in answer.message, (name, answer)
 
 
-def test_what_waited_arrives_afterwards(loaded: ReplicationFixture) -> None:
+def test_what_waited_arrives_afterwards(loaded: Lab) -> None:
     assert verify(loaded).code == 4
     assert command(*loaded.dump_arguments(loaded.here / "rest", since=loaded.last)).code == 0
     answer = loaded.load(loaded.here / "rest", *renamed(loaded))

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Answer, command
 from hadoop import Cluster
 from hdfs_native import Client, WriteOptions
 from hdfs_path import HdfsPath
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator.compare.compare_files as comparing
 from cmroot.store.hdfs.composite import composite_crc
@@ -60,10 +61,10 @@ def test_sides_are_compared_without_reading(
     both: Running, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     here = HdfsPath(hdfs, f"/{tmp_path.name}")
-    found = ReplicationFixture(both, both, here, warehouse=tmp_path / "r" if target == "local" else here / "r")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(both.uri), found.db, here / "warehouse")
-    replica = PlainDatabase(connect(both.uri), f"{found.db}_copy", found.warehouse)
-    renamed = ("--rename-db", f"{found.db}={replica.name}")
+    found = Lab(both, both, here, warehouse=tmp_path / "r" if target == "local" else here / "r")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(both.uri), found.name, here / "warehouse")
+    replica = PlainDatabase(connect(both.uri), f"{found.name}_copy", found.warehouse)
+    renamed = ("--rename-db", f"{found.name}={replica.name}")
     found.source.create()
     found.source.table("plain", {"f": "1\tone\n", "empty": ""})
     data = random.Random(7).randbytes(3 * MIB)
@@ -72,7 +73,7 @@ def test_sides_are_compared_without_reading(
         assert answer.code == 0, answer
 
     def verify(level: str) -> Answer:
-        sides = ("--source", both.uri, "--target", both.uri, "--db", found.db, *renamed)
+        sides = ("--source", both.uri, "--target", both.uri, "--db", found.name, *renamed)
         return command("verify", *sides, "--level", level, "--engine", "local")
 
     if target == "local":

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Answer, command
 from hadoop import Cluster, write_settings
 from hdfs_path import HdfsPath
 from kerberos import Kdc, with_java_options
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 from secure_hdfs import CLIENT, negotiated, secure_hdfs
 from waiting import pause
 
@@ -55,18 +56,18 @@ def metastore(secure: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def story(secure: Cluster, metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def story(secure: Cluster, metastore: Running, tmp_path: Path) -> Lab:
     """From HDFS to HDFS."""
     here = HdfsPath(secure, f"{HOME}/{tmp_path.name}")
-    found = ReplicationFixture(metastore, metastore, tmp_path, warehouse=here / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(metastore.uri), found.db, here / "warehouse")
-    found.target = PlainDatabase(connect(metastore.uri), f"{found.db}_copy", here / "replica")
+    found = Lab(metastore, metastore, tmp_path, warehouse=here / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(metastore.uri), found.name, here / "warehouse")
+    found.target = PlainDatabase(connect(metastore.uri), f"{found.name}_copy", here / "replica")
     return found
 
 
-def placed(story: ReplicationFixture) -> tuple[str, ...]:
+def placed(story: Lab) -> tuple[str, ...]:
     """The replica beside its source; its root is local: the client waits half a second at the end of each file."""
-    return "--rename-db", f"{story.db}={story.db}_copy", "--target-cmroot", str(story.here / "there")
+    return "--rename-db", f"{story.name}={story.name}_copy", "--target-cmroot", str(story.here / "there")
 
 
 def on_spark(*arguments: str) -> None:
@@ -77,13 +78,16 @@ def on_spark(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def verify(story: ReplicationFixture, *more: str) -> Answer:
+def verify(story: Lab, *more: str) -> Answer:
     return command(
-        "verify", *("--source", story.source_uri, "--target", story.target_uri, "--db", story.db), *placed(story), *more
+        "verify",
+        *("--source", story.source_uri, "--target", story.target_uri, "--db", story.name),
+        *placed(story),
+        *more,
     )
 
 
-def test_a_user_with_a_ticket_replicates(story: ReplicationFixture) -> None:
+def test_a_user_with_a_ticket_replicates(story: Lab) -> None:
     """The keeper is a snapshot: the NameNode's HTTP server is asked with a ticket, too."""
     source = story.source
     source.create()

@@ -13,15 +13,15 @@ from zoneinfo import ZoneInfo
 
 import gobblin_examples as examples
 import pytest
+from command_line import Answer, command
 from faults import Fault, delayed, run_with
 from hadoop import Cluster
 from hdfs_path import HdfsPath
 from housekeeping import EXPIRED, UNREFERENCED, LifecycleFixture
+from lab import Lab
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
-from policies import Replication
 from purges import DESCRIPTOR, Warehouse
-from replication_fixture import Answer, ReplicationFixture, command
 from restore_fixture import RestoreFixture, differences, restore, restore_arguments
 from waiting import pause
 
@@ -62,10 +62,10 @@ def here(far_hdfs: Cluster, tmp_path: Path) -> HdfsPath:
 
 
 @pytest.fixture
-def story(here: HdfsPath, sides: tuple[Running, Running]) -> ReplicationFixture:
+def story(here: HdfsPath, sides: tuple[Running, Running]) -> Lab:
     """Source, `$cmroot`, dumps and target, all on HDFS."""
-    found = ReplicationFixture(*sides, here, warehouse=here / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(sides[0].uri), found.db, here / "warehouse")
+    found = Lab(*sides, here, warehouse=here / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(sides[0].uri), found.name, here / "warehouse")
     return found
 
 
@@ -104,7 +104,7 @@ class Then(RestoreFixture):
         return self.fixture.cmroot / "files" / place.parent.name / place.name
 
 
-def test_a_chain_of_dumps_is_loaded_while_all_of_it_vanishes(story: ReplicationFixture) -> None:
+def test_a_chain_of_dumps_is_loaded_while_all_of_it_vanishes(story: Lab) -> None:
     source, shown = story.source, []
     source.create()
     source.table("plain", {"f": "1\tone\n", "g": "2\ttwo\n"})
@@ -133,7 +133,7 @@ def test_a_chain_of_dumps_is_loaded_while_all_of_it_vanishes(story: ReplicationF
 
 
 @pytest.mark.long
-def test_whoever_is_killed_is_run_again(story: ReplicationFixture) -> None:
+def test_whoever_is_killed_is_run_again(story: Lab) -> None:
     """Capture, dump and load, each killed between two lines, again and again."""
     source = story.source
     source.create()
@@ -159,7 +159,7 @@ def test_whoever_is_killed_is_run_again(story: ReplicationFixture) -> None:
     assert kept == {b"1\tone\n", b"2\ttwo\n", b"1\tx\n"}
 
 
-def test_what_was_comes_back_and_what_nobody_needs_expires(story: ReplicationFixture) -> None:
+def test_what_was_comes_back_and_what_nobody_needs_expires(story: Lab) -> None:
     then = Then(story)
 
     def kept() -> int:
@@ -179,11 +179,11 @@ def test_what_was_comes_back_and_what_nobody_needs_expires(story: ReplicationFix
     gone = [each for each in ("1", "dropped", "a", "outside") if not then.kept(each).exists()]
     assert gone == ["1", "dropped", "a", "outside"]
     assert all(then.kept(each).exists() for each in ("new", "2", "3", "b", "later", "outside, other"))
-    lost = restore(story, then.event, "--into", f"{story.db}_lost", *where)
-    assert lost.code != 0 and f"{story.db}_lost" not in then.databases(), lost
+    lost = restore(story, then.event, "--into", f"{story.name}_lost", *where)
+    assert lost.code != 0 and f"{story.name}_lost" not in then.databases(), lost
 
 
-def test_a_spoiled_replica_is_repaired(story: ReplicationFixture) -> None:
+def test_a_spoiled_replica_is_repaired(story: Lab) -> None:
     source, target = story.source, story.target
     source.create()
     source.table("plain", {"f": "1\tone\n", "g": "2\ttwo\n", "h": "3\tthree\n"})
@@ -192,7 +192,7 @@ def test_a_spoiled_replica_is_repaired(story: ReplicationFixture) -> None:
     target.write("plain", {"f": "1\tONE\n", "extra": "4\tfour\n"})
     (target.home / "plain" / "g").unlink()
     target.drop_partitions("parts", ["x"])
-    both = ("--source", story.source_uri, "--target", story.target_uri, "--db", story.db, "--engine", "local")
+    both = ("--source", story.source_uri, "--target", story.target_uri, "--db", story.name, "--engine", "local")
     assert command("verify", *both, "--level", "checksum").code == 4
     repair = ["repair", *both, "--cmroot", str(story.cmroot), "--target-cmroot", str(story.target_cmroot)]
     planned = command(*repair, "--dry-run")
@@ -278,14 +278,14 @@ def test_retention_and_its_undoing(here: HdfsPath, sides: tuple[Running, Running
 
 
 def test_a_published_snapshot_stays_for_its_readers(here: HdfsPath, sides: tuple[Running, Running]) -> None:
-    pair = Replication(*sides, here, publish="snapshot", publish_delay="1h")  # type: ignore[arg-type]
+    pair = Lab(*sides, here, publish="snapshot", publish_delay="1h")  # type: ignore[arg-type]
     source = pair.db("a")
     source.table("plain", {"one": "1", "two": "2"})
     source.partitioned("days", {"1": {"x": "1x"}, "2": {"y": "2y"}})
     pair.sync()
 
     def place(table: str) -> HdfsPath:
-        location = pair.target.table(source.name, table).location
+        location = pair.target.metastore.table(source.name, table).location
         return HdfsPath(here.cluster, str(location).removeprefix(here.cluster.url))
 
     def read(place: HdfsPath) -> dict[str, bytes]:
@@ -302,7 +302,7 @@ def test_a_published_snapshot_stays_for_its_readers(here: HdfsPath, sides: tuple
     assert not before.exists()
     kept = {each.read_bytes() for each in (here / "target" / ".cmroot" / "files").rglob("*")}
     assert {b"2", b"1x"} <= kept <= {b"1", b"2", b"1x"}
-    assert pair.target.partition_names(source.name, "days") == ["p=2"]
+    assert pair.target.metastore.partition_names(source.name, "days") == ["p=2"]
 
 
 @pytest.mark.long
@@ -311,7 +311,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
 ) -> None:
     """Killed before it changes the table; undone and done again."""
     warehouse = Warehouse(sides[0], tmp_path)
-    pair = Replication(*sides, here)  # type: ignore[arg-type]
+    pair = Lab(*sides, here)  # type: ignore[arg-type]
     db, name = f"{pair.name}_a", b"member-of-the-club-40"
     try:
         warehouse.sql(

@@ -10,12 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from command_line import command
 from hadoop import Cluster, write_settings
 from hdfs_path import HdfsPath
 from metastores import MetastoreFactory
 from name_services import NameService, running_name_service
 from plain_tables import PlainDatabase
-from replication_fixture import command
 
 import replicator
 from cmroot.store.place import Place

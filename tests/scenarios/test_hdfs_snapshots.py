@@ -8,11 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from command_line import Answer, command
 from hadoop import Cluster, running_hdfs
 from hdfs_native import Client, WriteOptions
 from hdfs_path import HdfsPath
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 
 import cmroot.keep.snapshot_entries as keeping
 import replicator.captures.scanning.snapshot_diff as comparing
@@ -26,13 +27,13 @@ from replicator.metastore.thrift import connect
 pytestmark = pytest.mark.hdfs
 
 
-class SnapshotStory(ReplicationFixture):
+class SnapshotStory(Lab):
     """The source's warehouse is snapshottable; the rest is local."""
 
     def __init__(self, cluster: Cluster, source: Running, target: Running, here: Path) -> None:
         super().__init__(source, target, here, warehouse=here / "replica")
         self.home = HdfsPath(cluster, f"/{here.name}")
-        self.source = PlainDatabase(connect(source.uri), self.db, self.home / "warehouse")
+        self.source = PlainDatabase(connect(source.uri), self.name, self.home / "warehouse")
         self.home.mkdir()
         self.home.allow_snapshots()
         self.source.create()
@@ -239,7 +240,7 @@ def kept(story: SnapshotStory) -> list[str]:
 
 def found(story: SnapshotStory, table: str) -> list[Reference]:
     """The files of a table that the log names."""
-    return find(str(story.cmroot), segments(str(story.cmroot)), Query(table=f"{story.db}.{table}")).references
+    return find(str(story.cmroot), segments(str(story.cmroot)), Query(table=f"{story.name}.{table}")).references
 
 
 def read(reference: Reference) -> bytes:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import command
 from hadoop import KEY_PROVIDER, Cluster, write_settings
 from hdfs_path import HdfsPath
 from key_server import KEY, KeyServer
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture, command
 
 from cmroot.errors import KeepError, NotWritable, StorageUnreachable
 from cmroot.keep.change_manager import NativeKeeper
@@ -102,10 +103,10 @@ def test_a_table_in_a_zone_is_replicated_and_compared(
     both: Running, hdfs: Cluster, zone: HdfsPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two keys, so that the CRCs which DataNodes have are of other bytes on either side: contents are read."""
-    found = ReplicationFixture(both, both, HdfsPath(hdfs, f"/{tmp_path.name}"), warehouse=zone / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(both.uri), found.db, zone / "warehouse")
-    renamed = ("--rename-db", f"{found.db}={found.db}_copy")
-    sides = ("--source", both.uri, "--target", both.uri, "--db", found.db, *renamed)
+    found = Lab(both, both, HdfsPath(hdfs, f"/{tmp_path.name}"), warehouse=zone / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(both.uri), found.name, zone / "warehouse")
+    renamed = ("--rename-db", f"{found.name}={found.name}_copy")
+    sides = ("--source", both.uri, "--target", both.uri, "--db", found.name, *renamed)
     found.source.create()
     found.source.partitioned("t", {"x": {"f": "1\tx in clear\n"}})
     assert found.dump().code == 0

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import Answer, command
 from gateways import FILES, contents, guarded
 from hive_objects import FULL_ACID, INSERT_ONLY, hive_client
+from lab import Lab
 from lost_primary import lose, nobody
 from plain_tables import PlainDatabase
-from policies import Replication
 from raw_thrift import struct
-from replication_fixture import Answer, ReplicationFixture, command
 from waiting import eventually
 
 from replicator.core.model import Column, Serde, Storage, Table
@@ -27,14 +27,14 @@ PARQUET = "org.apache.hadoop.hive.ql.io.parquet"
 
 
 @pytest.fixture
-def pair(hives: Callable[..., Running], tmp_path: Path) -> Replication:
-    pair = Replication(hives("4.2", "source"), hives("4.2", "target"), tmp_path)
+def pair(hives: Callable[..., Running], tmp_path: Path) -> Lab:
+    pair = Lab(hives("4.2", "source"), hives("4.2", "target"), tmp_path)
     pair.db("a").table("t", {"first": "1\x01one\n"})
     pair.db("a").partitioned("days", {"1": {"x": "1\x01one\n"}, "2": {"x": "2\x01two\n"}})
     return pair
 
 
-def by_policy(pair: Replication, verb: str, *more: str) -> Answer:
+def by_policy(pair: Lab, verb: str, *more: str) -> Answer:
     return command("--config", str(pair.config()), *verb.split(), *more)
 
 
@@ -65,7 +65,7 @@ def client_of_hive_4() -> list[str]:
     return ["--master", "local[1]", *options]
 
 
-def test_sync_verify_and_repair(pair: Replication) -> None:
+def test_sync_verify_and_repair(pair: Lab) -> None:
     assert by_policy(pair, "sync", pair.name).code == 0
     a = pair.db("a")
     assert a.metastore.table(a.name, "t").is_external, "a server of Hive 4 makes a managed table external"
@@ -75,7 +75,7 @@ def test_sync_verify_and_repair(pair: Replication) -> None:
     a.alter("t", note="new")
     done = by_policy(pair, "sync", pair.name)
     assert (done.code, done.output["kind"]) == (0, "incremental")
-    pair.is_same()
+    pair.are_same()
     same = by_policy(pair, "verify", pair.name)
     assert (same.code, same.output["status"]) == (0, "same")
     (pair.replica().home / "t" / "first").write_text("damaged")
@@ -84,23 +84,23 @@ def test_sync_verify_and_repair(pair: Replication) -> None:
     assert by_policy(pair, "verify", pair.name).code == 0
     a.drop("t")
     assert by_policy(pair, "sync", pair.name).code == 0
-    assert "t" not in pair.target.table_names(a.name)
+    assert "t" not in pair.target.metastore.table_names(a.name)
 
 
 def test_tables_lie_where_a_server_puts_their_database(hives: Callable[..., Running], tmp_path: Path) -> None:
     """In a server's own warehouse it takes no other place than its own: the first load and later ones heed it."""
     source, target = hives("4.2", "source"), hives("4.2", "target")
-    fixture = ReplicationFixture(source, target, tmp_path, warehouse=target.warehouse / "below")
+    fixture = Lab(source, target, tmp_path, warehouse=target.warehouse / "below")
     fixture.source.create()
     fixture.source.table("t", {"first": "1"})
     assert (fixture.dump().code, fixture.load().code) == (0, 0)
     fixture.source.table("late", {"first": "2"})
     assert (fixture.dump(since=fixture.last).code, fixture.load().code) == (0, 0)
-    home = fixture.target.metastore.database(fixture.db).location
+    home = fixture.target.metastore.database(fixture.name).location
     assert home and home != f"file:{fixture.target.home}", "asked for, and not what the server gives"
     assert not fixture.target.home.exists()
     for name, text in (("t", "1"), ("late", "2")):
-        place = fixture.target.metastore.table(fixture.db, name).location
+        place = fixture.target.metastore.table(fixture.name, name).location
         assert place == f"{home}/{name}"
         assert Path(place.removeprefix("file:"), "first").read_text() == text
 
@@ -113,7 +113,7 @@ def test_a_gateway_keeps_what_a_truncation_takes(hives: Callable[..., Running], 
         assert contents(guard.place("t")) == {} and guard.place("t").exists() and guard.is_settled()
 
 
-def test_a_switchover_and_its_way_back(pair: Replication) -> None:
+def test_a_switchover_and_its_way_back(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"second": "2\x01two\n"})
     assert by_policy(pair, "switchover", pair.name).code == 0
@@ -121,23 +121,23 @@ def test_a_switchover_and_its_way_back(pair: Replication) -> None:
     pair.replica().rename("days", "weeks")
     assert by_policy(pair, "sync", pair.name).code == 0
     assert (pair.db("a").home / "t" / "third").read_text() == "3\x01three\n"
-    pair.is_same()
+    pair.are_same()
     assert by_policy(pair, "switchover", pair.name).code == 0
     pair.db("a").write("t", {"fourth": "4\x01four\n"})
     assert by_policy(pair, "sync", pair.name).code == 0
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_failover(pair: Replication) -> None:
+def test_a_failover(pair: Lab) -> None:
     pair.sync()
     lose(pair, nobody())
     assert by_policy(pair, "failover", pair.name).code == 6
     done = by_policy(pair, "failover", pair.name, "--force")
     assert (done.code, done.output["status"]) == (0, "done"), done.output
-    assert pair.target.database(f"{pair.name}_a").parameters["replicator.role"].startswith("primary")
+    assert pair.target.metastore.database(f"{pair.name}_a").parameters["replicator.role"].startswith("primary")
 
 
-def test_a_drill_asks_spark_with_a_client_of_hive_4(pair: Replication) -> None:
+def test_a_drill_asks_spark_with_a_client_of_hive_4(pair: Lab) -> None:
     pair.sync()
     before = pair.replica().everything()
     query = f"SELECT max(b) FROM {pair.name}_a.t"
@@ -146,20 +146,20 @@ def test_a_drill_asks_spark_with_a_client_of_hive_4(pair: Replication) -> None:
     assert pair.replica().everything() == before
 
 
-def test_a_restore(pair: Replication) -> None:
+def test_a_restore(pair: Lab) -> None:
     event = pair.sync().to_event
     pair.db("a").drop("t")
     pair.db("a").rename("days", "weeks")
     pair.sync()
     done = by_policy(pair, "restore", pair.name, "--to", str(event), "--into", f"{pair.name}_then")
     assert done.code == 0, done.output
-    restored = pair.source.database(f"{pair.name}_then")
-    assert sorted(pair.source.table_names(restored.name)) == ["days", "t"]
-    place = pair.source.table(restored.name, "t").location
+    restored = pair.source.metastore.database(f"{pair.name}_then")
+    assert sorted(pair.source.metastore.table_names(restored.name)) == ["days", "t"]
+    place = pair.source.metastore.table(restored.name, "t").location
     assert place and (Path(place.removeprefix("file:")) / "first").read_text() == "1\x01one\n"
 
 
-def test_housekeeping(pair: Replication) -> None:
+def test_housekeeping(pair: Lab) -> None:
     a = pair.db("a")
     a.alter("days", **{"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "PT1S"})
     more = ("--metastore", pair.source_uri, "--cmroot", str(pair.here / "hk"), "--db", a.name)
@@ -175,7 +175,7 @@ def test_housekeeping(pair: Replication) -> None:
     assert {"1\x01one\n", "2\x01two\n"} <= kept, "what was removed is in the root"
 
 
-def test_a_purge_names_transactional_tables_as_gaps(pair: Replication, hives: Callable[..., Running]) -> None:
+def test_a_purge_names_transactional_tables_as_gaps(pair: Lab, hives: Callable[..., Running]) -> None:
     a = pair.db("a")
     descriptor = {"dataset.descriptor": '{"privacy": {"column": "id"}}'}
     parquet(a, "people", {"id": pa.array(range(100)), "v": pa.array([f"v{id}" for id in range(100)])}, **descriptor)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import gobblin_examples as examples
 import pytest
+from command_line import Answer, command
 from faults import Fault, run_with
-from replication_fixture import Answer, command
 
 from cmroot.root import create_or_open
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from command_line import Answer, command
 from faults import Fault, run_with
+from lab import Lab
 from plain_tables import KEYS, PlainDatabase
-from policies import Replication
 from purges import DESCRIPTOR, Warehouse
-from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
@@ -19,13 +19,13 @@ from replicator.metastore.embedded.running import Running
 OLD = b"rows of before"
 
 
-def sync(pair: Replication, code: int = 0) -> dict[str, object]:
+def sync(pair: Lab, code: int = 0) -> dict[str, object]:
     answer = command("--config", str(pair.config()), "sync", pair.name)
     assert answer.code == code, answer
     return answer.output
 
 
-def stays(pair: Replication, *tables: str) -> list[str]:
+def stays(pair: Lab, *tables: str) -> list[str]:
     """Of the next run, which must name these tables: why their files stay."""
     output = sync(pair, 3)
     named = output["not_replicated"]
@@ -61,24 +61,24 @@ def show(db: PlainDatabase, name: str, place: Path) -> None:
     )
 
 
-def outside_root(pair: Replication, text: bytes = OLD) -> set[str]:
+def outside_root(pair: Lab, text: bytes = OLD) -> set[str]:
     """Files of the replica's disk that hold a text, those of its `$cmroot` left out."""
     disk, root = pair.here / "target", Path(pair.keys["target_cmroot"])
     found = (path for path in disk.rglob("*") if path.is_file() and not path.is_relative_to(root))
     return {str(path.relative_to(disk)) for path in found if text in path.read_bytes()}
 
 
-def made_by_purges(pair: Replication) -> set[Path]:
+def made_by_purges(pair: Lab) -> set[Path]:
     """Directories that purges have put beside others, on the replica's disk, empty ones too."""
     return set((pair.here / "target").rglob("_purge-*"))
 
 
-def kept(pair: Replication, text: bytes = OLD) -> int:
+def kept(pair: Lab, text: bytes = OLD) -> int:
     files = (Path(pair.keys["target_cmroot"]) / "files").rglob("*")
     return sum(text in path.read_bytes() for path in files if path.is_file())
 
 
-def test_a_purge_leaves_no_erased_row_on_the_replicas_disk(pair: Replication, warehouse: Warehouse) -> None:
+def test_a_purge_leaves_no_erased_row_on_the_replicas_disk(pair: Lab, warehouse: Warehouse) -> None:
     db = f"{pair.name}_a"
     columns, rows = "(id BIGINT, v STRING)", "SELECT id, concat('member-of-the-club-', id)"
     stored = f"ROW FORMAT DELIMITED FIELDS TERMINATED BY ',' STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})"
@@ -129,19 +129,19 @@ def test_a_purge_leaves_no_erased_row_on_the_replicas_disk(pair: Replication, wa
 
 @pytest.mark.parametrize("kind", ["MANAGED_TABLE", EXTERNAL])
 @pytest.mark.parametrize("place", ["new", "t/new", "."])
-def test_what_a_table_leaves_is_recycled(pair: Replication, kind: str, place: str) -> None:
+def test_what_a_table_leaves_is_recycled(pair: Lab, kind: str, place: str) -> None:
     a = pair.db("a")
     a.table("t", {"one": OLD.decode(), "two": OLD.decode() + " two"}, kind=kind)
     sync(pair)
     relocate(a, "t", f"{'' if place == '.' else place + '/'}v2", {"one": "rows of now"})
     planned = command("--config", str(pair.config()), "plan", pair.name, "--out", str(pair.here / "plan"))
     sync(pair)
-    pair.is_same()
+    pair.are_same()
     assert outside_root(pair) == set() and kept(pair) == 2
     assert "left for another location" in str(planned.output), planned
 
 
-def test_what_others_have_in_a_left_directory_stays(pair: Replication) -> None:
+def test_what_others_have_in_a_left_directory_stays(pair: Lab) -> None:
     a, replica = pair.db("a"), pair.replica("a")
     a.table("t", {"one": OLD.decode()})
     sync(pair)
@@ -157,7 +157,7 @@ def test_what_others_have_in_a_left_directory_stays(pair: Replication) -> None:
     assert (replica.home / "t" / "own" / "mine").read_text() == "own"
 
 
-def test_a_directory_that_another_table_shows_is_left_and_told(pair: Replication) -> None:
+def test_a_directory_that_another_table_shows_is_left_and_told(pair: Lab) -> None:
     a, replica = pair.db("a"), pair.replica("a")
     a.table("t", {"one": OLD.decode()})
     sync(pair)
@@ -168,18 +168,18 @@ def test_a_directory_that_another_table_shows_is_left_and_told(pair: Replication
     assert str(replica.home / "t") in why and "own has them, too" in why
 
 
-def test_what_another_replica_of_the_source_shows_is_no_gap(pair: Replication) -> None:
+def test_what_another_replica_of_the_source_shows_is_no_gap(pair: Lab) -> None:
     a = pair.db("a")
     a.table("t", {"one": OLD.decode()})
     show(a, "own", a.home / "t")
     sync(pair)
     relocate(a, "t", "new", {"one": "rows of now"})
     run = sync(pair)
-    pair.is_same()
+    pair.are_same()
     assert any("own has them, too" in str(text) for text in run["warnings"]), run["warnings"]
 
 
-def test_a_dropped_table_whose_files_another_table_shows_is_named(pair: Replication) -> None:
+def test_a_dropped_table_whose_files_another_table_shows_is_named(pair: Lab) -> None:
     a, replica = pair.db("a"), pair.replica("a")
     a.table("t", {"one": OLD.decode()})
     a.partitioned("days", {"1": {"one": OLD.decode()}, "2": {"one": "stays"}})
@@ -194,7 +194,7 @@ def test_a_dropped_table_whose_files_another_table_shows_is_named(pair: Replicat
 
 
 def test_a_load_names_what_stays(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> None:
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture = Lab(source_metastore, target_metastore, tmp_path)
     fixture.source.create()
     fixture.source.table("t", {"one": OLD.decode()})
     fixture.bootstrap()
@@ -204,10 +204,10 @@ def test_a_load_names_what_stays(source_metastore: Running, target_metastore: Ru
     loaded = fixture.load()
     assert (loaded.code, loaded.output["status"]) == (3, "incomplete"), loaded
     (named,) = loaded.output["not_replicated"]
-    assert named["object"] == f"{fixture.db}.t" and f"{fixture.db}.own has them, too" in named["reason"]
+    assert named["object"] == f"{fixture.name}.t" and f"{fixture.name}.own has them, too" in named["reason"]
 
 
-def test_what_a_snapshot_replaced_and_another_table_shows_is_named(pair: Replication) -> None:
+def test_what_a_snapshot_replaced_and_another_table_shows_is_named(pair: Lab) -> None:
     pair.keys["publish"] = "snapshot"
     a, replica = pair.db("a"), pair.replica("a")
     a.table("t", {"one": OLD.decode()})
@@ -222,18 +222,18 @@ def test_what_a_snapshot_replaced_and_another_table_shows_is_named(pair: Replica
     assert len(outside_root(pair)) == 1
 
 
-def test_a_table_that_is_renamed_too_leaves_nothing(pair: Replication) -> None:
+def test_a_table_that_is_renamed_too_leaves_nothing(pair: Lab) -> None:
     a = pair.db("a")
     a.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
     sync(pair)
     a.rename("t", "u")
     relocate(a, "u", "new", {"one": "rows of now"})
     sync(pair)
-    pair.is_same()
+    pair.are_same()
     assert outside_root(pair) == set()
 
 
-def test_an_external_partition_that_is_renamed_and_lies_elsewhere_leaves_nothing(pair: Replication) -> None:
+def test_an_external_partition_that_is_renamed_and_lies_elsewhere_leaves_nothing(pair: Lab) -> None:
     a = pair.db("a")
     a.table("days", partition_keys=KEYS, kind=EXTERNAL)
     a.add("days", {"1": {"one": OLD.decode()}})
@@ -242,22 +242,22 @@ def test_an_external_partition_that_is_renamed_and_lies_elsewhere_leaves_nothing
     a.metastore.rename_partition(a.name, "days", ("1",), msgspec.structs.replace(there, values=("2",)))
     relocate_partition(a, "days", "2", "days/new")
     sync(pair)
-    pair.is_same()
+    pair.are_same()
     assert outside_root(pair) == set()
 
 
-def test_an_external_table_that_is_dropped_where_it_lies_leaves_its_data(pair: Replication) -> None:
+def test_an_external_table_that_is_dropped_where_it_lies_leaves_its_data(pair: Lab) -> None:
     a = pair.db("a")
     a.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
     sync(pair)
     had = outside_root(pair)
     a.metastore.drop_table(a.name, "t")
     sync(pair)
-    pair.is_same()
+    pair.are_same()
     assert len(had) == 1 and outside_root(pair) == had
 
 
-def test_what_is_dropped_after_it_left_its_place_leaves_nothing(pair: Replication) -> None:
+def test_what_is_dropped_after_it_left_its_place_leaves_nothing(pair: Lab) -> None:
     a = pair.db("a")
     a.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
     for name in ("days", "gone"):
@@ -271,23 +271,23 @@ def test_what_is_dropped_after_it_left_its_place_leaves_nothing(pair: Replicatio
     a.metastore.drop_table(a.name, "gone")
     a.metastore.drop_partitions(a.name, "days", ["p=1"])
     sync(pair)
-    pair.is_same()
+    pair.are_same()
     assert outside_root(pair) == set()
     assert len(outside_root(pair, b"stays")) == 2  # as at the source, where nobody took the data of what was dropped
 
 
-def test_a_load_by_difference_takes_what_partitions_left(pair: Replication) -> None:
+def test_a_load_by_difference_takes_what_partitions_left(pair: Lab) -> None:
     a = pair.db("a")
     a.partitioned("days", {"1": {"one": OLD.decode()}, "2": {"one": "stays"}})
     sync(pair)
     relocate_partition(a, "days", "1", "days/moved")
     pair.keys["exclude"] = "nothing"
     assert sync(pair)["kind"] == "bootstrap"
-    pair.is_same()
+    pair.are_same()
     assert outside_root(pair) == set()
 
 
-def test_a_place_where_no_load_puts_tables_is_left_and_told(pair: Replication) -> None:
+def test_a_place_where_no_load_puts_tables_is_left_and_told(pair: Lab) -> None:
     a, replica = pair.db("a"), pair.replica("a")
     a.table("t", {"one": "1"})
     sync(pair)
@@ -303,15 +303,15 @@ def test_a_place_where_no_load_puts_tables_is_left_and_told(pair: Replication) -
     assert (mine / "f").read_text() == "mine" and str(mine) in why
 
 
-def test_what_was_adopted_where_it_lay_leaves_only_what_others_have_written(pair: Replication) -> None:
+def test_what_was_adopted_where_it_lay_leaves_only_what_others_have_written(pair: Lab) -> None:
     a, replica = pair.db("a"), pair.replica("a")
     a.table("t", {"one": OLD.decode(), "two": OLD.decode() + " two"})
     replica.create()
-    far = PlainDatabase(pair.target, f"{pair.name}_far", pair.here / "target" / "elsewhere")
+    far = PlainDatabase(pair.target.metastore, f"{pair.name}_far", pair.here / "target" / "elsewhere")
     far.create()
     table = far.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
-    pair.target.create_table(msgspec.structs.replace(table, db=replica.name))
-    pair.target.drop_table(far.name, "t")
+    pair.target.metastore.create_table(msgspec.structs.replace(table, db=replica.name))
+    pair.target.metastore.drop_table(far.name, "t")
     assert command("--config", str(pair.config()), "sync", pair.name, "--adopt").code == 0
     assert outside_root(pair) == {f"elsewhere/{far.name}.db/t/one", f"elsewhere/{far.name}.db/t/two"}
     far.write("t", {"notes": "a person's"})
@@ -331,14 +331,14 @@ def test_what_was_adopted_where_it_lay_leaves_only_what_others_have_written(pair
     ],
     ids=str,
 )
-def test_a_killed_load_is_ended_and_leaves_nothing(pair: Replication, fault: Fault) -> None:
+def test_a_killed_load_is_ended_and_leaves_nothing(pair: Lab, fault: Fault) -> None:
     a = pair.db("a")
     a.table("t", {"one": OLD.decode()})
     sync(pair)
     relocate(a, "t", "new", {"one": "rows of now"})
     assert run_with(fault, ["--config", str(pair.config()), "sync", pair.name]).killed
     sync(pair)
-    pair.is_same()
+    pair.are_same()
     assert outside_root(pair) == set() and kept(pair) == 1
     assert not (Path(pair.keys["target_cmroot"]) / "superseded").is_dir() or not list(
         (Path(pair.keys["target_cmroot"]) / "superseded").iterdir()

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policies import Replication
-from replication_fixture import command
+from command_line import command
+from lab import Lab
 from waiting import CEILING
 
 import replicator
@@ -25,14 +25,14 @@ from replicator.errors import ConfigError, UsageError
 MB = 1_000_000
 
 
-def said(pair: Replication, *arguments: str, before: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]], str]:
+def said(pair: Lab, *arguments: str, before: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]], str]:
     """Exit code, the lines of standard output, and standard error, of a process without a terminal."""
     command = [sys.executable, "-m", "replicator", "--config", str(pair.config()), *before, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_a_run_tells_its_steps_its_events_and_its_progress_and_last_its_report(pair: Replication) -> None:
+def test_a_run_tells_its_steps_its_events_and_its_progress_and_last_its_report(pair: Lab) -> None:
     pair.db("a").table("t", {"first": "1" * 1000, "second": "2"})
     log = pair.here / "log"
     code, lines, err = said(
@@ -59,7 +59,7 @@ def test_a_run_tells_its_steps_its_events_and_its_progress_and_last_its_report(p
     assert {each["run"] for each in logged if "event_id" in each} == {report["run"]}
 
 
-def test_comparing_tells_bytes_and_a_failure_is_the_last_line(pair: Replication) -> None:
+def test_comparing_tells_bytes_and_a_failure_is_the_last_line(pair: Lab) -> None:
     pair.db("a").table("t", {"first": "1" * 1000})
     pair.sync()
     (pair.replica("a").home / "t" / "first").write_text("2" * 1000)
@@ -72,7 +72,7 @@ def test_comparing_tells_bytes_and_a_failure_is_the_last_line(pair: Replication)
     assert code == 2 and lines[-1]["exit_code"] == 2 and lines[-1]["error"] == "UsageError"
 
 
-def test_a_following_has_a_heartbeat_when_nothing_happens(pair: Replication) -> None:
+def test_a_following_has_a_heartbeat_when_nothing_happens(pair: Lab) -> None:
     pair.db("a").table("t", {"first": "1"})
     arguments = ["--heartbeat", "100ms", "sync", pair.name, "--follow", "--interval", "1h", "--json-lines"]
     child = subprocess.Popen(
@@ -106,22 +106,22 @@ def seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def test_a_policys_rate_holds_for_its_runs_and_an_option_overrides_it(pair: Replication) -> None:
+def test_a_policys_rate_holds_for_its_runs_and_an_option_overrides_it(pair: Lab) -> None:
     pair.keys["bandwidth"] = "1MB/s"
     pair.db("a").table("t", {"first": "1" * MB, "second": "2" * MB})
     config = str(pair.config())
     assert seconds(partial(command, "--config", config, "sync", pair.name)) >= 2 - SLACK
-    pair.is_same()
+    pair.are_same()
     pair.db("a").write("t", {"third": "3" * MB})
     done = command("--config", config, "sync", pair.name, "--bandwidth", "500kB")
     assert done.output["bytes_copied"] == MB and done.output["steps"]["load"] >= 2 - SLACK
     (pair.replica("a").home / "t" / "first").write_text("x")
     repaired = partial(command, "--config", config, "repair", pair.name, "--bandwidth", "1MB")
     assert seconds(repaired) >= 1 - SLACK
-    pair.is_same()
+    pair.are_same()
 
 
-def test_what_is_no_rate_is_refused(pair: Replication) -> None:
+def test_what_is_no_rate_is_refused(pair: Lab) -> None:
     for wrong in ("1kB", "fast", "50MB/h"):
         answer = command("load", "x", "--bandwidth", wrong)
         assert answer.code == 2 and "--bandwidth" in answer.message, answer

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Answer, command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lab import Lab
 from plain_tables import KEYS
-from policies import Replication
-from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import partition_name
 from replicator.metastore.embedded.running import Running
@@ -22,7 +22,7 @@ TIME = 1_600_000_000 * 10**9  # a build's fixed time, or what `rsync -t` and `ta
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     fixture.source.table("t", {"f": "old", "other": "other"})
     set_times(fixture.source.home / "t")
     return fixture
@@ -56,7 +56,7 @@ def in_place(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(("keeper", "replace"), [("link", by_rename), ("copy", by_removal), ("copy", in_place)])
 def test_a_file_replaced_by_one_of_the_same_size_and_time_is_captured_and_loaded(
-    fixture: ReplicationFixture, keeper: str, replace: Callable[[Path, str], None]
+    fixture: Lab, keeper: str, replace: Callable[[Path, str], None]
 ) -> None:
     for answer in (fixture.dump("--keeper", keeper), fixture.load()):
         assert answer.code == 0, answer
@@ -71,7 +71,7 @@ def test_a_file_replaced_by_one_of_the_same_size_and_time_is_captured_and_loaded
     fixture.is_same()
 
 
-def test_a_file_of_which_only_owner_or_mode_changed_is_no_change(fixture: ReplicationFixture) -> None:
+def test_a_file_of_which_only_owner_or_mode_changed_is_no_change(fixture: Lab) -> None:
     assert fixture.capture().code == 0
     for name in ("f", "other"):
         (fixture.source.home / "t" / name).chmod(0o640)
@@ -85,7 +85,7 @@ def test_a_file_of_which_only_owner_or_mode_changed_is_no_change(fixture: Replic
 def test_a_bootstrap_by_difference_goes_by_the_bytes(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     pair.db("a").table("t", {"f": "old", "other": "other"})
     pair.db("a").table("left", {"f": "left"})
     set_times(pair.db("a").home)
@@ -100,7 +100,7 @@ def test_a_bootstrap_by_difference_goes_by_the_bytes(
     del pair.keys["exclude"]
     run = pair.sync()
     assert run.files_copied == 1
-    pair.is_same()
+    pair.are_same()
 
 
 # ---- names --------------------------------------------------------------------------------------------------------
@@ -119,18 +119,16 @@ def names_at(directory: Path) -> dict[bytes, bytes]:
     return {name: Path(os.fsdecode(os.path.join(top, name))).read_bytes() for name in names}
 
 
-def verified(fixture: ReplicationFixture) -> Answer:
+def verified(fixture: Lab) -> Answer:
     sides = ["--source", fixture.source_uri, "--target", fixture.target_uri]
-    return command("verify", *sides, "--db", fixture.db, "--engine", "local")
+    return command("verify", *sides, "--db", fixture.name, "--engine", "local")
 
 
 def reasons(answer: Answer) -> list[str]:
     return [str(each["reason"]) for each in answer.output["not_replicated"]]
 
 
-def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes_on(
-    fixture: ReplicationFixture,
-) -> None:
+def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes_on(fixture: Lab) -> None:
     fixture.source.table("other", {"f": "other"})
     write_bytes(fixture.source.home / "t", b"bad\xff.parquet")
     os.mkdir(os.path.join(os.fsencode(fixture.source.home / "t"), b"sub\xfe"))
@@ -140,7 +138,7 @@ def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes
     assert "not UTF-8" in reported and r"bad\xff.parquet" in reported and r"sub\xfe/" in reported
     for answer in (fixture.dump(), fixture.load(), fixture.dump(since=fixture.last), fixture.load()):
         assert answer.code == 3, answer
-        assert reasons(answer) == [reported] and answer.output["not_replicated"][0]["object"] == f"{fixture.db}.t"
+        assert reasons(answer) == [reported] and answer.output["not_replicated"][0]["object"] == f"{fixture.name}.t"
     assert set(names_at(fixture.target.home / "t")) == {b"f", b"other"}
     assert fixture.capture("--no-scan").code == 3
     found = verified(fixture)
@@ -152,13 +150,13 @@ def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes
     assert verified(fixture).code == 0
 
 
-def test_a_table_that_is_dropped_is_told_no_more(fixture: ReplicationFixture) -> None:
+def test_a_table_that_is_dropped_is_told_no_more(fixture: Lab) -> None:
     fixture.source.partitioned("parts", {"a": {"f": "a"}, "b": {"f": "b"}})
     write_bytes(fixture.source.home / "parts" / "p=a", b"\xff")
     answer = fixture.dump()
     assert answer.code == 3 and answer.output["not_replicated"][0]["partition"] == "p=a"
     assert fixture.load().code == 3
-    fixture.source.metastore.drop_partitions(fixture.db, "parts", ["p=a"])
+    fixture.source.metastore.drop_partitions(fixture.name, "parts", ["p=a"])
     before = fixture.last
     assert fixture.dump(since=before).code == 0
     assert fixture.load().code == 0
@@ -168,7 +166,7 @@ def test_a_table_that_is_dropped_is_told_no_more(fixture: ReplicationFixture) ->
 def test_names_of_the_greatest_length_are_loaded_and_replaced(
     source_metastore: Running, target_metastore: Running, tmp_path: Path, publish: str
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path, publish=publish)
+    pair = Lab(source_metastore, target_metastore, tmp_path, publish=publish)
     names = ["f" * length for length in (240, 246, 255)] + ["é" * 127 + "f"]
     pair.db("a").table("t")
     for name in names:
@@ -178,7 +176,7 @@ def test_names_of_the_greatest_length_are_loaded_and_replaced(
     os.unlink(pair.db("a").home / "t" / names[1])
     (pair.db("a").home / "t" / "more").write_text("more")
     assert pair.sync().files_copied == 2
-    place = pair.target.table(pair.replica("a").name, "t").location
+    place = pair.target.metastore.table(pair.replica("a").name, "t").location
     assert place
     found = names_at(Path(place.removeprefix("file:")))
     assert found == names_at(pair.db("a").home / "t") and found[names[2].encode()] == b"newer"
@@ -206,7 +204,7 @@ def test_names_are_bytes_and_values_any_text(
     files: list[bytes],
     values: list[str],
 ) -> None:
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path_factory.mktemp("names"))
+    fixture = Lab(source_metastore, target_metastore, tmp_path_factory.mktemp("names"))
     fixture.source.create()
     fixture.source.table("t")
     for number, name in enumerate(files):
@@ -241,11 +239,11 @@ def named(value: str) -> str:
     return partition_name(KEYS, (value,))
 
 
-def add(fixture: ReplicationFixture, values: list[str]) -> None:
+def add(fixture: Lab, values: list[str]) -> None:
     """Partitions, each in the directory that Hive would give it."""
     made: list[Any] = []
     for value in values:
         place = fixture.source.home / "parts" / named(value)
         write_bytes(place, b"f", value.encode())
         made.append(fixture.source.partition(value, place))
-    fixture.source.metastore.add_partitions(fixture.db, "parts", made)
+    fixture.source.metastore.add_partitions(fixture.name, "parts", made)

@@ -8,10 +8,10 @@ import pytest
 from gateway_clients import client, dial
 from hadoop import Cluster
 from hdfs_path import HdfsPath
+from lab import Lab
 from metastores import MetastoreFactory
 from msgspec.structs import replace
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture
 
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
@@ -37,19 +37,19 @@ def source(
 @pytest.fixture
 def story(
     source: Running, target_metastore: Running, hdfs: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> ReplicationFixture:
+) -> Lab:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf))
     here = HdfsPath(hdfs, f"/{tmp_path.name}")
-    found = ReplicationFixture(source, target_metastore, here, warehouse=tmp_path / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(source.uri), found.db, here / "warehouse")
+    found = Lab(source, target_metastore, here, warehouse=tmp_path / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(source.uri), found.name, here / "warehouse")
     found.source.create()
-    database = found.source.metastore.database(found.db)
-    found.source.metastore.alter_database(found.db, replace(database, parameters={"repl.source.for": "west"}))
+    database = found.source.metastore.database(found.name)
+    found.source.metastore.alter_database(found.name, replace(database, parameters={"repl.source.for": "west"}))
     return found
 
 
 @pytest.mark.parametrize("source", ["2.3", "4.2"], indirect=True)
-def test_what_the_metastore_dropped_comes_from_its_own_root(story: ReplicationFixture, kept: HdfsPath) -> None:
+def test_what_the_metastore_dropped_comes_from_its_own_root(story: Lab, kept: HdfsPath) -> None:
     source = story.source
     source.table("plain", {"f": "1\tone\n", "g": "2\ttwo\n", "empty": ""})
     source.partitioned("parts", {"x": {"f": "3\tx\n"}, "é ü%20": {"f": "4\tz\n"}})
@@ -59,8 +59,8 @@ def test_what_the_metastore_dropped_comes_from_its_own_root(story: ReplicationFi
     assert not [path for path in (story.cmroot / "files").rglob("*") if "xxh3" in path.name]
     shown = source.shown()
     with client(Plain(dial(story.source_uri))) as hive:
-        hive.drop_table(story.db, "plain", True)
-        hive.drop_table(story.db, "parts", True)
+        hive.drop_table(story.name, "plain", True)
+        hive.drop_table(story.name, "parts", True)
     assert not (source.home / "plain").exists()
     before = sorted(path.name for path in kept.iterdir())
     assert before
@@ -71,12 +71,12 @@ def test_what_the_metastore_dropped_comes_from_its_own_root(story: ReplicationFi
 
 
 @pytest.mark.parametrize("source", ["2.3"], indirect=True)
-def test_what_its_root_lost_is_named(story: ReplicationFixture, kept: HdfsPath) -> None:
+def test_what_its_root_lost_is_named(story: Lab, kept: HdfsPath) -> None:
     story.source.table("plain", {"cleaned": "5\tgone\n", "changed": "6\tbytes\n", "there": "7\tstays\n"})
     assert story.dump("--keeper", "native").code == 0
     before = {path.name for path in kept.iterdir()} if kept.exists() else set()
     with client(Plain(dial(story.source_uri))) as hive:
-        hive.drop_table(story.db, "plain", True)
+        hive.drop_table(story.name, "plain", True)
     for path in kept.iterdir():
         if path.name not in before and b"gone" in path.read_bytes():
             path.unlink()
@@ -88,10 +88,10 @@ def test_what_its_root_lost_is_named(story: ReplicationFixture, kept: HdfsPath) 
 
 
 @pytest.mark.parametrize("source", ["2.3"], indirect=True)
-def test_a_metastore_that_keeps_nothing_is_refused(story: ReplicationFixture, target_metastore: Running) -> None:
-    other = PlainDatabase(connect(target_metastore.uri), f"{story.db}_other", story.here / "other")
+def test_a_metastore_that_keeps_nothing_is_refused(story: Lab, target_metastore: Running) -> None:
+    other = PlainDatabase(connect(target_metastore.uri), f"{story.name}_other", story.here / "other")
     other.create()
     other.table("plain", {"f": "1\tone\n"})
-    story.db = other.name
+    story.name = other.name
     refused = story.dump("--keeper", "native", source=target_metastore.uri)
     assert refused.code != 0 and "hive.repl.cm.enabled" in refused.message, refused

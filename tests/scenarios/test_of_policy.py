@@ -6,8 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from policies import Replication
-from replication_fixture import Answer, command
+from command_line import Answer, command
+from lab import Lab
 
 import replicator
 from replicator.dumps.reader import DumpReader
@@ -16,9 +16,9 @@ from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Lab:
     """Two databases; one has another name on the target and one filtered table."""
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_copy"}
     pair.keys["partitions"] = {f"{pair.name}_a.days": "p >= 'b'"}
     pair.db("a").table("t", {"first": "1"})
@@ -28,7 +28,7 @@ def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -
     return pair
 
 
-def by_policy(pair: Replication, verb: str, *more: str, defaults: str = "") -> Answer:
+def by_policy(pair: Lab, verb: str, *more: str, defaults: str = "") -> Answer:
     path = pair.config()
     path.write_text(path.read_text() + defaults)
     return command("--config", str(path), *verb.split(), *more)
@@ -38,7 +38,7 @@ def databases_of(dumped: Answer) -> list[str]:
     return list(DumpReader(str(dumped.output["dump"])).metadata.scope.databases)
 
 
-def test_verify_and_repair_know_both_sides_names_and_filters(pair: Replication) -> None:
+def test_verify_and_repair_know_both_sides_names_and_filters(pair: Lab) -> None:
     assert by_policy(pair, "verify", pair.name).code == 0
     for name in ("a", "copy"):
         (pair.replica(name).home / "t" / "first").write_text("changed")
@@ -51,10 +51,10 @@ def test_verify_and_repair_know_both_sides_names_and_filters(pair: Replication) 
     one = by_policy(pair, "repair", pair.name, "--table", "t")
     assert one.code == 2 and f"{pair.name}_a, {pair.name}_b" in one.output["hint"]
     assert by_policy(pair, "verify", pair.name).code == 0
-    assert list(pair.target.partition_names(f"{pair.name}_a", "days")) == ["p=b"]
+    assert list(pair.target.metastore.partition_names(f"{pair.name}_a", "days")) == ["p=b"]
 
 
-def test_a_policy_in_reverse_repairs_the_side_that_is_the_replica(pair: Replication) -> None:
+def test_a_policy_in_reverse_repairs_the_side_that_is_the_replica(pair: Lab) -> None:
     pair.turn("a")
     pair.turn("b", "copy")
     pair.sync()
@@ -69,7 +69,7 @@ def test_a_policy_in_reverse_repairs_the_side_that_is_the_replica(pair: Replicat
     assert one.output["target"] == pair.target_uri
 
 
-def test_an_option_counts_before_the_policy_and_the_policy_before_defaults(pair: Replication) -> None:
+def test_an_option_counts_before_the_policy_and_the_policy_before_defaults(pair: Lab) -> None:
     elsewhere = '[defaults]\nsource = "thrift://127.0.0.1:1"\ncmroot = "/nowhere/cm"\ntarget_cmroot = "/nowhere/cm"\n'
     assert by_policy(pair, "verify", pair.name, defaults=elsewhere).code == 0
     assert by_policy(pair, "capture", pair.name, defaults=elsewhere).output["root"] == pair.keys["cmroot"]
@@ -79,7 +79,7 @@ def test_an_option_counts_before_the_policy_and_the_policy_before_defaults(pair:
     assert own.output["root"] == str(pair.here / "own") and own.output["keeper"] == "copy"
 
 
-def test_a_dump_is_made_loaded_waited_for_and_restored_by_the_policys_name(pair: Replication) -> None:
+def test_a_dump_is_made_loaded_waited_for_and_restored_by_the_policys_name(pair: Lab) -> None:
     begin, out = pair.sync().to_event, str(pair.here / "one")
     pair.db("b").table("u", {"first": "2"})
     made = by_policy(pair, "dump", pair.name, "--out", out, "--since", str(begin))
@@ -112,14 +112,14 @@ def test_a_dump_is_made_loaded_waited_for_and_restored_by_the_policys_name(pair:
         ("purge retain", "{policy} --dry-run"),
     ],
 )
-def test_commands_of_a_root_take_that_of_the_policys_source(pair: Replication, verb: str, more: str) -> None:
+def test_commands_of_a_root_take_that_of_the_policys_source(pair: Lab, verb: str, more: str) -> None:
     answer = by_policy(pair, verb, *more.format(policy=pair.name).split())
     assert answer.code == 0, answer.output
     root = {answer.output.get(name) for name in ("root", "cmroot")} - {None}
     assert root <= {pair.keys["cmroot"]}
 
 
-def test_what_is_no_policy_is_answered_with_those_that_are_like_it(pair: Replication) -> None:
+def test_what_is_no_policy_is_answered_with_those_that_are_like_it(pair: Lab) -> None:
     wrong = by_policy(pair, "verify", pair.name + "x")
     assert (wrong.code, wrong.output["error"]) == (2, "UsageError") and "is no policy of" in wrong.output["message"]
     assert f"did you mean {pair.name}?" in wrong.output["hint"]
@@ -130,7 +130,7 @@ def test_what_is_no_policy_is_answered_with_those_that_are_like_it(pair: Replica
         replicator.cm_ls(config=pair.config())
 
 
-def test_python_takes_a_policy_as_the_command_line_does(pair: Replication) -> None:
+def test_python_takes_a_policy_as_the_command_line_does(pair: Lab) -> None:
     path = pair.config()
     assert replicator.verify(pair.name, config=path).status == "same"
     plans = replicator.repair(pair.name, dry_run=True, config=path)

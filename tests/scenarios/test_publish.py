@@ -14,8 +14,8 @@ import pytest
 from busy_source import BusySource
 from engines import local_runtime
 from faults import Fault, run_with
+from lab import Lab
 from plain_tables import PlainDatabase
-from policies import Replication
 from waiting import eventually
 
 from replicator.compare.comparison import Comparison
@@ -29,31 +29,31 @@ FILES = 4
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     pair.keys |= {"publish": "snapshot", "publish_delay": "1ms"}
     return pair
 
 
-def fill(pair: Replication, place: str, generation: int, count: int = FILES) -> None:
+def fill(pair: Lab, place: str, generation: int, count: int = FILES) -> None:
     pair.db("a").write(place, {f"f{number}": f"{generation}" for number in range(count)})
 
 
-def is_same(pair: Replication) -> None:
+def is_same(pair: Lab) -> None:
     """Files and metadata, whatever the places."""
-    found = verify(Comparison(pair.source, pair.target), [pair.db("a").name], local_runtime())
+    found = verify(Comparison(pair.source.metastore, pair.target.metastore), [pair.db("a").name], local_runtime())
     assert found.difference_count == 0, found.differences[:5]
 
 
-def places(pair: Replication, table: str) -> dict[str, Path]:
+def places(pair: Lab, table: str) -> dict[str, Path]:
     """Where the replica's table lies, or each of its partitions."""
     db = pair.replica("a").name
-    found = pair.target.table(db, table)
+    found = pair.target.metastore.table(db, table)
     if not found.is_partitioned:
         return {"": path_of(found.location)}
-    names = pair.target.partition_names(db, table)
+    names = pair.target.metastore.partition_names(db, table)
     return {
         f"p={each.values[0]}": path_of(each.location)
-        for page in pair.target.partitions(db, table, names)
+        for page in pair.target.metastore.partitions(db, table, names)
         for each in page
     }
 
@@ -66,7 +66,7 @@ class Reader:
     """A query, again and again: asks the metastore where things lie, lists and reads them. `mixed`: what it saw that
     was never the state of an object: files of two generations, or some of one."""
 
-    def __init__(self, pair: Replication, tables: list[str]) -> None:
+    def __init__(self, pair: Lab, tables: list[str]) -> None:
         self._uri, self._db, self._tables = pair.target_uri, pair.replica("a").name, tables
         self._stop = threading.Event()
         self.mixed: list[object] = []
@@ -110,7 +110,7 @@ class Reader:
             thread.join()
 
 
-def test_a_reader_sees_old_or_new_and_never_a_mix(pair: Replication) -> None:
+def test_a_reader_sees_old_or_new_and_never_a_mix(pair: Lab) -> None:
     pair.keys["publish_delay"] = "1h"
     a = pair.db("a")
     for table in ("plain", "renamed0", "again"):
@@ -139,7 +139,7 @@ def test_a_reader_sees_old_or_new_and_never_a_mix(pair: Replication) -> None:
     assert reader.reads > 20 and len(reader.generations) > 2
 
 
-def test_what_stays_is_carried_and_what_was_replaced_goes_after_the_delay(pair: Replication) -> None:
+def test_what_stays_is_carried_and_what_was_replaced_goes_after_the_delay(pair: Lab) -> None:
     a = pair.db("a")
     a.table("plain", {"one": "1", "two": "2"})
     a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
@@ -168,7 +168,7 @@ def test_what_stays_is_carried_and_what_was_replaced_goes_after_the_delay(pair: 
     is_same(pair)
 
 
-def test_drops_take_the_metadata_first_and_the_data_after_the_delay(pair: Replication) -> None:
+def test_drops_take_the_metadata_first_and_the_data_after_the_delay(pair: Lab) -> None:
     pair.keys["publish_delay"] = "1h"
     a = pair.db("a")
     a.table("plain", {"one": "1"})
@@ -183,7 +183,7 @@ def test_drops_take_the_metadata_first_and_the_data_after_the_delay(pair: Replic
     a.add("days", {"2": {"new": "22"}})
     pair.sync()
     assert all(place.exists() for place in before.values())
-    assert pair.target.table_names(a.name) == ["anew", "days"]
+    assert pair.target.metastore.table_names(a.name) == ["anew", "days"]
     assert sorted(path.name for path in places(pair, "days")["p=2"].iterdir()) == ["new"]
     is_same(pair)
     pair.keys["publish_delay"] = "1ms"
@@ -199,7 +199,7 @@ def test_drops_take_the_metadata_first_and_the_data_after_the_delay(pair: Replic
     assert not before["p=3"].exists()
 
 
-def test_a_renamed_partition_keeps_its_old_place_for_its_readers(pair: Replication) -> None:
+def test_a_renamed_partition_keeps_its_old_place_for_its_readers(pair: Lab) -> None:
     pair.keys["publish_delay"] = "1h"
     a = pair.db("a")
     a.partitioned("days", {"1": {"x": "1"}})
@@ -214,14 +214,14 @@ def test_a_renamed_partition_keeps_its_old_place_for_its_readers(pair: Replicati
     assert sorted(path.name for path in places(pair, "days")["p=9"].iterdir()) == ["more", "x"]
 
 
-def test_a_policy_can_be_switched_to_snapshots_and_back(pair: Replication) -> None:
+def test_a_policy_can_be_switched_to_snapshots_and_back(pair: Lab) -> None:
     pair.keys["publish"] = "mirror"
     a = pair.db("a")
     for table in ("plain", "other"):
         a.table(table, {"one": "1"})
     a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
     pair.sync()
-    pair.is_same()
+    pair.are_same()
     pair.keys["publish"] = "snapshot"
     a.write("plain", {"two": "2"})
     a.write("days/p=1", {"more": "3"})
@@ -239,15 +239,15 @@ def test_a_policy_can_be_switched_to_snapshots_and_back(pair: Replication) -> No
     a.write("plain", {"three": "3"})
     run = pair.sync()
     assert run.kind == "bootstrap" and any("published by snapshots" in text for text in run.warnings)
-    pair.is_same()
+    pair.are_same()
     is_same(pair)
     a.write("plain", {"four": "4"})
     assert pair.sync().kind == "incremental"
     pair.sync()
-    pair.is_same()
+    pair.are_same()
 
 
-def test_partitions_stay_when_their_table_had_to_step_aside_for_its_new_name(pair: Replication) -> None:
+def test_partitions_stay_when_their_table_had_to_step_aside_for_its_new_name(pair: Lab) -> None:
     pair.keys["publish"] = "mirror"
     a = pair.db("a")
     a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
@@ -265,7 +265,7 @@ def test_partitions_stay_when_their_table_had_to_step_aside_for_its_new_name(pai
 
 
 @pytest.mark.parametrize("sub", ["", "sub"])
-def test_what_others_have_in_a_superseded_directory_stays(pair: Replication, sub: str) -> None:
+def test_what_others_have_in_a_superseded_directory_stays(pair: Lab, sub: str) -> None:
     pair.keys["publish"] = "mirror"
     a = pair.db("a")
     a.table("m", {"one": "1"})
@@ -293,7 +293,7 @@ def test_what_others_have_in_a_superseded_directory_stays(pair: Replication, sub
     assert not (replica.home / "days" / "p=2").exists() and (replica.home / "m" / "one").exists() == (not sub)
 
 
-def test_a_bootstrap_by_difference_flips_only_what_differs(pair: Replication) -> None:
+def test_a_bootstrap_by_difference_flips_only_what_differs(pair: Lab) -> None:
     a = pair.db("a")
     a.table("plain", {"one": "1"})
     a.table("second", {"one": "1"})
@@ -316,7 +316,7 @@ def test_a_bootstrap_by_difference_flips_only_what_differs(pair: Replication) ->
     is_same(pair)
 
 
-def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> None:
+def test_roles_turned_the_source_gets_its_own_layout_back(pair: Lab) -> None:
     a, replica = pair.db("a"), pair.replica("a")
     a.table("plain", {"one": "1"})
     a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
@@ -327,7 +327,7 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     pair.sync()
     assert has_retired(pair.keys["target_cmroot"])
     pair.keys["publish_delay"] = "1ms"
-    home = {name: pair.source.table(a.name, name).location for name in ("plain", "days")}
+    home = {name: pair.source.metastore.table(a.name, name).location for name in ("plain", "days")}
     pair.keys["publish"] = "mirror"
     pair.turn()
     (places(pair, "plain")[""] / "three").write_text("3")
@@ -337,12 +337,12 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     run = pair.sync()
     assert not has_retired(pair.keys["target_cmroot"])
     assert run.reverse and run.files_copied == 5  # three are of the table that has another name now
-    back = Comparison(pair.target, pair.source)
+    back = Comparison(pair.target.metastore, pair.source.metastore)
     assert verify(back, [a.name], local_runtime()).differences == []
-    assert pair.source.table(a.name, "days").location == home["days"]
-    (found,) = pair.source.partitions(a.name, "days", ["p=1"])
+    assert pair.source.metastore.table(a.name, "days").location == home["days"]
+    (found,) = pair.source.metastore.partitions(a.name, "days", ["p=1"])
     assert found[0].location == f"{home['days']}/p=1"
-    locations = [path_of(pair.source.table(a.name, name).location) for name in ("plain", "renamed")]
+    locations = [path_of(pair.source.metastore.table(a.name, name).location) for name in ("plain", "renamed")]
     assert len(set(locations)) == 2 and all(place.is_relative_to(a.home) for place in locations)
     assert not any(".published" in str(place) for place in locations)
     (places(pair, "days")["p=1"] / "increment").write_text("6")
@@ -350,7 +350,7 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     assert verify(back, [a.name], local_runtime()).differences == []
 
 
-def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:
+def test_what_somebody_lies_in_again_is_not_swept(pair: Lab) -> None:
     pair.keys["publish_delay"] = "1h"
     a = pair.db("a")
     a.table("plain", {"one": "1"})
@@ -362,17 +362,17 @@ def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:
     pair.sync()
     shadow = pair.replica("shadow")
     shadow.create()
-    table = pair.target.table(a.name, "plain")
+    table = pair.target.metastore.table(a.name, "plain")
     assert table.storage
     storage = msgspec.structs.replace(table.storage, location=f"file:{plain}")
-    pair.target.create_table(msgspec.structs.replace(table, db=shadow.name, storage=storage))
-    days = pair.target.table(a.name, "days")
-    pair.target.create_table(msgspec.structs.replace(days, db=shadow.name))
-    (found,) = pair.target.partitions(a.name, "days", ["p=1"])
+    pair.target.metastore.create_table(msgspec.structs.replace(table, db=shadow.name, storage=storage))
+    days = pair.target.metastore.table(a.name, "days")
+    pair.target.metastore.create_table(msgspec.structs.replace(days, db=shadow.name))
+    (found,) = pair.target.metastore.partitions(a.name, "days", ["p=1"])
     assert found[0].storage
     storage = msgspec.structs.replace(found[0].storage, location=f"file:{day}")
-    pair.target.add_partitions(shadow.name, "days", [msgspec.structs.replace(found[0], storage=storage)])
-    swept = sweep_retired(pair.keys["target_cmroot"], pair.target, timedelta(0), now=lambda: 1e12)
+    pair.target.metastore.add_partitions(shadow.name, "days", [msgspec.structs.replace(found[0], storage=storage)])
+    swept = sweep_retired(pair.keys["target_cmroot"], pair.target.metastore, timedelta(0), now=lambda: 1e12)
     assert (len(swept.held), swept.directories) == (2, 0)
     assert (plain / "one").read_text() == "1" and (day / "x").read_text() == "1"
 
@@ -387,8 +387,8 @@ KILLS = (
 )
 
 
-def test_killed_anywhere_the_next_run_ends_it_and_nothing_is_left_lying_about(pair: Replication) -> None:
-    a = PlainDatabase(pair.source, f"{pair.name}_a", pair.here / "source")
+def test_killed_anywhere_the_next_run_ends_it_and_nothing_is_left_lying_about(pair: Lab) -> None:
+    a = PlainDatabase(pair.source.metastore, f"{pair.name}_a", pair.here / "source")
     source = BusySource(a, tables=1)
     source.begin()
     pair.sync()
@@ -406,6 +406,6 @@ def test_killed_anywhere_the_next_run_ends_it_and_nothing_is_left_lying_about(pa
     pair.sync()
     is_same(pair)
     db = pair.replica("a")
-    named = {place for name in pair.target.table_names(db.name) for place in places(pair, name).values()}
+    named = {place for name in pair.target.metastore.table_names(db.name) for place in places(pair, name).values()}
     lying = {path for path in db.home.rglob("*") if path.is_file() and not any(path.is_relative_to(at) for at in named)}
     assert not lying and not has_retired(pair.keys["target_cmroot"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from policies import Replication
+from lab import Lab
 from purges import DESCRIPTOR, Warehouse
 
 from cmroot.root import open_existing
@@ -35,7 +35,7 @@ def files_with(place: Path, text: bytes) -> set[str]:
 def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     warehouse: Warehouse, source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    replication = Replication(source_metastore, target_metastore, tmp_path)
+    replication = Lab(source_metastore, target_metastore, tmp_path)
     db = f"{replication.name}_a"
     warehouse.sql(
         f"CREATE DATABASE {db} LOCATION '{tmp_path}/source/{db}.db'",
@@ -77,7 +77,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     replication.sync()
     assert not files_with(target / f"{db}.db", NAME)
     asked = PurgeOptions(warehouse.ids, db, "privacy.column")
-    tables, gaps = described(replication.target, WhiteList.parse(db), asked)
+    tables, gaps = described(replication.target.metastore, WhiteList.parse(db), asked)
     assert not tables and "purge at its primary" in gaps[0].reason
     synced = prove()
     assert held(synced) == {"backup", "$cmroot", "replica's $cmroot"}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from policies import Replication
+from lab import Lab
 from purge_readers import texts_of
 from purge_worlds import MARK, World, person_of
 from purges import Warehouse
@@ -34,7 +34,7 @@ TABLES = 5
 def test_what_stays_is_as_it_was_and_what_went_is_nowhere(
     warehouse: Warehouse, source_metastore: Running, target_metastore: Running, tmp_path: Path, seed: int
 ) -> None:
-    replication = Replication(source_metastore, target_metastore, tmp_path)
+    replication = Lab(source_metastore, target_metastore, tmp_path)
     world = World(warehouse, tmp_path / "source", f"{replication.name}_w", seed, TABLES)
     about = "\n".join(world.done)
     replicas = [replication] if seed % 3 else []
@@ -81,7 +81,7 @@ def held(world: World, place: Path) -> dict[Path, set[str]]:
     return found
 
 
-def certificate(world: World, root: ChangeRoot, replications: Sequence[Replication]) -> Certificate:
+def certificate(world: World, root: ChangeRoot, replications: Sequence[Lab]) -> Certificate:
     """After as many turns as it takes."""
     policies = [each.policy for each in replications]
     replicas = [

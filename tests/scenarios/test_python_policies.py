@@ -7,8 +7,8 @@ import threading
 from datetime import timedelta
 
 import pytest
-from policies import Replication
-from replication_fixture import command
+from command_line import command
+from lab import Lab
 from waiting import CEILING
 
 import replicator
@@ -22,23 +22,23 @@ from replicator.policies.run import SyncRun
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     pair.db("a").table("t", {"first": "1"})
     return pair
 
 
-def output(pair: Replication, *arguments: str) -> dict[str, object]:
+def output(pair: Lab, *arguments: str) -> dict[str, object]:
     return command("--config", str(pair.config()), *arguments).output
 
 
-def test_lag_and_history_are_what_the_commands_print_and_tables_of_rows(pair: Replication) -> None:
+def test_lag_and_history_are_what_the_commands_print_and_tables_of_rows(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"second": "2"})
     pair.sync()
     path = pair.config()
     history = replicator.history(pair.name, config=path, limit=1)
     assert json.loads(str(history)) == output(pair, "history", pair.name, "--limit", "1")
-    assert history.runs[0].events_of == pair.source.uri
+    assert history.runs[0].events_of == pair.source.metastore.uri
     everything = replicator.history(pair.name, config=path, limit=None)
     table = everything.to_arrow()
     assert table["kind"].to_pylist() == ["incremental", "bootstrap"]
@@ -47,11 +47,11 @@ def test_lag_and_history_are_what_the_commands_print_and_tables_of_rows(pair: Re
     assert json.loads(str(lag)).keys() == output(pair, "lag", pair.name).keys() and lag.status == "current"
 
 
-def test_roles_are_shown_and_set_by_a_configured_name(pair: Replication) -> None:
+def test_roles_are_shown_and_set_by_a_configured_name(pair: Lab) -> None:
     pair.sync()
     path, db = pair.config(), f"{pair.name}_a"
-    path.write_text(path.read_text() + f'[metastores.west]\nuri = "{pair.target.uri}"\n')
-    show = ["role", "show", "--metastore", pair.target.uri]
+    path.write_text(path.read_text() + f'[metastores.west]\nuri = "{pair.target.metastore.uri}"\n')
+    show = ["role", "show", "--metastore", pair.target.metastore.uri]
     shown = replicator.role_show(metastore="west", db=db.upper(), config=path)
     assert [(each.db, each.role, each.epoch) for each in shown.databases] == [(db, Role.REPLICA, 1)]
     assert json.loads(str(shown)) == command(*show, "--db", db).output
@@ -65,19 +65,17 @@ def test_roles_are_shown_and_set_by_a_configured_name(pair: Replication) -> None
     done = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
     assert (done.status, done.before.role, done.after.role) == ("set", Role.REPLICA, Role.FENCED)
     again = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
-    reported = command("role", "set", "--metastore", pair.target.uri, "--db", db, "--role", "fenced").output
+    reported = command("role", "set", "--metastore", pair.target.metastore.uri, "--db", db, "--role", "fenced").output
     assert json.loads(str(again)) == reported and again.status == "unchanged"
 
 
-def test_the_environment_still_names_what_options_were_called(
-    pair: Replication, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_still_names_what_options_were_called(pair: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.sync()
-    monkeypatch.setenv("REPLICATOR_ROLE_SHOW_PLACE", pair.target.uri)
-    assert output(pair, "role", "show", "--db", f"{pair.name}_a")["metastore"] == pair.target.uri
+    monkeypatch.setenv("REPLICATOR_ROLE_SHOW_PLACE", pair.target.metastore.uri)
+    assert output(pair, "role", "show", "--db", f"{pair.name}_a")["metastore"] == pair.target.metastore.uri
 
 
-def test_a_drill_is_planned_listed_and_taken_down(pair: Replication) -> None:
+def test_a_drill_is_planned_listed_and_taken_down(pair: Lab) -> None:
     pair.sync()
     path = pair.config()
     planned = replicator.drill(pair.name, config=path, dry_run=True)
@@ -91,7 +89,7 @@ def test_a_drill_is_planned_listed_and_taken_down(pair: Replication) -> None:
         replicator.drill(pair.name, config=path, listing=True, clean=True)
 
 
-def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None:
+def test_a_policy_is_turned_round_lost_and_taken_back(pair: Lab) -> None:
     pair.sync()
     path = pair.config()
     lost = replicator.failover(pair.name, config=path, look=True)
@@ -118,7 +116,7 @@ def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None
     assert (back.verb, back.primary) == ("switchover", "target") and back.own is not None
 
 
-def test_a_side_that_is_none_and_an_abort_for_show_are_refused(pair: Replication) -> None:
+def test_a_side_that_is_none_and_an_abort_for_show_are_refused(pair: Lab) -> None:
     pair.sync()
     with pytest.raises(UsageError, match="'west' is not one of"):
         replicator.switchover(pair.name, config=pair.config(), to="west")
@@ -126,7 +124,7 @@ def test_a_side_that_is_none_and_an_abort_for_show_are_refused(pair: Replication
     assert answer.code == 2 and "exclude each other" in str(answer.output["message"])
 
 
-def test_a_policy_runs_and_a_plan_is_applied_as_a_value_or_a_file(pair: Replication) -> None:
+def test_a_policy_runs_and_a_plan_is_applied_as_a_value_or_a_file(pair: Lab) -> None:
     path, file = pair.config(), pair.here / "plan.json"
     done = replicator.sync(pair.name, config=path)
     assert (done.status, done.kind) == ("synced", "bootstrap")
@@ -137,11 +135,11 @@ def test_a_policy_runs_and_a_plan_is_applied_as_a_value_or_a_file(pair: Replicat
         applied = replicator.apply(planned if number == 2 else str(file), config=path, jobs=1)
         assert applied.files_copied == 1
     assert json.loads(file.read_bytes()).keys() >= {"format", "loads"}
-    pair.is_same()
+    pair.are_same()
     assert json.loads(str(replicator.sync(pair.name, config=path))).keys() == output(pair, "sync", pair.name).keys()
 
 
-def test_limits_of_removals_are_fields_and_the_guard_of_the_file_holds(pair: Replication) -> None:
+def test_limits_of_removals_are_fields_and_the_guard_of_the_file_holds(pair: Lab) -> None:
     pair.db("a").write("t", {"second": "22"})
     replicator.sync(pair.name, config=pair.config())
     (pair.db("a").home / "t" / "second").unlink()
@@ -152,10 +150,10 @@ def test_limits_of_removals_are_fields_and_the_guard_of_the_file_holds(pair: Rep
     with pytest.raises(Refused, match="bytes"):
         replicator.apply(replicator.plan(pair.name, config=path), config=path)
     assert replicator.sync(pair.name, config=path, max_bytes=1 << 30, max_share=1.0).files_removed == 1
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_policy_is_followed_until_somebody_says_stop(pair: Replication) -> None:
+def test_a_policy_is_followed_until_somebody_says_stop(pair: Lab) -> None:
     path, stop, reported = pair.config(), threading.Event(), list[SyncRun]()
 
     def on_run(run: SyncRun) -> None:

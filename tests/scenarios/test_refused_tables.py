@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import command
+from lab import Lab
 from metastores import MetastoreFactory
-from policies import Replication
-from replication_fixture import command
 from waiting import CEILING
 
 from replicator.metastore.embedded import running as embedded
@@ -42,9 +42,9 @@ def without_serde(source: Running, name: str, serde: str) -> None:
 @pytest.fixture
 def damaged(
     metastore_factory: MetastoreFactory, target_metastore: Running, tmp_path: Path
-) -> Iterator[tuple[Replication, Running]]:
+) -> Iterator[tuple[Lab, Running]]:
     source = metastore_factory("damaged")
-    pair = Replication(source, target_metastore, tmp_path)
+    pair = Lab(source, target_metastore, tmp_path)
     for name in ("one", "bad", "two", "three"):
         pair.db("a").table(name, {"first": "1"})
     yield pair, source
@@ -55,13 +55,13 @@ def named(run: SyncRun) -> list[str]:
     return [each.name.split(".")[1] for each in run.not_replicated]
 
 
-def test_a_refused_table_is_named_and_the_others_are_replicated(damaged: tuple[Replication, Running]) -> None:
+def test_a_refused_table_is_named_and_the_others_are_replicated(damaged: tuple[Lab, Running]) -> None:
     pair, source = damaged
     without_serde(source, "bad", "null")
     first = pair.sync()
     assert (first.status, named(first)) == ("incomplete", ["bad"])
     assert "does not give it: table" in first.not_replicated[0].reason
-    assert sorted(pair.target.table_names(pair.replica("a").name)) == ["one", "three", "two"]
+    assert sorted(pair.target.metastore.table_names(pair.replica("a").name)) == ["one", "three", "two"]
 
     pair.db("a").write("two", {"second": "2"})
     assert named(pair.sync(compare=False)) == ["bad"]  # nobody has asked again
@@ -77,19 +77,19 @@ def test_a_refused_table_is_named_and_the_others_are_replicated(damaged: tuple[R
 
     without_serde(source, "bad", "(select min(SERDE_ID) from APP.SDS)")
     assert pair.sync().not_replicated == []
-    pair.is_same("a")
+    pair.are_same("a")
 
 
-def test_a_table_that_is_refused_later_keeps_its_replica(damaged: tuple[Replication, Running]) -> None:
+def test_a_table_that_is_refused_later_keeps_its_replica(damaged: tuple[Lab, Running]) -> None:
     pair, source = damaged
     assert pair.sync().not_replicated == []
     without_serde(source, "bad", "null")
     pair.db("a").table("four", {"first": "4"})
     assert named(pair.sync()) == ["bad"]
-    assert sorted(pair.target.table_names(pair.replica("a").name)) == ["bad", "four", "one", "three", "two"]
+    assert sorted(pair.target.metastore.table_names(pair.replica("a").name)) == ["bad", "four", "one", "three", "two"]
 
 
-def test_a_purge_names_one_as_a_gap(damaged: tuple[Replication, Running]) -> None:
+def test_a_purge_names_one_as_a_gap(damaged: tuple[Lab, Running]) -> None:
     pair, source = damaged
     pair.db("a").alter("two", **{"dataset.descriptor": '{"privacy": {"column": "b"}}'})
     without_serde(source, "bad", "null")

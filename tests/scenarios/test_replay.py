@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from lab import Lab
 from metastores import MetastoreFactory
-from policies import Replication
 
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Partition, Table
@@ -62,12 +62,12 @@ def test_a_record_of_more_than_a_batch_is_cut_and_nothing_waits_beyond_the_bound
 def test_partitions_added_and_altered_one_by_one_are_committed_together(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     db = pair.db("a")
     db.partitioned("t", {"old": {"f": "1"}})
     db.partitioned("u", {"old": {"f": "1"}})
     pair.sync()
-    before = pair.target.current_event_id()
+    before = pair.target.metastore.current_event_id()
     for number in range(12):
         for table in ("t", "u"):
             db.add(table, {f"{number:02d}": {"f": str(number)}})
@@ -75,31 +75,31 @@ def test_partitions_added_and_altered_one_by_one_are_committed_together(
     db.alter_partition("t", "old", note="altered")
     run = pair.sync()
     assert (run.status, run.records) == ("synced", 49)
-    made = Counter((event.type, event.table) for event in pair.target.next_events(before))
+    made = Counter((event.type, event.table) for event in pair.target.metastore.next_events(before))
     assert made["ADD_PARTITION", "t"] == made["ADD_PARTITION", "u"] == 1
-    pair.is_same("a")
+    pair.are_same("a")
 
 
 def test_a_range_reads_of_the_target_only_what_it_names(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
     """A warehouse has tens of thousands of tables beside the one that changed."""
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     db = pair.db("a")
     for name in ("t", "u", "v"):
         db.table(name, {"f": "1"})
     db.function("f")
     pair.sync()
     fetched: list[str] = []
-    tables, functions = pair.target.tables, pair.target.functions
-    pair.target.tables = lambda db, names: fetched.extend(names) or tables(db, names)  # type: ignore[method-assign]
-    pair.target.functions = lambda db: fetched.append("functions") or functions(db)  # type: ignore[method-assign]
+    tables, functions = pair.target.metastore.tables, pair.target.metastore.functions
+    pair.target.metastore.tables = lambda db, names: fetched.extend(names) or tables(db, names)  # type: ignore[method-assign]
+    pair.target.metastore.functions = lambda db: fetched.append("functions") or functions(db)  # type: ignore[method-assign]
     db.alter("t", note="1")
     db.rename("u", "w")
     pair.sync()
     assert sorted(set(fetched)) == ["t", "t__replicator_swap", "u", "u__replicator_swap", "w", "w__replicator_swap"]
-    names = pair.target.table_names
-    pair.target.table_names = lambda db: fetched.append(db) or names(db)  # type: ignore[method-assign]
+    names = pair.target.metastore.table_names
+    pair.target.metastore.table_names = lambda db: fetched.append(db) or names(db)  # type: ignore[method-assign]
     fetched.clear()
     db.function("g")
     pair.sync()
@@ -108,19 +108,21 @@ def test_a_range_reads_of_the_target_only_what_it_names(
     db.alter("t", note="2")
     pair.sync()
     assert set(fetched) <= {"t", "t__replicator_swap"}
-    pair.is_same("a")
+    pair.are_same("a")
 
 
 def test_many_tables_are_made_in_one_call_each_and_read_back_together(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     db = pair.db("a")
     for number in range(30):
         db.table(f"t{number}", {"f": str(number)})
     calls: Counter[str] = Counter()
     for name in ("table", "tables", "create_table", "alter_table"):
-        setattr(pair.target, name, partial(_counted, calls, db.name, name, getattr(pair.target, name)))
+        setattr(
+            pair.target.metastore, name, partial(_counted, calls, db.name, name, getattr(pair.target.metastore, name))
+        )
     limit_metastores([(pair.target_uri, Limit(connections=1))])  # reads and writes wait for each other
     try:
         pair.sync()
@@ -128,7 +130,7 @@ def test_many_tables_are_made_in_one_call_each_and_read_back_together(
         limit_metastores([(pair.target_uri, Limit())])
     once = {"create_table": 30, "alter_table": 30}
     assert calls == once | {"tables": 2}, "read together once, and once more when all is done"
-    pair.is_same("a")
+    pair.are_same("a")
 
 
 def _counted(calls: Counter[str], db: str, name: str, call: Callable[..., object], *given: object) -> object:
@@ -143,15 +145,15 @@ def test_writers_wait_for_each_other_where_a_server_would_have_one_of_them_sleep
     source_metastore: Running, metastore_factory: MetastoreFactory, tmp_path: Path
 ) -> None:
     racing = metastore_factory("racing", hive="2.3", settings={RETRY_INTERVAL: "2000ms"})
-    pair = Replication(source_metastore, racing, tmp_path)
+    pair = Lab(source_metastore, racing, tmp_path)
     db = pair.db("a")
     for number in range(40):
         db.partitioned(f"t{number}", {"x": {"f": str(number)}})
     pair.sync()
-    pair.is_same("a")
+    pair.are_same("a")
     assert "Retrying HMSHandler" not in racing.log.read_text()
-    assert not may_write_at_once(pair.target)
-    assert may_write_at_once(pair.source)  # which sleeps for milliseconds
+    assert not may_write_at_once(pair.target.metastore)
+    assert may_write_at_once(pair.source.metastore)  # which sleeps for milliseconds
 
 
 @pytest.mark.parametrize("version", ["2.3", "3.1", "4.0", "4.2"])
@@ -163,27 +165,27 @@ def test_servers_that_allot_event_ids_in_turn_are_known(version: str, hives: Cal
 def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
     source_metastore: Running, target_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     db = pair.db("a")
     db.partitioned("t", {"old": {"f": "1"}})
     pair.sync()
-    before = pair.source.current_event_id()
+    before = pair.source.metastore.current_event_id()
     pages: list[int] = []
     for number in range(20):
         db.add("t", {f"{number:02d}": {"f": str(number)}})
     db.drop_partitions("t", ["03", "old"])  # one of them is added on an earlier page
     db.rename("t", "u")
     db.partitioned("t", {"new": {"f": "2"}})
-    events = pair.source.next_events
-    pair.source.next_events = lambda after, limit: pages.append(limit) or events(after, limit)  # type: ignore[method-assign]
+    events = pair.source.metastore.next_events
+    pair.source.metastore.next_events = lambda after, limit: pages.append(limit) or events(after, limit)  # type: ignore[method-assign]
     for place in ("replicator.events.reader.EVENT_BATCH", "replicator.captures.capture.EVENT_BATCH"):
         monkeypatch.setattr(place, 5)
     monkeypatch.setattr("replicator.events.reader.LOOK_BACK", 2)
-    written = pair.source.current_event_id() - before
+    written = pair.source.metastore.current_event_id() - before
     run = pair.sync()
     assert written > 20 and (run.status, run.records) == ("synced", written)
     assert len(pages) >= 6 and set(pages) == {5}
-    pair.is_same("a")
+    pair.are_same("a")
 
 
 def test_a_small_increment_does_not_wait_for_spark(
@@ -192,7 +194,7 @@ def test_a_small_increment_does_not_wait_for_spark(
     def never() -> dict[str, str]:
         raise AssertionError("Spark was started")
 
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair = Lab(source_metastore, target_metastore, tmp_path)
     db, kept = pair.db("a"), Remembering(pair.policy)
     engines = AutoEngine(LocalEngine(2), SparkEngine("local[2]", environment=never))
     for number in range(3):

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from command_line import command, command_with_progress
 from faults import Fault, run_with
 from history_generator import HistoryGenerator, is_newer, state_of
 from hive_metastore import ttypes as newer
 from hmsclient.genthrift.hive_metastore import ttypes
+from lab import Lab
 from newer_calls import newer_client
-from replication_fixture import ReplicationFixture, command, command_with_progress
 from restore_fixture import RestoreFixture, differences, fails, restore, restore_arguments
 from waiting import eventually
 
@@ -28,12 +29,12 @@ CLEANED_AT_ITS_START = {"timetolive": "1s", "clean.startup.wait.interval": "0s",
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
-    return ReplicationFixture(source_metastore, target_metastore, tmp_path)
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Lab:
+    return Lab(source_metastore, target_metastore, tmp_path)
 
 
 @pytest.fixture
-def then(fixture: ReplicationFixture) -> RestoreFixture:
+def then(fixture: Lab) -> RestoreFixture:
     return RestoreFixture(fixture)
 
 
@@ -42,13 +43,13 @@ def calm(
     source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> RestoreFixture:
     """For those who change nothing of it: each restores into a database of its own."""
-    return RestoreFixture(ReplicationFixture(source_metastore, target_metastore, tmp_path_factory.mktemp("calm")))
+    return RestoreFixture(Lab(source_metastore, target_metastore, tmp_path_factory.mktemp("calm")))
 
 
 @pytest.fixture
 def into(calm: RestoreFixture, request: pytest.FixtureRequest) -> str:
     """The name of a database that is not there yet."""
-    return f"{calm.fixture.db}_{len(calm.databases())}"
+    return f"{calm.fixture.name}_{len(calm.databases())}"
 
 
 @pytest.mark.parametrize(("hive", "events"), [("", EVENTS), pytest.param("4.2", 6, marks=pytest.mark.long)])
@@ -58,7 +59,7 @@ def test_every_state_of_a_history_comes_back_as_it_was(
     """hive: its version, where it is not the module's. Newer servers have constraints in their histories."""
     if hive:
         hives = request.getfixturevalue("hives")
-        fixture = ReplicationFixture(hives(hive), hives(hive, "target", "postgres"), tmp_path)
+        fixture = Lab(hives(hive), hives(hive, "target", "postgres"), tmp_path)
     else:
         fixture = request.getfixturevalue("fixture")
 
@@ -74,7 +75,7 @@ def test_every_state_of_a_history_comes_back_as_it_was(
     for event in chosen:
         answer = restore(fixture, event)
         assert answer.code == 0, answer
-        found = state_of(fixture.source_uri, f"{fixture.db}_restored_{event}")
+        found = state_of(fixture.source_uri, f"{fixture.name}_restored_{event}")
         wanted = past.states[event]
         names = [name for name in wanted | found if found.get(name) != wanted.get(name)]
         assert not names, (event, [(name, wanted.get(name), found.get(name)) for name in names])
@@ -140,7 +141,7 @@ def test_single_tables_come_back_alone(calm: RestoreFixture, into: str) -> None:
 
 def test_another_metastore_takes_it_under_the_same_name(calm: RestoreFixture) -> None:
     fixture = calm.fixture
-    own = ["--into", fixture.db, "--warehouse", str(fixture.here / "elsewhere")]  # Hive 4 moves those in its own
+    own = ["--into", fixture.name, "--warehouse", str(fixture.here / "elsewhere")]  # Hive 4 moves those in its own
     answer = restore(fixture, calm.event, *own, target=fixture.target_uri)
     assert answer.code == 0, answer
     assert not differences(calm.state(uri=fixture.target_uri), calm.before)
@@ -170,7 +171,7 @@ def test_a_table_or_database_that_was_not_there_then_is_told(calm: RestoreFixtur
 
 def test_a_database_that_exists_is_refused(calm: RestoreFixture, into: str) -> None:
     before = calm.source.everything()
-    fails(restore(calm.fixture, calm.event, "--into", calm.fixture.db.upper()), 6, "Refused", calm.fixture.db)
+    fails(restore(calm.fixture, calm.event, "--into", calm.fixture.name.upper()), 6, "Refused", calm.fixture.name)
     assert calm.source.everything() == before
     assert restore(calm.fixture, calm.event, "--into", into).code == 0
     fails(restore(calm.fixture, calm.event, "--into", into), 6, "Refused", into)
@@ -188,9 +189,9 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(calm: RestoreFixture, 
         output["bytes"],
     )
     assert output["missing"] == [] and output["tables"] == ["dropped", "ext", "parts", "t"]
-    forced = restore(calm.fixture, calm.event, "--dry-run", "--into", calm.fixture.db, "--force").output
-    assert forced["dropped"] == [f"{calm.fixture.db}.later"]
-    assert forced["replaced"] == [f"{calm.fixture.db}.{name}" for name in ("ext", "parts", "t")]
+    forced = restore(calm.fixture, calm.event, "--dry-run", "--into", calm.fixture.name, "--force").output
+    assert forced["dropped"] == [f"{calm.fixture.name}.later"]
+    assert forced["replaced"] == [f"{calm.fixture.name}.{name}" for name in ("ext", "parts", "t")]
     assert calm.source.everything() == everything and tree(calm.fixture.cmroot) == root
     assert calm.source.metastore.current_event_id() == events and into not in calm.databases()
 
@@ -216,11 +217,11 @@ def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: Res
     assert answer.output["files_missing"] == 2
     assert answer.output["bytes_missing"] == len(then.text("dropped") + then.text("1"))
     reported = {each["object"]: each for each in answer.output["missing"]}
-    assert reported.keys() == {f"{then.fixture.db}.dropped", f"{then.fixture.db}.t"}
-    assert "other bytes" in reported[f"{then.fixture.db}.t"]["reason"]
-    assert "gone" in reported[f"{then.fixture.db}.dropped"]["reason"]
-    assert reported[f"{then.fixture.db}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
-    assert then.databases() == [then.fixture.db]
+    assert reported.keys() == {f"{then.fixture.name}.dropped", f"{then.fixture.name}.t"}
+    assert "other bytes" in reported[f"{then.fixture.name}.t"]["reason"]
+    assert "gone" in reported[f"{then.fixture.name}.dropped"]["reason"]
+    assert reported[f"{then.fixture.name}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
+    assert then.databases() == [then.fixture.name]
     assert not then.source.home.with_name(f"{then.into}.db").exists()
     planned = restore(then.fixture, then.event, "--dry-run").output
     assert (planned["files_missing"], planned["files_to_copy"]) == (2, 4)
@@ -242,7 +243,7 @@ def test_a_kept_file_that_was_altered_is_missing_and_not_believed(then: RestoreF
     answer = restore(then.fixture, then.event)
     fails(answer, 1, "FilesMissing", "1 file")
     assert "damaged" in answer.output["missing"][0]["reason"]
-    assert then.databases() == [then.fixture.db]
+    assert then.databases() == [then.fixture.name]
 
 
 def test_a_file_that_was_touched_but_not_changed_is_there(then: RestoreFixture) -> None:
@@ -259,7 +260,7 @@ def _announce(then: RestoreFixture, file: Path) -> None:
     more = {"replace": False} if types is newer else {}
     inserted = types.InsertEventRequestData(filesAdded=[f"file:{file}"], filesAddedChecksum=[""], **more)
     data = types.FireEventRequestData(insertData=inserted)
-    of = {"dbName": then.fixture.db, "tableName": "parts", "partitionVals": ["short"]}
+    of = {"dbName": then.fixture.name, "tableName": "parts", "partitionVals": ["short"]}
     request = types.FireEventRequest(True, data, **of)
     with newer_client(then.fixture.source_uri) as client:
         client.fire_listener_event(request)
@@ -275,7 +276,7 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Restor
     answer = restore(then.fixture, event)
     fails(answer, 1, "FilesMissing", "1 file")
     (missing,) = answer.output["missing"]
-    assert missing["object"] == f"{then.fixture.db}.parts/p=short"
+    assert missing["object"] == f"{then.fixture.name}.parts/p=short"
     assert "before a capture could read it" in missing["reason"]
 
 
@@ -285,7 +286,7 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Restor
 def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
     forgetful: Callable[..., Running], target_metastore: Running, tmp_path: Path
 ) -> None:
-    fixture = ReplicationFixture(forgetful(), target_metastore, tmp_path)
+    fixture = Lab(forgetful(), target_metastore, tmp_path)
     then = RestoreFixture(fixture)
     fixture.source.table("unseen", {"file": then.text("unseen")})
     fixture.source.drop("later")
@@ -300,14 +301,14 @@ def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
     for event, wanted in ((then.event, then.before), (then.latest, then.after), (after, newest)):
         answer = restore(fixture, event)
         assert answer.code == 0, answer
-        assert not differences(then.state(f"{fixture.db}_restored_{event}"), wanted)
+        assert not differences(then.state(f"{fixture.name}_restored_{event}"), wanted)
     for event in range(then.latest + 1, inside):
         refused = restore(fixture, event)
         fails(refused, 5, "MomentLost", f"events {then.latest + 1} to {inside} were lost")
         assert f"event {then.latest}, the last before" in refused.output["hint"]
     answer = restore(fixture, inside)  # the repair saw what had become of it
     assert answer.code == 0
-    assert not differences(then.state(f"{fixture.db}_restored_{inside}"), lost)
+    assert not differences(then.state(f"{fixture.name}_restored_{inside}"), lost)
 
 
 def test_single_partitions_come_back_beside_the_table_and_never_in_its_place(calm: RestoreFixture, into: str) -> None:
@@ -322,10 +323,10 @@ def test_single_partitions_come_back_beside_the_table_and_never_in_its_place(cal
     assert partition.storage and partition.storage.location
     assert (Path(local_path(partition.storage.location)) / "file").read_text() == calm.text("a")
 
-    living = metastore.partition_names(calm.fixture.db, "parts")
-    in_place = ("--table", "parts", "--partition", "p=a", "--into", calm.fixture.db, "--force")
+    living = metastore.partition_names(calm.fixture.name, "parts")
+    in_place = ("--table", "parts", "--partition", "p=a", "--into", calm.fixture.name, "--force")
     fails(restore(calm.fixture, calm.event, *in_place), 6, "Refused", "parts", "other partitions")
-    assert metastore.partition_names(calm.fixture.db, "parts") == living == ["p=b"]
+    assert metastore.partition_names(calm.fixture.name, "parts") == living == ["p=b"]
     gone = ("--table", "parts", "--partition", "p=a", "--partition", "p=z", "--into", f"{into}_z")
     fails(restore(calm.fixture, calm.event, *gone), 1, "ObjectNotFound", "p=z")
     fails(restore(calm.fixture, calm.latest, *gone[:-1], f"{into}_z"), 1, "ObjectNotFound", "p=a", "p=z")

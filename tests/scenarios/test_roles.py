@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import Answer, command
 from engines import local_runtime
-from replication_fixture import Answer, ReplicationFixture, command
+from lab import Lab
 from waiting import CEILING
 
 from cmroot.log.captured import segments
@@ -43,37 +44,37 @@ NONE, PRIMARY, REPLICA, FENCED = Role.NONE, Role.PRIMARY, Role.REPLICA, Role.FEN
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     """A source with a table; nothing is replicated and nobody has a role yet."""
     fixture.source.table("t", {"first": "1"})
     return fixture
 
 
 @pytest.fixture
-def pair(fixture: ReplicationFixture) -> ReplicationFixture:
+def pair(fixture: Lab) -> Lab:
     """The source is the primary at epoch 1, the target its replica."""
     established(fixture)
     fixture.bootstrap()
     return fixture
 
 
-def established(fixture: ReplicationFixture) -> dict[str, int]:
-    return establish(fixture.source.metastore, fixture.target.metastore, [(fixture.db, fixture.db)], settle=AT_ONCE)
+def established(fixture: Lab) -> dict[str, int]:
+    return establish(fixture.source.metastore, fixture.target.metastore, [(fixture.name, fixture.name)], settle=AT_ONCE)
 
 
-def source_role(fixture: ReplicationFixture) -> RoleMark:
-    return read_role(fixture.source.metastore, fixture.db)
+def source_role(fixture: Lab) -> RoleMark:
+    return read_role(fixture.source.metastore, fixture.name)
 
 
-def target_role(fixture: ReplicationFixture) -> RoleMark:
-    return read_role(fixture.target.metastore, fixture.db)
+def target_role(fixture: Lab) -> RoleMark:
+    return read_role(fixture.target.metastore, fixture.name)
 
 
 def turn(metastore: ThriftMetastore, db: str, role: Role, epoch: int) -> None:
     set_role(metastore, db, RoleMark(role, epoch), expect=read_role(metastore, db), settle=AT_ONCE)
 
 
-def write(fixture: ReplicationFixture, number: int) -> None:
+def write(fixture: Lab, number: int) -> None:
     fixture.source.write("t", {f"more{number}": f"{number}"})
     fixture.source.alter("t", round=str(number))
 
@@ -167,37 +168,37 @@ def test_a_role_is_no_change_of_the_database() -> None:
 # ---- setting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_role_is_set_beside_the_databases_other_properties(fixture: ReplicationFixture) -> None:
+def test_a_role_is_set_beside_the_databases_other_properties(fixture: Lab) -> None:
     metastore = fixture.source.metastore
-    plain = metastore.database(fixture.db)
-    metastore.alter_database(fixture.db, msgspec.structs.replace(plain, parameters={"owner": "sales", POSITION: "7"}))
-    done = set_role(metastore, fixture.db, RoleMark(PRIMARY, 1), expect=RoleMark(), settle=AT_ONCE)
-    assert done == read_role(metastore, fixture.db) == RoleMark(PRIMARY, 1)
+    plain = metastore.database(fixture.name)
+    metastore.alter_database(fixture.name, msgspec.structs.replace(plain, parameters={"owner": "sales", POSITION: "7"}))
+    done = set_role(metastore, fixture.name, RoleMark(PRIMARY, 1), expect=RoleMark(), settle=AT_ONCE)
+    assert done == read_role(metastore, fixture.name) == RoleMark(PRIMARY, 1)
     assert "process" in done.by
-    turn(metastore, fixture.db, FENCED, 2)
-    turn(metastore, fixture.db, NONE, 2)
-    there = metastore.database(fixture.db).parameters
+    turn(metastore, fixture.name, FENCED, 2)
+    turn(metastore, fixture.name, NONE, 2)
+    there = metastore.database(fixture.name).parameters
     assert (there["owner"], there[POSITION], there[EPOCH]) == ("sales", "7", "2") and ROLE not in there
 
 
-def test_a_role_is_set_only_where_it_is_the_expected_one(fixture: ReplicationFixture) -> None:
+def test_a_role_is_set_only_where_it_is_the_expected_one(fixture: Lab) -> None:
     metastore = fixture.source.metastore
-    turn(metastore, fixture.db, PRIMARY, 2)
+    turn(metastore, fixture.name, PRIMARY, 2)
     with pytest.raises(Refused, match="primary at epoch 2, not replica at epoch 1"):
-        set_role(metastore, fixture.db, RoleMark(PRIMARY, 3), expect=RoleMark(REPLICA, 1), settle=AT_ONCE)
+        set_role(metastore, fixture.name, RoleMark(PRIMARY, 3), expect=RoleMark(REPLICA, 1), settle=AT_ONCE)
     with pytest.raises(ObjectNotFound):
         set_role(metastore, "no_such_db", RoleMark(PRIMARY, 3), expect=RoleMark(), settle=AT_ONCE)
     assert source_role(fixture) == RoleMark(PRIMARY, 2)
 
 
-def test_an_epoch_only_grows(fixture: ReplicationFixture) -> None:
+def test_an_epoch_only_grows(fixture: Lab) -> None:
     metastore = fixture.source.metastore
-    turn(metastore, fixture.db, REPLICA, 5)
+    turn(metastore, fixture.name, REPLICA, 5)
     for role, epoch in ((REPLICA, 4), (FENCED, 4), (PRIMARY, 5)):
         with pytest.raises(Refused, match="only grows"):
-            turn(metastore, fixture.db, role, epoch)
-    turn(metastore, fixture.db, PRIMARY, 6)
-    set_role(metastore, fixture.db, RoleMark(REPLICA, 1), expect=RoleMark(PRIMARY, 6), force=True, settle=AT_ONCE)
+            turn(metastore, fixture.name, role, epoch)
+    turn(metastore, fixture.name, PRIMARY, 6)
+    set_role(metastore, fixture.name, RoleMark(REPLICA, 1), expect=RoleMark(PRIMARY, 6), force=True, settle=AT_ONCE)
     assert source_role(fixture) == RoleMark(REPLICA, 1)
 
 
@@ -217,10 +218,8 @@ class Together(ThriftMetastore):
 
 
 @pytest.mark.parametrize("operators", [2, 5])
-def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(
-    fixture: ReplicationFixture, operators: int
-) -> None:
-    turn(fixture.source.metastore, fixture.db, REPLICA, 1)
+def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(fixture: Lab, operators: int) -> None:
+    turn(fixture.source.metastore, fixture.name, REPLICA, 1)
     read, written = threading.Barrier(operators), threading.Barrier(operators)
 
     def act(_: int) -> RoleMark | Refused:
@@ -228,7 +227,7 @@ def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(
             try:
                 return set_role(
                     metastore,
-                    fixture.db,
+                    fixture.name,
                     RoleMark(PRIMARY, 2),
                     expect=RoleMark(REPLICA, 1),
                     pause=lambda seconds: void(written.wait(CEILING)),
@@ -248,42 +247,42 @@ def void(_: object) -> None:
     return None
 
 
-def test_whoever_wrote_a_role_over_is_found_before_it_is_believed(fixture: ReplicationFixture) -> None:
+def test_whoever_wrote_a_role_over_is_found_before_it_is_believed(fixture: Lab) -> None:
     metastore = fixture.source.metastore
-    before = metastore.database(fixture.db)
+    before = metastore.database(fixture.name)
 
     def another(seconds: float) -> None:
         assert seconds == 1
-        metastore.alter_database(fixture.db, before)  # as a writer of other properties does that read before
+        metastore.alter_database(fixture.name, before)  # as a writer of other properties does that read before
 
     with pytest.raises(Refused, match="none at epoch 0, set by another"):
-        set_role(metastore, fixture.db, RoleMark(PRIMARY, 1), expect=RoleMark(), pause=another)
+        set_role(metastore, fixture.name, RoleMark(PRIMARY, 1), expect=RoleMark(), pause=another)
 
 
 # ---- a new pair ---------------------------------------------------------------------------------------------------
 
 
-def test_a_first_run_makes_the_source_the_primary_and_its_load_makes_the_replica(fixture: ReplicationFixture) -> None:
-    assert established(fixture) == {fixture.db: 1}
+def test_a_first_run_makes_the_source_the_primary_and_its_load_makes_the_replica(fixture: Lab) -> None:
+    assert established(fixture) == {fixture.name: 1}
     assert source_role(fixture) == RoleMark(PRIMARY, 1)
     fixture.bootstrap()
     assert target_role(fixture) == RoleMark(REPLICA, 1)
-    assert open_parts(str(fixture.last))[1].epochs == {fixture.db: 1}
-    assert established(fixture) == {fixture.db: 1}
-    assert epochs_to_dump(fixture.source.metastore, [fixture.db, "no_such_db"]) == {fixture.db: 1}
+    assert open_parts(str(fixture.last))[1].epochs == {fixture.name: 1}
+    assert established(fixture) == {fixture.name: 1}
+    assert epochs_to_dump(fixture.source.metastore, [fixture.name, "no_such_db"]) == {fixture.name: 1}
 
 
-def test_a_source_that_lost_its_role_is_not_made_primary_again(pair: ReplicationFixture) -> None:
+def test_a_source_that_lost_its_role_is_not_made_primary_again(pair: Lab) -> None:
     metastore = pair.source.metastore
-    there = metastore.database(pair.db)
-    metastore.alter_database(pair.db, msgspec.structs.replace(there, parameters={}))  # a metastore of last week
+    there = metastore.database(pair.name)
+    metastore.alter_database(pair.name, msgspec.structs.replace(there, parameters={}))  # a metastore of last week
     with pytest.raises(Refused, match="the target knows epoch 1"):
         established(pair)
     assert source_role(pair) == RoleMark()
 
 
-def test_nothing_is_established_where_both_are_primary(pair: ReplicationFixture) -> None:
-    turn(pair.target.metastore, pair.db, PRIMARY, 2)
+def test_nothing_is_established_where_both_are_primary(pair: Lab) -> None:
+    turn(pair.target.metastore, pair.name, PRIMARY, 2)
     with pytest.raises(Refused, match="is the primary"):
         established(pair)
 
@@ -291,72 +290,72 @@ def test_nothing_is_established_where_both_are_primary(pair: ReplicationFixture)
 # ---- dumps and loads ----------------------------------------------------------------------------------------------
 
 
-def test_a_database_without_a_role_is_replicated_as_ever(fixture: ReplicationFixture) -> None:
+def test_a_database_without_a_role_is_replicated_as_ever(fixture: Lab) -> None:
     fixture.bootstrap()
     write(fixture, 1)
     fixture.catch_up()
     for metastore in (fixture.source.metastore, fixture.target.metastore):
-        assert not set(PROPERTIES) & set(metastore.database(fixture.db).parameters)
-    assert open_parts(str(fixture.last))[1].epochs == {fixture.db: 0}
+        assert not set(PROPERTIES) & set(metastore.database(fixture.name).parameters)
+    assert open_parts(str(fixture.last))[1].epochs == {fixture.name: 0}
 
 
-def test_a_replica_stays_one_through_loads_and_does_not_get_the_sources_role(pair: ReplicationFixture) -> None:
-    there = pair.source.metastore.database(pair.db)
+def test_a_replica_stays_one_through_loads_and_does_not_get_the_sources_role(pair: Lab) -> None:
+    there = pair.source.metastore.database(pair.name)
     changed = {**there.parameters, "season": "winter"}
-    pair.source.metastore.alter_database(pair.db, msgspec.structs.replace(there, parameters=changed))
+    pair.source.metastore.alter_database(pair.name, msgspec.structs.replace(there, parameters=changed))
     write(pair, 1)
     pair.catch_up()
-    found = pair.target.metastore.database(pair.db).parameters
+    found = pair.target.metastore.database(pair.name).parameters
     assert found["season"] == "winter" and LOADING not in found
     assert (target_role(pair), source_role(pair)) == (RoleMark(REPLICA, 1), RoleMark(PRIMARY, 1))
 
 
-def test_setting_roles_is_nothing_for_a_capture_and_verify_sees_no_difference(pair: ReplicationFixture) -> None:
+def test_setting_roles_is_nothing_for_a_capture_and_verify_sees_no_difference(pair: Lab) -> None:
     before = segments(str(pair.cmroot))[-1].last
-    turn(pair.source.metastore, pair.db, FENCED, 2)
-    turn(pair.source.metastore, pair.db, PRIMARY, 3)
+    turn(pair.source.metastore, pair.name, FENCED, 2)
+    turn(pair.source.metastore, pair.name, PRIMARY, 3)
     assert pair.capture().code == 0
     assert "alter_database" not in record_kinds(pair) and before <= segments(str(pair.cmroot))[-1].last
     verified = command(
-        "verify", "--source", pair.source_uri, "--target", pair.target_uri, "--db", pair.db, "--engine", "local"
+        "verify", "--source", pair.source_uri, "--target", pair.target_uri, "--db", pair.name, "--engine", "local"
     )
     assert (verified.code, verified.output["differences"]) == (0, [])
 
 
-def record_kinds(fixture: ReplicationFixture) -> list[str]:
+def record_kinds(fixture: Lab) -> list[str]:
     answer = command("show", str(fixture.cmroot))
     return [each["change"]["kind"] for each in answer.output["records"]]
 
 
-def test_a_dump_of_a_replica_or_a_fenced_database_is_refused(pair: ReplicationFixture) -> None:
+def test_a_dump_of_a_replica_or_a_fenced_database_is_refused(pair: Lab) -> None:
     there = pair.here / "from_replica"
     back = {"source": pair.target_uri, "cmroot": pair.here / "back"}
     assert "is a replica" in refused(pair.dump(out=there, **back))
     assert not there.exists() and not segments(str(pair.here / "back"))
     allowed = pair.dump("--allow-replica", out=there, **back)
     assert allowed.code == 0
-    assert open_parts(str(there))[1].epochs == {pair.db: 1}
-    turn(pair.source.metastore, pair.db, FENCED, 2)
+    assert open_parts(str(there))[1].epochs == {pair.name: 1}
+    turn(pair.source.metastore, pair.name, FENCED, 2)
     for more in ((), ("--allow-replica",), ("--dry-run",)):
         assert "is fenced" in refused(pair.dump(*more))
 
 
-def test_a_load_into_a_primary_or_a_fenced_database_is_refused_and_changes_nothing(pair: ReplicationFixture) -> None:
+def test_a_load_into_a_primary_or_a_fenced_database_is_refused_and_changes_nothing(pair: Lab) -> None:
     write(pair, 1)
     assert pair.dump(since=pair.last).code == 0
     for role, epoch, word in ((PRIMARY, 2, "is the primary"), (FENCED, 3, "is fenced")):
-        turn(pair.target.metastore, pair.db, role, epoch)
+        turn(pair.target.metastore, pair.name, role, epoch)
         before = pair.target.everything()
         for more in ((), ("--overwrite",), ("--dry-run",)):
             assert word in refused(pair.load(pair.last, *more))
         assert pair.target.everything() == before
-    turn(pair.target.metastore, pair.db, REPLICA, 3)
+    turn(pair.target.metastore, pair.name, REPLICA, 3)
     assert "knows epoch 3" in refused(pair.load())
 
 
-def test_a_dump_of_a_higher_epoch_takes_the_replica_along(pair: ReplicationFixture) -> None:
-    turn(pair.source.metastore, pair.db, FENCED, 2)
-    turn(pair.source.metastore, pair.db, PRIMARY, 3)
+def test_a_dump_of_a_higher_epoch_takes_the_replica_along(pair: Lab) -> None:
+    turn(pair.source.metastore, pair.name, FENCED, 2)
+    turn(pair.source.metastore, pair.name, PRIMARY, 3)
     write(pair, 1)
     stale = pair.last
     pair.catch_up()
@@ -386,11 +385,11 @@ class TurnedDuring(ThriftMetastore):
 
 
 @pytest.fixture
-def promoting(target_metastore: Running, fixture: ReplicationFixture) -> Iterator[Any]:
+def promoting(target_metastore: Running, fixture: Lab) -> Iterator[Any]:
     made: list[TurnedDuring] = []
 
     def make(kind: str) -> TurnedDuring:
-        made.append(TurnedDuring(target_metastore.uri, fixture.db, kind))
+        made.append(TurnedDuring(target_metastore.uri, fixture.name, kind))
         return made[-1]
 
     yield make
@@ -400,7 +399,7 @@ def promoting(target_metastore: Running, fixture: ReplicationFixture) -> Iterato
 
 @pytest.mark.parametrize("moment", ["create_database", "create_table"])
 def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_it_primary(
-    fixture: ReplicationFixture, promoting: Any, moment: str
+    fixture: Lab, promoting: Any, moment: str
 ) -> None:
 
     from replicator.replay.apply.load import load
@@ -412,13 +411,13 @@ def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_i
     with pytest.raises(Refused, match="is the primary"):
         load(str(fixture.last), promoting(moment), options, local_runtime())
     assert target_role(fixture) == RoleMark(PRIMARY, 9)
-    assert POSITION not in fixture.target.metastore.database(fixture.db).parameters
+    assert POSITION not in fixture.target.metastore.database(fixture.name).parameters
 
 
 # ---- restore ------------------------------------------------------------------------------------------------------
 
 
-def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pair: ReplicationFixture) -> None:
+def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pair: Lab) -> None:
     event = open_parts(str(pair.last))[1].end.event
     write(pair, 1)
     assert pair.capture().code == 0
@@ -427,7 +426,7 @@ def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pai
         "--cmroot",
         str(pair.cmroot),
         "--db",
-        pair.db,
+        pair.name,
         "--to",
         str(event),
         "--engine",
@@ -437,14 +436,14 @@ def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pai
         "--target-cmroot",
         str(pair.here / "restores"),
     ]
-    copy = command(*restore, "--into", f"{pair.db}_copy")
+    copy = command(*restore, "--into", f"{pair.name}_copy")
     assert copy.code == 0, copy
-    assert read_role(pair.source.metastore, f"{pair.db}_copy") == RoleMark()
-    live = command(*restore, "--into", pair.db, "--force")
+    assert read_role(pair.source.metastore, f"{pair.name}_copy") == RoleMark()
+    live = command(*restore, "--into", pair.name, "--force")
     assert live.code == 0, live
     assert source_role(pair) == RoleMark(PRIMARY, 1)
-    turn(pair.source.metastore, pair.db, FENCED, 2)
-    assert "is fenced" in refused(command(*restore, "--into", pair.db, "--force"))
+    turn(pair.source.metastore, pair.name, FENCED, 2)
+    assert "is fenced" in refused(command(*restore, "--into", pair.name, "--force"))
     assert source_role(pair) == RoleMark(FENCED, 2)
 
 
@@ -455,9 +454,9 @@ def role(*arguments: str) -> Answer:
     return command("role", *arguments)
 
 
-def test_an_operator_sees_and_sets_roles(fixture: ReplicationFixture) -> None:
-    here = ("--metastore", fixture.source_uri, "--db", fixture.db)
-    assert role("show", *here).output["databases"] == [{"db": fixture.db, "role": "none", "epoch": 0, "by": ""}]
+def test_an_operator_sees_and_sets_roles(fixture: Lab) -> None:
+    here = ("--metastore", fixture.source_uri, "--db", fixture.name)
+    assert role("show", *here).output["databases"] == [{"db": fixture.name, "role": "none", "epoch": 0, "by": ""}]
     planned = role("set", *here, "--role", "primary", "--dry-run")
     assert (planned.output["status"], planned.output["after"]["epoch"]) == ("planned", 1)
     assert source_role(fixture) == RoleMark()
@@ -467,12 +466,12 @@ def test_an_operator_sees_and_sets_roles(fixture: ReplicationFixture) -> None:
     (shown,) = role("show", *here).output["databases"]
     assert (shown["role"], shown["epoch"]) == ("primary", 1) and shown["by"]
     everywhere = role("show", "--metastore", fixture.source_uri).output["databases"]
-    assert fixture.db in [each["db"] for each in everywhere] and all(each["epoch"] for each in everywhere)
+    assert fixture.name in [each["db"] for each in everywhere] and all(each["epoch"] for each in everywhere)
 
 
-def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(fixture: ReplicationFixture) -> None:
-    here = ("--metastore", fixture.source_uri, "--db", fixture.db)
-    turn(fixture.source.metastore, fixture.db, REPLICA, 1)
+def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(fixture: Lab) -> None:
+    here = ("--metastore", fixture.source_uri, "--db", fixture.name)
+    turn(fixture.source.metastore, fixture.name, REPLICA, 1)
     answer = role("set", *here, "--role", "primary")
     assert "both take writes" in refused(answer) and "--force" in answer.output["hint"]
     assert answer.output["after"] == {"role": "primary", "epoch": 2, "by": ""}
@@ -484,12 +483,12 @@ def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(fixture: R
     assert role("set", *here, "--role", "fenced", "--epoch", "2").code == 6
 
 
-def test_a_role_that_cannot_be_read_stops_dumps_and_is_repaired_by_force(fixture: ReplicationFixture) -> None:
+def test_a_role_that_cannot_be_read_stops_dumps_and_is_repaired_by_force(fixture: Lab) -> None:
     metastore = fixture.source.metastore
-    there = metastore.database(fixture.db)
-    metastore.alter_database(fixture.db, msgspec.structs.replace(there, parameters={ROLE: "boss", EPOCH: "4"}))
+    there = metastore.database(fixture.name)
+    metastore.alter_database(fixture.name, msgspec.structs.replace(there, parameters={ROLE: "boss", EPOCH: "4"}))
     assert fixture.dump().error == "FormatError"
-    here = ("--metastore", fixture.source_uri, "--db", fixture.db)
+    here = ("--metastore", fixture.source_uri, "--db", fixture.name)
     assert role("set", *here, "--role", "primary").error == "FormatError"
     assert role("set", *here, "--role", "primary", "--force").code == 0
     assert source_role(fixture) == RoleMark(PRIMARY, 5)

@@ -19,10 +19,10 @@ pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 
 import boto3
 from engines import local_engine
+from lab import Lab
 from metastores import MetastoreFactory
 from object_servers import environment
 from plain_tables import text_storage
-from policies import Replication
 from s3_proxy import Proxy, counting
 from s3_users import few_rights
 from stores import s3_server, s3a_as_directories
@@ -263,7 +263,7 @@ class Replicated:
 
     def __init__(self, at: Noticed, target: Running, here: Path) -> None:
         self.at = at
-        self.pair = Replication(at.source, target, here, databases=at.db, cmroot=at.root)
+        self.pair = Lab(at.source, target, here, databases=at.db, cmroot=at.root)
         self.home = here / "target" / f"{at.db}.db"
         self.queue(at.queue)
 
@@ -378,7 +378,8 @@ def test_a_user_with_the_rights_of_the_manual_replicates_between_buckets_with_ve
         s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     roots = {"cmroot": f"{BUCKET}/.cmroot", "target_cmroot": f"{TARGET}/.cmroot"}
     places = {"dumps": f"{TARGET}/dumps", "warehouse": f"{TARGET}/warehouse"}
-    pair = Replication(at.source, target, tmp_path, databases=at.db, **roots, **places)
+    pair = Lab(at.source, target, tmp_path, databases=at.db)
+    pair.keys |= roots | places
     for copied in (5, 1):
         with few_rights() as become:
             become(policy=policy)

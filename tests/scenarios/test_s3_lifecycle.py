@@ -20,9 +20,10 @@ import boto3
 import faults
 import gobblin_examples as examples
 import pytest
+from command_line import command
+from lab import Lab
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture, command
 from s3_path import S3Path
 from s3_proxy import Proxy, counting
 from stores import s3_server, s3a_as_directories
@@ -88,13 +89,13 @@ def here(direct: Any) -> S3Path:
 
 
 @pytest.fixture
-def story(here: S3Path, sides: Sides) -> ReplicationFixture:
+def story(here: S3Path, sides: Sides) -> Lab:
     """Source, `$cmroot`, dumps and target, all on S3."""
-    found = ReplicationFixture(*sides, here, warehouse=here / "replica")  # type: ignore[arg-type]
-    found.source = PlainDatabase(connect(sides[0].uri), found.db, here / "warehouse")
+    found = Lab(*sides, here, warehouse=here / "replica")  # type: ignore[arg-type]
+    found.source = PlainDatabase(connect(sides[0].uri), found.name, here / "warehouse")
     found.source.create()
-    found.source.table("plain", {"f": f"1\t{found.db}\n", "g": f"2\t{found.db}\n"})
-    found.source.partitioned("parts", {"x": {"f": f"3\t{found.db}\n"}, "é ü%20": {"f": f"4\t{found.db}\n"}})
+    found.source.table("plain", {"f": f"1\t{found.name}\n", "g": f"2\t{found.name}\n"})
+    found.source.partitioned("parts", {"x": {"f": f"3\t{found.name}\n"}, "é ü%20": {"f": f"4\t{found.name}\n"}})
     return found
 
 
@@ -128,16 +129,14 @@ LIVES = [each for each in FEATURES if each.run in (repaired, snapshots, synced, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("feature", LIVES, ids=lambda each: each.run.__name__)
-def test_what_s3_does_it_does_when_it_is_busy(feature: StoreFeature, story: ReplicationFixture, busy: Proxy) -> None:
+def test_what_s3_does_it_does_when_it_is_busy(feature: StoreFeature, story: Lab, busy: Proxy) -> None:
     """The same as in the table of stores, by the same assertions."""
     feature.run(story)
     assert busy.taken().total() > 50
 
 
 @pytest.mark.parametrize(("kind", "part"), [("PUT", ".db/"), ("COPY", "/replica/.cmroot/files/")])
-def test_a_load_that_dies_at_a_request_is_run_again(
-    story: ReplicationFixture, busy: Proxy, kind: str, part: str
-) -> None:
+def test_a_load_that_dies_at_a_request_is_run_again(story: Lab, busy: Proxy, kind: str, part: str) -> None:
     story.bootstrap()
     story.source.write("plain", {"f": "5\tnew\n", "g": "6\tnew\n"})
     story.source.drop_partitions("parts", ["x"])
@@ -147,18 +146,18 @@ def test_a_load_that_dies_at_a_request_is_run_again(
     story.is_same()
 
 
-def test_an_expiry_that_dies_at_a_request_is_run_again(story: ReplicationFixture, busy: Proxy) -> None:
+def test_an_expiry_that_dies_at_a_request_is_run_again(story: Lab, busy: Proxy) -> None:
     succeeds(story.capture())
     story.source.drop("parts")
     story.source.drop("plain")
-    story.source.table("later", {"f": f"7\t{story.db}\n"})
+    story.source.table("later", {"f": f"7\t{story.name}\n"})
     succeeds(story.capture())
     expire = ["cm", "expire", "--cmroot", str(story.cmroot), "--older-than", "0s", "--engine", "local"]
     files = story.cmroot / "files"
     assert len(list(files.rglob("*"))) == 5
     killed(busy, expire, story.cmroot, "DELETE many", "")
     succeeds(command(*expire), command("cm", "check", "--cmroot", str(story.cmroot)))
-    assert [each.read_bytes() for each in files.rglob("*")] == [f"7\t{story.db}\n".encode()]
+    assert [each.read_bytes() for each in files.rglob("*")] == [f"7\t{story.name}\n".encode()]
 
 
 def test_retention_dies_at_a_request_and_is_undone(here: S3Path, sides: Sides, busy: Proxy, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import web
 import yaml
-from policies import Replication
+from lab import Lab
 from postgres import Postgres
 from running_service import Service, hanging, processes
 from waiting import eventually
@@ -34,7 +34,7 @@ from replicator.service.timetable import Every
 def test_a_policy_is_kept_in_step(
     service: Service, source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    replication = Replication(source_metastore, target_metastore, tmp_path)
+    replication = Lab(source_metastore, target_metastore, tmp_path)
     source = replication.db()
     source.table("t", {"f": "1\n"})
     service.configure({}, {"west": {**replication.keys, "schedule": "1s", "max_lag": "10m"}})

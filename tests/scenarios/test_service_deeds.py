@@ -15,9 +15,9 @@ import httpx
 import pytest
 import web
 from housekeeping import UNREFERENCED, LifecycleFixture
+from lab import Lab
 from names import unique
 from plain_tables import PlainDatabase
-from policies import Replication
 from running_service import Service, hanging, processes
 from sqlalchemy import update
 from waiting import CEILING, eventually
@@ -38,7 +38,7 @@ class World:
     """A server with the policy of `pair` and one called `other`, no schedules but a job that hangs; and clients."""
 
     service: Service
-    pair: Replication
+    pair: Lab
     life: LifecycleFixture
     who: dict[str, dict[str, str]]
     silent: str
@@ -97,9 +97,9 @@ def world(
     source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
     here = tmp_path_factory.mktemp("deeds")
-    pair = Replication(source_metastore, target_metastore, here / "pair")
+    pair = Lab(source_metastore, target_metastore, here / "pair")
     pair.db().table("t", {"first": "1", "second": "22"})
-    life = LifecycleFixture(pair.source, unique("life"), here)
+    life = LifecycleFixture(pair.source.metastore, unique("life"), here)
     made = Service(here)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         uri = f"thrift://127.0.0.1:{listening.getsockname()[1]}"
@@ -166,7 +166,7 @@ def test_a_plan_is_made_approved_and_applied(world: World) -> None:
     assert world.post(f"plans/{second}:approve").status_code == 204
     done = world.ended(world.asked(f"plans/{plan}:apply", {"confirm": name}))
     assert (done["state"], done["answer"]["files_copied"], done["answer"]["bytes_copied"]) == ("done", 2, 3), done
-    world.pair.is_same()
+    world.pair.are_same()
     shown = world.service.get(f"plans/{plan}")
     assert (shown["state"], shown["applied_by"][0]["id"]) == ("applied", done["id"])
     assert [(each["decision"], each["who"], each["reason"]) for each in shown["decisions"]] == [
@@ -177,7 +177,7 @@ def test_a_plan_is_made_approved_and_applied(world: World) -> None:
     moved = world.ended(world.asked(f"plans/{second}:apply", {"confirm": name}))
     assert (moved["state"], moved["exit_code"]) == ("failed", 6), moved
     assert world.service.get(f"plans/{second}")["state"] == "not applied"
-    world.pair.is_same()
+    world.pair.are_same()
 
 
 def test_a_plan_is_decided_and_applied_on_its_page(world: World) -> None:
@@ -211,7 +211,7 @@ def test_a_plan_is_decided_and_applied_on_its_page(world: World) -> None:
     applied = page.post(f"/plans/{plan}/apply", data=form)
     assert applied.url.path.startswith("/runs/"), applied.text
     assert world.ended(applied.url.path.rpartition("/")[2])["state"] == "done"
-    world.pair.is_same()
+    world.pair.are_same()
     shown = page.get(f"/plans/{plan}").text
     assert ">applied<" in shown and "/apply" not in shown
     assert page.get("/plans/none").status_code == 404
@@ -236,7 +236,7 @@ def test_a_refused_plan_is_not_applied_and_a_database_is_restored_beside(world: 
     asked = {"policy": name, "db": db, "to": str(event), "into": f"rescue_{name}"}
     done = world.ended(world.asked("restores", asked, "limited"))
     assert done["state"] == "done", done
-    rescued = PlainDatabase(world.pair.source, f"rescue_{name}", world.pair.here)
+    rescued = PlainDatabase(world.pair.source.metastore, f"rescue_{name}", world.pair.here)
     assert {"first", "second"} <= set(live["t"]["files"]) == set(rescued.shown()["t"]["files"])
     assert world.pair.db("a").shown() == live
     over = world.post("restores", {**asked, "into": db, "force": True})

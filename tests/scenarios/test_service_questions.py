@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import web
 from housekeeping import LifecycleFixture
-from policies import Replication
+from lab import Lab
 from remembered_purge import CERTIFICATE, PURGE, remember_purge
 from running_service import Service
 from waiting import eventually
@@ -30,7 +30,7 @@ ROWS = "rows of days/a"
 class World:
     """A service, what it serves, and tokens: of a viewer of everything, and of one policy."""
 
-    def __init__(self, service: Service, replication: Replication, life: LifecycleFixture) -> None:
+    def __init__(self, service: Service, replication: Lab, life: LifecycleFixture) -> None:
         self.service, self.replication, self.life = service, replication, life
         self.policy, self.db = replication.name, f"{replication.name}_a"
         self.root, self.target_root = replication.keys["cmroot"], replication.keys["target_cmroot"]
@@ -65,7 +65,7 @@ def world(
     source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
     here = tmp_path_factory.mktemp("world")
-    replication = Replication(source_metastore, target_metastore, here, verify={"objects": 10}, schedule="1d")
+    replication = Lab(source_metastore, target_metastore, here, verify={"objects": 10}, schedule="1d")
     source = replication.db()
     source.table("t", {"f": "1\n"})
     source.table("u", {"f": "1\n"})
@@ -101,7 +101,7 @@ def world(
     made.service.stop()
 
 
-def _remember(replication: Replication, life: LifecycleFixture) -> None:
+def _remember(replication: Lab, life: LifecycleFixture) -> None:
     """What a drill, a purge and its certificate leave, without the minutes that they take."""
     drills = Drills(replication.memory)
     for number in range(3):

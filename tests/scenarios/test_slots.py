@@ -6,9 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import command
 from faults import Fault, run_with
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import ReplicationFixture, command
 
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, give_up_slot, read_pins, slots
 from replicator.dumps.layout import DumpMetadata, open_parts
@@ -19,7 +20,7 @@ SLOT = "west"
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     """A source with two tables; nothing is captured yet."""
     fixture.source.table("t", {"first": "1", "second": "2"})
     fixture.source.partitioned("parts", {"a": {"file": "a"}, "b": {"file": "b"}})
@@ -30,24 +31,24 @@ def metadata(dump: Path) -> DumpMetadata:
     return open_parts(str(dump))[1]
 
 
-def next_dump(fixture: ReplicationFixture, *more: str) -> DumpMetadata:
+def next_dump(fixture: Lab, *more: str) -> DumpMetadata:
     answer = fixture.dump("--slot", SLOT, *more)
     assert answer.code == 0, answer
     return metadata(fixture.last)
 
 
-def change(fixture: ReplicationFixture, number: int) -> None:
+def change(fixture: Lab, number: int) -> None:
     fixture.source.write("t", {f"more{number}": f"{number}"})
     fixture.source.alter("t", round=str(number))
 
 
-def position(fixture: ReplicationFixture) -> int:
+def position(fixture: Lab) -> int:
     slot = find_slot(str(fixture.cmroot), SLOT)
     assert slot is not None
     return slot.position
 
 
-def test_a_consumer_is_registered_by_its_first_dump_and_confirmed_by_each_load(fixture: ReplicationFixture) -> None:
+def test_a_consumer_is_registered_by_its_first_dump_and_confirmed_by_each_load(fixture: Lab) -> None:
     first = next_dump(fixture)
     assert (first.kind, first.slot) == ("bootstrap", SLOT)
     slot = find_slot(str(fixture.cmroot), SLOT)
@@ -68,7 +69,7 @@ def test_a_consumer_is_registered_by_its_first_dump_and_confirmed_by_each_load(f
         before = dumped.end
 
 
-def test_dumps_made_ahead_of_their_loads_begin_where_the_consumer_is(fixture: ReplicationFixture) -> None:
+def test_dumps_made_ahead_of_their_loads_begin_where_the_consumer_is(fixture: Lab) -> None:
     next_dump(fixture)
     assert fixture.load().code == 0
     change(fixture, 1)
@@ -83,7 +84,7 @@ def test_dumps_made_ahead_of_their_loads_begin_where_the_consumer_is(fixture: Re
     assert position(fixture) == two.end.position
 
 
-def test_until_its_bootstrap_is_loaded_a_consumer_gets_bootstraps(fixture: ReplicationFixture) -> None:
+def test_until_its_bootstrap_is_loaded_a_consumer_gets_bootstraps(fixture: Lab) -> None:
     one = next_dump(fixture)
     change(fixture, 1)
     two = next_dump(fixture)
@@ -95,7 +96,7 @@ def test_until_its_bootstrap_is_loaded_a_consumer_gets_bootstraps(fixture: Repli
     assert next_dump(fixture).kind == "incremental"
 
 
-def test_a_new_slot_may_begin_at_what_its_consumer_has(fixture: ReplicationFixture) -> None:
+def test_a_new_slot_may_begin_at_what_its_consumer_has(fixture: Lab) -> None:
     assert fixture.dump().code == 0
     assert fixture.load().code == 0
     had = metadata(fixture.last)
@@ -108,7 +109,7 @@ def test_a_new_slot_may_begin_at_what_its_consumer_has(fixture: ReplicationFixtu
     assert position(fixture) == dumped.end.position
 
 
-def test_every_dump_is_pinned_by_what_it_needs(fixture: ReplicationFixture) -> None:
+def test_every_dump_is_pinned_by_what_it_needs(fixture: Lab) -> None:
     whole = next_dump(fixture)
     assert fixture.load().code == 0
     change(fixture, 1)
@@ -119,14 +120,14 @@ def test_every_dump_is_pinned_by_what_it_needs(fixture: ReplicationFixture) -> N
     assert pins[part.id].needs_after == part.begin.position
 
 
-def test_a_dump_that_fails_leaves_no_pin_and_no_slot(fixture: ReplicationFixture) -> None:
+def test_a_dump_that_fails_leaves_no_pin_and_no_slot(fixture: Lab) -> None:
     assert fixture.capture().code == 0
     bad = fixture.dump("--slot", SLOT, "--include", "nothing_like_it", "--no-capture")
     assert (bad.code, bad.error) == (2, "UsageError")
     assert read_pins(str(fixture.cmroot)).dumps == [] and slots(str(fixture.cmroot)) == []
 
 
-def test_a_load_without_the_sources_root_says_how_to_confirm(fixture: ReplicationFixture) -> None:
+def test_a_load_without_the_sources_root_says_how_to_confirm(fixture: Lab) -> None:
     next_dump(fixture)
     (fixture.cmroot / "slots").rename(fixture.here / "slots")
     (fixture.cmroot / "slots").write_text("not a directory")
@@ -141,7 +142,7 @@ def test_a_load_without_the_sources_root_says_how_to_confirm(fixture: Replicatio
     assert not slots(str(fixture.cmroot))[0].awaits
 
 
-def test_a_slot_that_was_dropped_is_told_by_the_load_and_not_made_again(fixture: ReplicationFixture) -> None:
+def test_a_slot_that_was_dropped_is_told_by_the_load_and_not_made_again(fixture: Lab) -> None:
     next_dump(fixture)
     drop_slot(str(fixture.cmroot), SLOT)
     loaded = fixture.load()
@@ -149,7 +150,7 @@ def test_a_slot_that_was_dropped_is_told_by_the_load_and_not_made_again(fixture:
     assert slots(str(fixture.cmroot)) == []
 
 
-def test_a_slot_that_was_given_up_is_refused_before_anything_is_captured(fixture: ReplicationFixture) -> None:
+def test_a_slot_that_was_given_up_is_refused_before_anything_is_captured(fixture: Lab) -> None:
     next_dump(fixture)
     give_up_slot(str(fixture.cmroot), SLOT, now=lambda: 1_800_000_000)
     refused = fixture.dump("--slot", SLOT)
@@ -157,13 +158,13 @@ def test_a_slot_that_was_given_up_is_refused_before_anything_is_captured(fixture
     assert "invalidated" in refused.message and "slots drop" in refused.output["hint"]
 
 
-def test_a_name_that_cannot_be_one_is_refused(fixture: ReplicationFixture) -> None:
+def test_a_name_that_cannot_be_one_is_refused(fixture: Lab) -> None:
     refused = fixture.dump("--slot", "../evil")
     assert (refused.code, refused.error) == (2, "PinError")
     assert not (fixture.here / "evil").exists() and not fixture.last.exists()
 
 
-def test_the_dry_run_says_where_the_dump_would_begin(fixture: ReplicationFixture) -> None:
+def test_the_dry_run_says_where_the_dump_would_begin(fixture: Lab) -> None:
     first = next_dump(fixture)
     assert fixture.load().code == 0
     change(fixture, 1)
@@ -174,7 +175,7 @@ def test_the_dry_run_says_where_the_dump_would_begin(fixture: ReplicationFixture
     assert [slot.name for slot in slots(str(fixture.cmroot))] == [SLOT]
 
 
-def test_a_slot_at_a_moment_that_a_replaced_log_lacks_is_told(fixture: ReplicationFixture) -> None:
+def test_a_slot_at_a_moment_that_a_replaced_log_lacks_is_told(fixture: Lab) -> None:
     next_dump(fixture)
     assert fixture.load().code == 0
     confirm_slot(str(fixture.cmroot), SLOT, 10_000, 10_000, now=lambda: 1_800_000_000)
@@ -183,7 +184,7 @@ def test_a_slot_at_a_moment_that_a_replaced_log_lacks_is_told(fixture: Replicati
     assert "10000" in answer.message
 
 
-def test_an_operators_slot_is_taken_at_its_word(fixture: ReplicationFixture) -> None:
+def test_an_operators_slot_is_taken_at_its_word(fixture: Lab) -> None:
     assert fixture.dump().code == 0 and fixture.load().code == 0
     had = metadata(fixture.last)
     now = "2026-03-01T12:00:00+00:00"
@@ -204,7 +205,7 @@ DUMP_FAULTS = [
 
 
 @pytest.mark.parametrize("fault", DUMP_FAULTS, ids=str)
-def test_a_bootstrap_with_a_slot_that_was_killed_is_run_again(fixture: ReplicationFixture, fault: Fault) -> None:
+def test_a_bootstrap_with_a_slot_that_was_killed_is_run_again(fixture: Lab, fault: Fault) -> None:
     fixture.dumps = 1
     arguments = [*fixture.dump_arguments(fixture.last), "--slot", SLOT]
     run_with(fault, arguments)
@@ -220,7 +221,7 @@ def test_a_bootstrap_with_a_slot_that_was_killed_is_run_again(fixture: Replicati
     assert fixture.target.shown() == fixture.source.shown()
 
 
-def next_dump_into(fixture: ReplicationFixture, arguments: list[str]) -> DumpMetadata:
+def next_dump_into(fixture: Lab, arguments: list[str]) -> DumpMetadata:
     answer = command(*arguments)
     assert answer.code == 0, answer
     return metadata(fixture.last)
@@ -234,9 +235,7 @@ def next_dump_into(fixture: ReplicationFixture, arguments: list[str]) -> DumpMet
     ],
     ids=str,
 )
-def test_a_load_that_was_killed_before_it_confirmed_confirms_when_it_is_run_again(
-    fixture: ReplicationFixture, fault: Fault
-) -> None:
+def test_a_load_that_was_killed_before_it_confirmed_confirms_when_it_is_run_again(fixture: Lab, fault: Fault) -> None:
     dumped = next_dump(fixture)
     arguments = fixture.load_arguments(fixture.last)
     run_with(fault, arguments)
@@ -247,14 +246,14 @@ def test_a_load_that_was_killed_before_it_confirmed_confirms_when_it_is_run_agai
     fixture.is_same()
 
 
-def test_two_consumers_of_one_source_are_told_apart(fixture: ReplicationFixture, target_metastore: Running) -> None:
+def test_two_consumers_of_one_source_are_told_apart(fixture: Lab, target_metastore: Running) -> None:
     next_dump(fixture)
     assert fixture.load().code == 0
-    other = PlainDatabase(connect(target_metastore.uri), f"{fixture.db}_east", fixture.warehouse)
+    other = PlainDatabase(connect(target_metastore.uri), f"{fixture.name}_east", fixture.warehouse)
     east = fixture.here / "east"
     assert fixture.dump("--slot", "east", out=east).code == 0
     assert metadata(east).kind == "bootstrap"
-    assert fixture.load(east, "--rename-db", f"{fixture.db}={other.name}").code == 0
+    assert fixture.load(east, "--rename-db", f"{fixture.name}={other.name}").code == 0
     change(fixture, 1)
     dumped = next_dump(fixture)
     assert fixture.load().code == 0
@@ -262,7 +261,7 @@ def test_two_consumers_of_one_source_are_told_apart(fixture: ReplicationFixture,
     assert there == {SLOT: dumped.end.position, "east": metadata(east).end.position}
 
 
-def test_what_a_narrower_dump_left_out_is_not_passed_over_by_the_next_wider_one(fixture: ReplicationFixture) -> None:
+def test_what_a_narrower_dump_left_out_is_not_passed_over_by_the_next_wider_one(fixture: Lab) -> None:
     """The slot has moved on without it: of tables, and of databases."""
     assert (next_dump(fixture).kind, fixture.load().code) == ("bootstrap", 0)
     fixture.source.write("parts/p=a", {"lost": "lost"})
@@ -276,7 +275,7 @@ def test_what_a_narrower_dump_left_out_is_not_passed_over_by_the_next_wider_one(
     assert next_dump(fixture, "--include", "t").kind == "incremental"
     assert fixture.load().code == 0
 
-    other = PlainDatabase(fixture.source.metastore, f"{fixture.db}_other", fixture.source.home.parent)
+    other = PlainDatabase(fixture.source.metastore, f"{fixture.name}_other", fixture.source.home.parent)
     other.create()
     refused = fixture.dump("--slot", SLOT, "--db", other.name, "--include", "t")
     assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import Answer, command
+from lab import Lab
 from plain_tables import PlainDatabase, text_storage
-from policies import Replication
-from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL, Partition, Storage
 from replicator.metastore.embedded.running import Running
@@ -20,20 +20,20 @@ TEXT = "1\x01one\n"
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Lab:
     """A table and a partitioned one, on both sides."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture = Lab(source_metastore, target_metastore, tmp_path)
     fill(fixture.source)
     fixture.bootstrap()
     return fixture
 
 
 @pytest.fixture
-def replication(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    made = Replication(source_metastore, target_metastore, tmp_path)
+def replication(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Lab:
+    made = Lab(source_metastore, target_metastore, tmp_path)
     fill(made.db())
     assert run_policy(made, "sync").code == 0
-    made.is_same()
+    made.are_same()
     return made
 
 
@@ -44,7 +44,7 @@ def fill(db: PlainDatabase) -> None:
     db.partitioned("p", {"a": {"f": TEXT}, "b": {"f": TEXT * 3}})
 
 
-def run_policy(made: Replication, verb: str, *more: str) -> Answer:
+def run_policy(made: Lab, verb: str, *more: str) -> Answer:
     return command("--config", str(made.config()), verb, made.name, *more)
 
 
@@ -65,7 +65,7 @@ def lacking(answer: Answer) -> list[str]:
     ]
 
 
-def test_a_policy_keeps_the_replica_of_a_database_whose_directory_is_away(replication: Replication) -> None:
+def test_a_policy_keeps_the_replica_of_a_database_whose_directory_is_away(replication: Lab) -> None:
     db, replica = replication.db(), replication.replica()
     before, everything = replica.shown(), [f"{db.name}.p/p=a", f"{db.name}.p/p=b", f"{db.name}.t"]
     back = away(db.home)
@@ -84,10 +84,10 @@ def test_a_policy_keeps_the_replica_of_a_database_whose_directory_is_away(replic
     run = run_policy(replication, "sync")
     assert (run.code, run.output["status"], run.output["files_copied"]) == (0, "nothing", 0), run
     assert (lacking(run), run_policy(replication, "lag").output["status"]) == ([], "current")
-    replication.is_same()
+    replication.are_same()
 
 
-def test_what_changes_meanwhile_elsewhere_is_replicated(replication: Replication) -> None:
+def test_what_changes_meanwhile_elsewhere_is_replicated(replication: Lab) -> None:
     db = replication.db()
     before = replication.replica().shown()
     back = away(db.home / "t")
@@ -101,10 +101,10 @@ def test_what_changes_meanwhile_elsewhere_is_replicated(replication: Replication
     (db.home / "t" / "one").unlink()
     run = run_policy(replication, "sync")
     assert (run.code, lacking(run)) == (0, [])
-    replication.is_same()
+    replication.are_same()
 
 
-def test_a_failover_says_what_the_replica_could_not_see(replication: Replication) -> None:
+def test_a_failover_says_what_the_replica_could_not_see(replication: Lab) -> None:
     db, before = replication.db(), replication.replica().shown()
     away(db.home)
     assert run_policy(replication, "sync").code == 3
@@ -115,10 +115,10 @@ def test_a_failover_says_what_the_replica_could_not_see(replication: Replication
     assert replication.replica().shown() == before
 
 
-def test_a_dump_carries_what_nobody_could_see_to_its_load(fixture: ReplicationFixture) -> None:
+def test_a_dump_carries_what_nobody_could_see_to_its_load(fixture: Lab) -> None:
     before, first = fixture.target.shown(), fixture.last
     back = away(fixture.source.home)
-    everything = [f"{fixture.db}.p/p=a", f"{fixture.db}.p/p=b", f"{fixture.db}.t"]
+    everything = [f"{fixture.name}.p/p=a", f"{fixture.name}.p/p=b", f"{fixture.name}.t"]
     dumped = fixture.dump(since=first)
     assert (dumped.code, dumped.output["status"], lacking(dumped)) == (3, "incomplete", everything)
     for status in ("incomplete", "already loaded"):
@@ -139,14 +139,18 @@ def test_a_dump_carries_what_nobody_could_see_to_its_load(fixture: ReplicationFi
     fixture.catch_up()
 
 
-def test_what_no_capture_has_ever_seen_stays_on_the_replica_too(fixture: ReplicationFixture) -> None:
+def test_what_no_capture_has_ever_seen_stays_on_the_replica_too(fixture: Lab) -> None:
     """A new $cmroot, and the disk is not mounted: the dump names no file, and the replica has them."""
     before = fixture.target.shown()
     away(fixture.source.home / "t")
     away(fixture.source.home / "p" / "p=a")
     (fixture.source.home / "p" / "p=b" / "f").unlink()
     dumped = fixture.dump(cmroot=fixture.here / "other")
-    assert (dumped.code, lacking(dumped), dumped.output["files"]) == (3, [f"{fixture.db}.p/p=a", f"{fixture.db}.t"], 0)
+    assert (dumped.code, lacking(dumped), dumped.output["files"]) == (
+        3,
+        [f"{fixture.name}.p/p=a", f"{fixture.name}.t"],
+        0,
+    )
     assert fixture.load(None, "--overwrite").code == 6  # of what is away the dump does not know how much there is
     loaded = fixture.load(None, "--overwrite", "--allow-removals")
     assert loaded.code == 3, loaded
@@ -157,7 +161,7 @@ def test_what_no_capture_has_ever_seen_stays_on_the_replica_too(fixture: Replica
     assert shown["p/p=b"]["files"] == {}
 
 
-def test_what_is_dropped_at_the_source_goes_though_its_directory_was_away(replication: Replication) -> None:
+def test_what_is_dropped_at_the_source_goes_though_its_directory_was_away(replication: Lab) -> None:
     db = replication.db()
     away(db.home / "t")
     away(db.home / "p" / "p=a")
@@ -166,11 +170,11 @@ def test_what_is_dropped_at_the_source_goes_though_its_directory_was_away(replic
     db.metastore.drop_partitions(db.name, "p", ["p=a"])
     run = run_policy(replication, "sync")
     assert (run.code, lacking(run)) == (0, [])
-    replication.is_same()
+    replication.are_same()
     assert not (replication.replica().home / "t").exists() or not list((replication.replica().home / "t").iterdir())
 
 
-def test_a_person_may_declare_a_table_or_partition_empty(replication: Replication) -> None:
+def test_a_person_may_declare_a_table_or_partition_empty(replication: Lab) -> None:
     db = replication.db()
     away(db.home / "t")
     away(db.home / "p" / "p=a")
@@ -192,7 +196,7 @@ def test_a_person_may_declare_a_table_or_partition_empty(replication: Replicatio
     assert follow.code == 2
 
 
-def test_tables_without_a_directory_from_the_beginning_are_named(replication: Replication) -> None:
+def test_tables_without_a_directory_from_the_beginning_are_named(replication: Lab) -> None:
     db, here = replication.db(), replication.here
     nowhere = here / "nowhere"
     made = db.table("lake", kind=EXTERNAL)
@@ -233,7 +237,7 @@ def at(storage: Storage | None, place: Path) -> Storage:
     return msgspec.structs.replace(storage, location=f"file:{place}")
 
 
-def test_a_mount_that_goes_away(replication: Replication, mounted: Callable[[bool], Path]) -> None:
+def test_a_mount_that_goes_away(replication: Lab, mounted: Callable[[bool], Path]) -> None:
     db, place = replication.db(), mounted(True) / "lake"
     made = db.table("lake", kind=EXTERNAL)
     db.metastore.alter_table(db.name, "lake", msgspec.structs.replace(made, storage=at(made.storage, place)))
@@ -250,13 +254,13 @@ def test_a_mount_that_goes_away(replication: Replication, mounted: Callable[[boo
     assert external_files(replication) == before
 
 
-def external_files(made: Replication) -> dict[str, str]:
+def external_files(made: Lab) -> dict[str, str]:
     table: Any = made.replica().metastore.table(made.replica().name, "lake")
     place = Path(table.location.removeprefix("file:"))
     return {path.name: path.read_text() for path in place.iterdir()}
 
 
-def test_a_directory_that_cannot_be_listed_is_unknown_and_the_others_go_on(replication: Replication) -> None:
+def test_a_directory_that_cannot_be_listed_is_unknown_and_the_others_go_on(replication: Lab) -> None:
     db = replication.db()
     before = replication.replica().shown()["t"]
     back = away(db.home / "t")
@@ -269,13 +273,13 @@ def test_a_directory_that_cannot_be_listed_is_unknown_and_the_others_go_on(repli
     (db.home / "t").unlink()
     back()
     assert run_policy(replication, "sync").code == 0
-    replication.is_same()
+    replication.are_same()
 
 
 # ---- scopes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_wider_increment_does_not_pass_over_what_a_narrower_one_left_out(fixture: ReplicationFixture) -> None:
+def test_a_wider_increment_does_not_pass_over_what_a_narrower_one_left_out(fixture: Lab) -> None:
     whole = fixture.last
     fixture.source.write("p/p=a", {"lost": TEXT})
     fixture.source.write("t", {"three": TEXT})
@@ -307,7 +311,7 @@ def test_a_wider_increment_does_not_pass_over_what_a_narrower_one_left_out(fixtu
 def test_increments_of_all_do_not_follow_a_bootstrap_of_some(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture = Lab(source_metastore, target_metastore, tmp_path)
     fill(fixture.source)
     assert fixture.dump("--exclude", "p").code == 0
     first = fixture.last
@@ -320,16 +324,16 @@ def test_increments_of_all_do_not_follow_a_bootstrap_of_some(
     assert fixture.load().code == 0  # less is no danger
 
 
-def test_a_replica_that_does_not_say_its_scope_is_loaded_as_ever(fixture: ReplicationFixture) -> None:
-    there = fixture.target.metastore.database(fixture.db)
+def test_a_replica_that_does_not_say_its_scope_is_loaded_as_ever(fixture: Lab) -> None:
+    there = fixture.target.metastore.database(fixture.name)
     parameters = {key: value for key, value in there.parameters.items() if key != "replicator.scope"}
     assert len(parameters) < len(there.parameters)
-    fixture.target.metastore.alter_database(fixture.db, msgspec.structs.replace(there, parameters=parameters))
+    fixture.target.metastore.alter_database(fixture.name, msgspec.structs.replace(there, parameters=parameters))
     fixture.source.write("t", {"three": TEXT})
     fixture.catch_up()
 
 
-def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Replication) -> None:
+def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Lab) -> None:
     db = replication.db()
     db.write("t", {"three": TEXT})
     db.write("p/p=a", {"lost": TEXT})
@@ -366,7 +370,7 @@ def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Replica
     assert loaded.code == 0, loaded.output
     run = run_policy(replication, "sync")
     assert (run.code, list(run.output["bootstrapped"])) == (0, [db.name]), run
-    replication.is_same()
+    replication.are_same()
     db.write("t", {"four": TEXT})
     assert run_policy(replication, "sync").output["kind"] == "incremental"
 
@@ -374,7 +378,7 @@ def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Replica
 # ---- the brake, and what a plan says --------------------------------------------------------------------------------
 
 
-def test_a_load_that_would_take_most_of_a_replica_stops_before_it_changes_anything(replication: Replication) -> None:
+def test_a_load_that_would_take_most_of_a_replica_stops_before_it_changes_anything(replication: Lab) -> None:
     db = replication.db()
     db.table("large", {"f": TEXT * 100, "g": TEXT * 100, "h": TEXT * 90})
     assert run_policy(replication, "sync").code == 0
@@ -395,10 +399,10 @@ def test_a_load_that_would_take_most_of_a_replica_stops_before_it_changes_anythi
     assert replication.replica().everything() == before
     run = run_policy(replication, "sync", "--allow-removals")
     assert (run.code, run.output["files_removed"]) == (0, 2)
-    replication.is_same()
+    replication.are_same()
 
 
-def test_the_configuration_says_how_much_a_load_may_take(replication: Replication) -> None:
+def test_the_configuration_says_how_much_a_load_may_take(replication: Lab) -> None:
     db = replication.db()
     (db.home / "t" / "one").unlink()
     config = replication.config()
@@ -409,7 +413,7 @@ def test_the_configuration_says_how_much_a_load_may_take(replication: Replicatio
     assert command("--config", str(config), "sync", replication.name).code == 0
 
 
-def test_what_was_dropped_or_written_anew_needs_no_word(replication: Replication) -> None:
+def test_what_was_dropped_or_written_anew_needs_no_word(replication: Lab) -> None:
     db = replication.db()
     db.drop("p")
     assert run_policy(replication, "sync").code == 0
@@ -419,10 +423,10 @@ def test_what_was_dropped_or_written_anew_needs_no_word(replication: Replication
     assert run_policy(replication, "sync").code == 0
     db.drop("t")
     assert run_policy(replication, "sync").code == 0
-    replication.is_same()
+    replication.are_same()
 
 
-def test_a_bootstrap_of_emptied_tables_stops_too(fixture: ReplicationFixture) -> None:
+def test_a_bootstrap_of_emptied_tables_stops_too(fixture: Lab) -> None:
     before = fixture.target.everything()
     for path in [*(fixture.source.home / "t").iterdir(), *(fixture.source.home / "p").rglob("f")]:
         path.unlink()
@@ -434,7 +438,7 @@ def test_a_bootstrap_of_emptied_tables_stops_too(fixture: ReplicationFixture) ->
     fixture.is_same()
 
 
-def repair(made: Replication, *more: str) -> Answer:
+def repair(made: Lab, *more: str) -> Answer:
     return command(
         "repair",
         "--source",
@@ -455,18 +459,18 @@ def repair(made: Replication, *more: str) -> Answer:
     )
 
 
-def test_a_repair_that_would_take_most_of_a_replica_stops(replication: Replication) -> None:
+def test_a_repair_that_would_take_most_of_a_replica_stops(replication: Lab) -> None:
     replication.replica().write("t", {"junk": TEXT * 1000})
     refused = repair(replication)
     assert (refused.code, refused.error) == (6, "Refused"), refused
     assert repair(replication, "--allow-removals").code == 0
-    replication.is_same()
+    replication.are_same()
 
 
 # ---- who asks later -------------------------------------------------------------------------------------------------
 
 
-def test_a_check_names_what_is_away(replication: Replication) -> None:
+def test_a_check_names_what_is_away(replication: Lab) -> None:
     db = replication.db()
     back = away(db.home / "t")
     assert run_policy(replication, "sync").code == 3
@@ -481,7 +485,7 @@ def test_a_check_names_what_is_away(replication: Replication) -> None:
     assert (lacking(checked), reported["health"]) == ([], "ok"), checked
 
 
-def test_a_repair_names_what_is_away_and_the_replica_goes_on_saying_it(replication: Replication) -> None:
+def test_a_repair_names_what_is_away_and_the_replica_goes_on_saying_it(replication: Lab) -> None:
     db, replica = replication.db(), replication.replica()
     before = replica.shown()
     back = away(db.home / "t")
@@ -501,7 +505,7 @@ def test_a_repair_names_what_is_away_and_the_replica_goes_on_saying_it(replicati
     assert repair(replication).code == 0
 
 
-def test_a_plan_prices_what_is_dropped_and_the_apply_does_that(replication: Replication) -> None:
+def test_a_plan_prices_what_is_dropped_and_the_apply_does_that(replication: Lab) -> None:
     db = replication.db()
     db.drop("t")
     db.drop_partitions("p", ["a"])
@@ -515,10 +519,10 @@ def test_a_plan_prices_what_is_dropped_and_the_apply_does_that(replication: Repl
     assert gone == {(f"{db.name}.t", ""): len(TEXT) * 3, (f"{db.name}.p", "p=a"): len(TEXT)}
     applied = command("--config", str(replication.config()), "apply", str(out))
     assert (applied.code, applied.output["files_removed"]) == (0, 3), applied
-    replication.is_same()
+    replication.are_same()
 
 
-def test_a_dry_run_of_a_load_prices_what_goes(fixture: ReplicationFixture) -> None:
+def test_a_dry_run_of_a_load_prices_what_goes(fixture: Lab) -> None:
     first = fixture.last
     fixture.source.drop("t")
     fixture.source.drop_partitions("p", ["a"])
@@ -531,9 +535,9 @@ def test_a_dry_run_of_a_load_prices_what_goes(fixture: ReplicationFixture) -> No
     assert (planned.output["files_to_remove"], planned.output["partitions_to_drop"]) == (4, 1), planned
     assert planned.output["bytes_to_remove"] == len(TEXT) * 7
     assert {(each["object"], each["partition"], each["files"]) for each in planned.output["gone"]} == {
-        (f"{fixture.db}.t", "", 2),
-        (f"{fixture.db}.p", "p=a", 1),
-        (f"{fixture.db}.p", "p=b", 1),
+        (f"{fixture.name}.t", "", 2),
+        (f"{fixture.name}.p", "p=a", 1),
+        (f"{fixture.name}.p", "p=b", 1),
     }
     loaded = fixture.load()
     assert (loaded.code, loaded.output["files_removed"]) == (0, 4)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from replication_fixture import ReplicationFixture
+from lab import Lab
 from spark_cluster import HOSTS, SparkCluster, command_line
 from waiting import eventually
 
@@ -26,7 +26,7 @@ RATE = 8_000_000  # bytes in a second, by all tasks: so that somebody comes whil
 
 
 @pytest.fixture
-def dumped(fixture: ReplicationFixture) -> ReplicationFixture:
+def dumped(fixture: Lab) -> Lab:
     """A dump of files that take seconds to copy."""
     fixture.source.partitioned("p", {f"{number:02d}": {"f": ""} for number in range(FILES)})
     for number in range(FILES):
@@ -42,7 +42,7 @@ class Loading:
 
     def __init__(
         self,
-        fixture: ReplicationFixture,
+        fixture: Lab,
         cluster: SparkCluster,
         settings: Mapping[str, str] = MappingProxyType({}),
         after: Callable[[], None] = lambda: None,
@@ -79,15 +79,15 @@ class Loading:
         assert self._thread.is_alive()
 
 
-def copies(fixture: ReplicationFixture) -> list[Path]:
+def copies(fixture: Lab) -> list[Path]:
     return list(fixture.target.home.glob("p/p=*/f"))
 
 
-def stray(fixture: ReplicationFixture) -> list[Path]:
+def stray(fixture: Lab) -> list[Path]:
     return [path for path in fixture.warehouse.rglob("*") if path.name.startswith((".replicating-", ".aside-"))]
 
 
-def is_exact(fixture: ReplicationFixture) -> None:
+def is_exact(fixture: Lab) -> None:
     """The replica is, and the next load leaves nothing of given-up attempts."""
     shown, wanted = fixture.target.shown(), fixture.source.shown()
     assert shown == wanted
@@ -99,9 +99,7 @@ def is_exact(fixture: ReplicationFixture) -> None:
 @pytest.mark.parametrize(
     "what", ["Python worker", *(pytest.param(each, marks=pytest.mark.long) for each in ("executor", "host"))]
 )
-def test_a_load_goes_on_when_a_part_of_the_cluster_dies(
-    what: str, dumped: ReplicationFixture, spark_cluster: SparkCluster
-) -> None:
+def test_a_load_goes_on_when_a_part_of_the_cluster_dies(what: str, dumped: Lab, spark_cluster: SparkCluster) -> None:
     try:
         with Loading(dumped, spark_cluster) as loading:
             loading.wait_for_copies()
@@ -126,7 +124,7 @@ DYNAMIC = {
 
 
 @pytest.mark.long
-def test_executors_come_and_go(dumped: ReplicationFixture, spark_cluster: SparkCluster) -> None:
+def test_executors_come_and_go(dumped: Lab, spark_cluster: SparkCluster) -> None:
     """Dynamic allocation: between two loads there are none."""
     with replicator.engines("spark", spark_cluster.url, DYNAMIC) as engines:
         places = {"target": dumped.target_uri, "warehouse": str(dumped.warehouse)}
@@ -158,7 +156,7 @@ IMPATIENT = {
     ("what", "settings"), [("Python worker", SPECULATIVE), pytest.param("executor", IMPATIENT, marks=pytest.mark.long)]
 )
 def test_an_attempt_that_was_given_up_lives_on_and_publishes_nothing(
-    what: str, settings: dict[str, str], dumped: ReplicationFixture, spark_cluster: SparkCluster
+    what: str, settings: dict[str, str], dumped: Lab, spark_cluster: SparkCluster
 ) -> None:
     """It stands still in the middle of its files until another has copied them, and another load has dropped them."""
     stopped: list[int] = []
@@ -207,7 +205,7 @@ def state(process: int) -> str:
 class Idle:
     """Whether a worker is gone, or was seen twenty times in a row without a file of either side open."""
 
-    def __init__(self, worker: int, fixture: ReplicationFixture) -> None:
+    def __init__(self, worker: int, fixture: Lab) -> None:
         self._worker, self._homes, self._seen = worker, (str(fixture.warehouse), str(fixture.source.home)), 0
 
     def __call__(self) -> bool:

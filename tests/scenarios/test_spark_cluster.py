@@ -17,10 +17,9 @@ import pyarrow.dataset as ds
 import pytest
 from gobblin_examples import TIME_BASED
 from housekeeping import EXPIRED
-from policies import Replication
+from lab import Lab
 from postgres import Postgres
 from purges import DESCRIPTOR
-from replication_fixture import ReplicationFixture
 from spark_cluster import HOME, SparkCluster
 from waiting import eventually
 
@@ -77,25 +76,23 @@ def jobs(engines: AutoEngine) -> int:
     return len(context.statusTracker().getJobIdsForGroup(None))
 
 
-def test_a_replication_whose_nodes_have_nothing_but_pyarrow(
-    on_cluster: Callable[..., Any], fixture: ReplicationFixture
-) -> None:
+def test_a_replication_whose_nodes_have_nothing_but_pyarrow(on_cluster: Callable[..., Any], fixture: Lab) -> None:
     source, target = fixture.source, fixture.target
     roots = {"cmroot": str(fixture.cmroot)}
-    sides = {"source": fixture.source_uri, "target": fixture.target_uri, "db": fixture.db}
+    sides = {"source": fixture.source_uri, "target": fixture.target_uri, "db": fixture.name}
     places = {"warehouse": str(fixture.warehouse), "target": fixture.target_uri}
     source.partitioned("parts", {f"{number}": {"f": f"{number}\tx\n" * 100} for number in range(9)})
     source.table("plain", {"f": "1\tone\n"})
     first, second = str(fixture.here / "first"), str(fixture.here / "second")
-    assert on_cluster("dump", source=fixture.source_uri, **roots, db=fixture.db, out=first).status == "dumped"
+    assert on_cluster("dump", source=fixture.source_uri, **roots, db=fixture.name, out=first).status == "dumped"
     assert on_cluster("load", dump=first, **places).status == "loaded"
     fixture.is_same()
 
     source.drop("plain")
     source.write("parts/p=3", {"f": "another\n", "g": "new\n"})
     source.drop_partitions("parts", ["5"])
-    assert on_cluster("capture", source=fixture.source_uri, **roots, db=fixture.db).status == "captured"
-    dumped = on_cluster("dump", source=fixture.source_uri, **roots, db=fixture.db, out=second, since=first)
+    assert on_cluster("capture", source=fixture.source_uri, **roots, db=fixture.name).status == "captured"
+    dumped = on_cluster("dump", source=fixture.source_uri, **roots, db=fixture.name, out=second, since=first)
     assert on_cluster("load", dump=second, **places).status == "loaded"
     fixture.is_same()
     assert on_cluster("verify", **sides, level="checksum").status == "same"
@@ -105,9 +102,9 @@ def test_a_replication_whose_nodes_have_nothing_but_pyarrow(
     warehouse = str(fixture.warehouse)
     assert on_cluster("repair", **sides, **roots, warehouse=warehouse, level="checksum").status == "repaired"
     fixture.is_same()
-    restored = f"{fixture.db}_restored"
+    restored = f"{fixture.name}_restored"
     back = on_cluster(
-        "restore", **roots, db=fixture.db, to=str(dumped.from_event), target=fixture.target_uri, into=restored
+        "restore", **roots, db=fixture.name, to=str(dumped.from_event), target=fixture.target_uri, into=restored
     )
     assert back.status == "restored", back
     assert on_cluster("cm ls", **roots).total["entries"] > 0
@@ -117,36 +114,34 @@ def test_a_replication_whose_nodes_have_nothing_but_pyarrow(
 
 
 @pytest.mark.long
-def test_a_policy_and_its_role_changes(on_cluster: Callable[..., Any], pair: Replication) -> None:
+def test_a_policy_and_its_role_changes(on_cluster: Callable[..., Any], pair: Lab) -> None:
     source = pair.db("a")
     source.partitioned("days", {"1": {"x": "one"}, "2": {"y": "two"}})
     policy = {"policy": pair.name, "config": str(pair.config())}
     on_cluster("plan", **policy, out=str(pair.here / "plan"))
     on_cluster("apply", plan=str(pair.here / "plan"), config=policy["config"])
-    pair.is_same()
+    pair.are_same()
     source.add("days", {"3": {"z": "three"}})
     assert on_cluster("sync", **policy).files_copied == 1
-    pair.is_same()
+    pair.are_same()
     source.add("days", {"4": {"w": "four"}})
     assert on_cluster("switchover", **policy).status == "done"
-    pair.is_same()
+    pair.are_same()
     pair.replica().add("days", {"5": {"v": "five"}})
     assert on_cluster("sync", **policy).reverse
-    pair.is_same()
+    pair.are_same()
     assert on_cluster("failover", **policy, force=True).status == "done"
     pair.db("a").add("days", {"6": {"u": "six"}})
     assert on_cluster("failback", **policy, switch=True).status == "done"
-    pair.is_same()
+    pair.are_same()
     assert used == {"plan", "apply", "sync", "switchover", "failback"}, "a failover moves no data"
 
 
-def test_removing_jobs(
-    on_cluster: Callable[..., Any], fixture: ReplicationFixture, source_metastore: Running, tmp_path: Path
-) -> None:
+def test_removing_jobs(on_cluster: Callable[..., Any], fixture: Lab, source_metastore: Running, tmp_path: Path) -> None:
     cmroot = str(fixture.cmroot)
     fixture.source.partitioned("p", {"1": {"a": "rows"}})
     fixture.source.alter("p", **EXPIRED | {"beekeeper.expired.data.retention.period": "PT1S"})
-    about = {"metastore": source_metastore.uri, "cmroot": cmroot, "db": fixture.db}
+    about = {"metastore": source_metastore.uri, "cmroot": cmroot, "db": fixture.name}
 
     def removes() -> bool:
         done = on_cluster("housekeeping run", **about)
@@ -219,9 +214,7 @@ def test_a_landing_whose_executors_read_the_database(
 
 
 @pytest.mark.parametrize("how", ["spark-submit", pytest.param("spark-defaults.conf", marks=pytest.mark.long)])
-def test_the_master_is_the_one_that_spark_is_given(
-    how: str, spark_cluster: SparkCluster, fixture: ReplicationFixture
-) -> None:
+def test_the_master_is_the_one_that_spark_is_given(how: str, spark_cluster: SparkCluster, fixture: Lab) -> None:
     """On executors whose Python comes from Spark's configuration, too."""
     fixture.source.partitioned("p", {"1": {"a": "rows"}})
     python = fixture.here / "python-of-nodes"
@@ -249,7 +242,7 @@ def test_the_master_is_the_one_that_spark_is_given(
 
 
 def test_a_node_that_cannot_run_tasks_is_named_before_anything_is_changed(
-    spark_cluster: SparkCluster, fixture: ReplicationFixture, tmp_path: Path
+    spark_cluster: SparkCluster, fixture: Lab, tmp_path: Path
 ) -> None:
     fixture.source.partitioned("p", {"1": {"a": "rows"}})
     empty = tmp_path / "nothing"
@@ -262,7 +255,7 @@ def test_a_node_that_cannot_run_tasks_is_named_before_anything_is_changed(
             replicator.dump(
                 source=fixture.source_uri,
                 cmroot=str(fixture.cmroot),
-                db=fixture.db,
+                db=fixture.name,
                 out=str(tmp_path / "dump"),
                 engine=engines,
             )
@@ -271,7 +264,7 @@ def test_a_node_that_cannot_run_tasks_is_named_before_anything_is_changed(
 
 
 def test_a_host_that_does_not_see_a_local_place_is_named(
-    spark_cluster: SparkCluster, fixture: ReplicationFixture, tmp_path: Path
+    spark_cluster: SparkCluster, fixture: Lab, tmp_path: Path
 ) -> None:
     """One of two hosts has empty filesystems there."""
     apart = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
@@ -287,7 +280,7 @@ def test_a_host_that_does_not_see_a_local_place_is_named(
         f'esac\nexec {spark_cluster.python} "$@"\n'
     )
     python.chmod(0o755)
-    asked = {"source": fixture.source_uri, "cmroot": root, "db": fixture.db}
+    asked = {"source": fixture.source_uri, "cmroot": root, "db": fixture.name}
     with replicator.engines("spark", spark_cluster.url, {"spark.pyspark.python": str(python)}) as engines:
         for place, what in ((root, "another"), (str(home / "p"), "no")):
             with pytest.raises(Error, match=f" has {what} directory at {place}") as raised:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from faults import Fault, run_with
 from following import Following
-from policies import Replication
-from replication_fixture import command
+from lab import Lab
 from waiting import Clock, eventually
 
 from cmroot.pins import find_slot
@@ -31,21 +31,21 @@ SECONDS = {name: 10.0**number for number, name in enumerate(NAMES)}
 
 
 @pytest.fixture
-def pair(two_databases: Replication) -> Replication:
+def pair(two_databases: Lab) -> Lab:
     return two_databases
 
 
-def turn(pair: Replication, reported: Reporter = nobody, **more: Any) -> RoleChanged:
+def turn(pair: Lab, reported: Reporter = nobody, **more: Any) -> RoleChanged:
     return switchover(pair.sides(**more), SwitchoverSettings(patience=pair.policy.schedule * 0, reported=reported))
 
 
-def roles(pair: Replication) -> dict[str, str]:
+def roles(pair: Lab) -> dict[str, str]:
     """All roles, by side and name."""
     return {
-        "a": str(read_role(pair.source, f"{pair.name}_a")),
-        "b": str(read_role(pair.source, f"{pair.name}_b")),
-        "replica a": str(read_role(pair.target, f"{pair.name}_a")),
-        "replica b": str(read_role(pair.target, f"{pair.name}_renamed")),
+        "a": str(read_role(pair.source.metastore, f"{pair.name}_a")),
+        "b": str(read_role(pair.source.metastore, f"{pair.name}_b")),
+        "replica a": str(read_role(pair.target.metastore, f"{pair.name}_a")),
+        "replica b": str(read_role(pair.target.metastore, f"{pair.name}_renamed")),
     }
 
 
@@ -53,18 +53,18 @@ def are(source: str, target: str) -> dict[str, str]:
     return {"a": source, "b": source, "replica a": target, "replica b": target}
 
 
-def same(pair: Replication) -> None:
-    pair.is_same("a")
+def same(pair: Lab) -> None:
+    pair.are_same("a")
     assert pair.replica("renamed").exists()
     shown, wanted = pair.replica("renamed").shown(), pair.db("b").shown()
     assert shown == wanted
 
 
-def test_roles_turn_and_turn_back_and_nothing_is_lost(pair: Replication) -> None:
+def test_roles_turn_and_turn_back_and_nothing_is_lost(pair: Lab) -> None:
     pair.db("a").write("t", {"second": "2"})
     pair.db("b").table("late", {"first": "1"})
     done = turn(pair)
-    assert (done.status, done.primary, done.uri, done.epoch) == ("done", "target", pair.target.uri, 3)
+    assert (done.status, done.primary, done.uri, done.epoch) == ("done", "target", pair.target.metastore.uri, 3)
     assert tuple(step.name for step in done.steps) == NAMES
     assert roles(pair) == are("replica at epoch 3", "primary at epoch 3")
     assert done.downtime_seconds is not None and done.downtime_seconds > 0
@@ -85,7 +85,7 @@ def test_roles_turn_and_turn_back_and_nothing_is_lost(pair: Replication) -> None
     same(pair)
 
 
-def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Replication) -> None:
+def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Lab) -> None:
     stop, acknowledged = threading.Event(), []
     source = pair.db("a")
 
@@ -119,7 +119,7 @@ def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Re
     assert steps["drain"].detail["rounds"] >= 2 and steps["late"].detail["changes"] == 0
 
 
-def test_writers_that_go_on_after_the_drain_are_kept_listed_and_taken_away(pair: Replication) -> None:
+def test_writers_that_go_on_after_the_drain_are_kept_listed_and_taken_away(pair: Lab) -> None:
     def reported(step: StepReport) -> None:
         if step.name == "promote":
             pair.db("a").write("t", {"too late": "lost?"})
@@ -140,15 +140,15 @@ def test_writers_that_go_on_after_the_drain_are_kept_listed_and_taken_away(pair:
     assert "lost?" in kept and "late" in kept
 
 
-def test_a_dry_run_checks_and_changes_nothing(pair: Replication) -> None:
+def test_a_dry_run_checks_and_changes_nothing(pair: Lab) -> None:
     before = pair.db("a").everything(), pair.replica("a").everything(), roles(pair)
     pair.db("a").write("t", {"second": "2"})
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
     assert (answer.code, answer.output["status"], answer.output["primary"]) == (0, "ready", "target")
     assert pair.replica("a").everything() == before[1] and roles(pair) == before[2]
     assert pair.memory.read_role_change() is None
-    mark = read_role(pair.target, f"{pair.name}_a")
-    set_role(pair.target, f"{pair.name}_a", RoleMark(Role.FENCED, 1), expect=mark)
+    mark = read_role(pair.target.metastore, f"{pair.name}_a")
+    set_role(pair.target.metastore, f"{pair.name}_a", RoleMark(Role.FENCED, 1), expect=mark)
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
     assert answer.code == 6 and "not the replica" in answer.output["problems"][0]
     with pytest.raises(Refused, match="not the replica"):
@@ -159,13 +159,13 @@ def test_a_dry_run_checks_and_changes_nothing(pair: Replication) -> None:
 def test_a_policy_that_was_never_run_cannot_be_switched_over(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    fresh = Replication(source_metastore, target_metastore, tmp_path)
+    fresh = Lab(source_metastore, target_metastore, tmp_path)
     fresh.db("a").table("t", {"first": "1"})
     with pytest.raises(Refused, match="not replicated yet"):
         turn(fresh)
 
 
-def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: Replication) -> None:
+def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: Lab) -> None:
     from replicator.compare.verified import TableMemory, VerifiedTables, write_memory
 
     place = str(pair.here / "target/.cmroot/verified")
@@ -176,7 +176,7 @@ def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: 
     assert any("repair it first" in text for text in done.warnings)
 
 
-def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair: Replication) -> None:
+def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair: Lab) -> None:
     """After each mark of a step and after each change of a database, one further each time."""
     pair.db("a").write("t", {"second": "2"})
     pair.sync()  # else each attempt dies in the same load, which marks its database again each time
@@ -197,7 +197,7 @@ def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair
     assert (answer.code, answer.output["status"]) == (0, "nothing")
 
 
-def test_it_is_taken_back_before_the_flip_and_not_after(pair: Replication) -> None:
+def test_it_is_taken_back_before_the_flip_and_not_after(pair: Lab) -> None:
     arguments = ["--config", str(pair.config()), "switchover", pair.name]
     pair.db("a").write("t", {"second": "2"})
     assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed  # drained
@@ -218,7 +218,7 @@ def test_it_is_taken_back_before_the_flip_and_not_after(pair: Replication) -> No
     assert roles(pair) == are("replica at epoch 5", "primary at epoch 5")
 
 
-def test_taking_back_that_was_killed_is_completed_and_nothing_else_goes_on(pair: Replication) -> None:
+def test_taking_back_that_was_killed_is_completed_and_nothing_else_goes_on(pair: Lab) -> None:
     arguments = ["--config", str(pair.config()), "switchover", pair.name]
     assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed
     assert run_with(Fault("after", "thrift", "alter database"), [*arguments, "--abort"]).killed
@@ -229,7 +229,7 @@ def test_taking_back_that_was_killed_is_completed_and_nothing_else_goes_on(pair:
     assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3"}
 
 
-def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replication) -> None:
+def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Lab) -> None:
     numbers = iter(range(1000))
 
     class Busy:
@@ -238,7 +238,7 @@ def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replicat
         def __getattr__(self, name: str) -> Any:
             if name == "current_event_id":
                 pair.db("a").write("t", {f"f{next(numbers)}": "x"})
-            return getattr(pair.source, name)
+            return getattr(pair.source.metastore, name)
 
     busy = replace(pair.sides(), source=Busy())  # type: ignore[arg-type]
     with pytest.raises(NotReached, match="still writes") as raised:
@@ -250,12 +250,12 @@ def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replicat
     same(pair)
 
 
-def test_a_second_operator_meets_the_lease(pair: Replication) -> None:
+def test_a_second_operator_meets_the_lease(pair: Lab) -> None:
     with pair.memory.lease("switchover"), pytest.raises(LeaseHeld):
         turn(pair)
 
 
-def test_one_that_follows_the_policy_turns_with_it_and_back(pair: Replication) -> None:
+def test_one_that_follows_the_policy_turns_with_it_and_back(pair: Lab) -> None:
     with Following(pair) as following:
         for to, writer, reader in (
             ("target", pair.replica("a"), pair.db("a")),
@@ -269,7 +269,7 @@ def test_one_that_follows_the_policy_turns_with_it_and_back(pair: Replication) -
     same(pair)
 
 
-def test_external_tables_whose_data_stay_where_they_are_survive_turns(pair: Replication) -> None:
+def test_external_tables_whose_data_stay_where_they_are_survive_turns(pair: Lab) -> None:
     """The policy replicates their metadata alone: both sides name the same files."""
     pair.keys["external"] = "metadata"
     pair.db("a").table("outside", {"x": "1"}, kind="EXTERNAL_TABLE")
@@ -286,7 +286,7 @@ def test_external_tables_whose_data_stay_where_they_are_survive_turns(pair: Repl
     assert {path.name: path.read_text() for path in place.iterdir()} == {"x": "1", "y": "2"}
 
 
-def test_clocks_that_are_ten_minutes_off_change_nothing(pair: Replication) -> None:
+def test_clocks_that_are_ten_minutes_off_change_nothing(pair: Lab) -> None:
     pair.db("a").write("t", {"second": "2"})
     for off, primary in ((-600.0, "target"), (600.0, "source")):
         done = turn(pair, clock=Clock(time.time() + off))
@@ -296,28 +296,28 @@ def test_clocks_that_are_ten_minutes_off_change_nothing(pair: Replication) -> No
     same(pair)
 
 
-def test_somebody_who_changes_a_role_in_the_middle_is_noticed(pair: Replication) -> None:
+def test_somebody_who_changes_a_role_in_the_middle_is_noticed(pair: Lab) -> None:
     def reported(step: StepReport) -> None:
         if step.name == "drain":
-            mark = read_role(pair.source, f"{pair.name}_a")
-            set_role(pair.source, f"{pair.name}_a", RoleMark(Role.PRIMARY, 7), expect=mark, force=True)
+            mark = read_role(pair.source.metastore, f"{pair.name}_a")
+            set_role(pair.source.metastore, f"{pair.name}_a", RoleMark(Role.PRIMARY, 7), expect=mark, force=True)
 
     with pytest.raises(Refused, match="not fenced"):
         turn(pair, reported=reported)
-    assert read_role(pair.target, f"{pair.name}_a") != RoleMark(Role.PRIMARY, 3)
+    assert read_role(pair.target.metastore, f"{pair.name}_a") != RoleMark(Role.PRIMARY, 3)
 
 
 def test_a_primary_that_only_the_target_has_turns_no_first_run(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
     """Of another policy: both have the target, and patterns that match the database."""
-    own = Replication(source_metastore, target_metastore, tmp_path)
+    own = Lab(source_metastore, target_metastore, tmp_path)
     own.db("a").table("t", {"first": "1"})
     other = own.replica("other")
     other.create()
     other.table("t", {"first": "theirs"})
-    set_role(own.target, other.name, RoleMark(Role.PRIMARY, 2), expect=RoleMark(), settle=timedelta(0))
+    set_role(own.target.metastore, other.name, RoleMark(Role.PRIMARY, 2), expect=RoleMark(), settle=timedelta(0))
     assert own.sync().reverse is False
-    own.is_same("a")
-    assert other.name not in own.source.database_names()
+    own.are_same("a")
+    assert other.name not in own.source.metastore.database_names()
     assert own.sync().status == "nothing"

@@ -12,11 +12,11 @@ from random import Random
 
 import msgspec
 import pytest
+from command_line import command
 from engines import local_runtime
 from faults import Fault, run_with
 from hmsclient.genthrift.hive_metastore import ttypes
-from policies import Replication
-from replication_fixture import command
+from lab import Lab
 
 from cmroot.pins import drop_slot, find_slot, give_up_slot
 from replicator.checks.check import check
@@ -31,20 +31,20 @@ from replicator.policies.run import Remembering
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     pair.db("a").table("t", {"first": "1"})
     return pair
 
 
-def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Replication) -> None:
+def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Lab) -> None:
     first = pair.sync()
     assert (first.status, first.kind, first.files_copied) == ("synced", "bootstrap", 1)
     assert first.bootstrapped == {f"{pair.name}_a": "the target lacks it"}
-    pair.is_same()
+    pair.are_same()
     pair.db("a").write("t", {"second": "2"})
     second = pair.sync()
     assert (second.status, second.kind, second.files_copied) == ("synced", "incremental", 1)
-    pair.is_same()
+    pair.are_same()
     kept = Remembering(pair.policy)
     pair.sync(remembering=kept)
     third = pair.sync(remembering=kept)
@@ -55,73 +55,77 @@ def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Replicat
     assert kinds == ["nothing", "incremental", "bootstrap"]
 
 
-def test_statistics_of_a_whole_partitioned_table_follow(pair: Replication) -> None:
+def test_statistics_of_a_whole_partitioned_table_follow(pair: Lab) -> None:
     """As Impala's COMPUTE STATS writes them."""
     pair.db("a").partitioned("days", {"1": {"x": "one"}})
     name = f"{pair.name}_a"
     for highest in (5, 6):
         longs = ttypes.LongColumnStatsData(lowValue=1, highValue=highest, numNulls=0, numDVs=2)
         data = struct_to_tjson(ttypes.ColumnStatisticsData(longStats=longs))
-        pair.source.set_table_statistics(Statistics(name, "days", None, (ColumnStatistic("a", "int", data),), 1))
+        pair.source.metastore.set_table_statistics(
+            Statistics(name, "days", None, (ColumnStatistic("a", "int", data),), 1)
+        )
         pair.sync()
-        there = pair.target.table_statistics(name, "days", ["a", "b"])
+        there = pair.target.metastore.table_statistics(name, "days", ["a", "b"])
         assert there and there.columns == (ColumnStatistic("a", "int", data),)
-        assert verify(Comparison(pair.source, pair.target), [name], local_runtime()).status == "same"
-    pair.source.drop_statistics(name, "days", "", "a", "hive")
+        assert (
+            verify(Comparison(pair.source.metastore, pair.target.metastore), [name], local_runtime()).status == "same"
+        )
+    pair.source.metastore.drop_statistics(name, "days", "", "a", "hive")
     pair.sync()
-    assert pair.target.table_statistics(name, "days", ["a", "b"]) is None
+    assert pair.target.metastore.table_statistics(name, "days", ["a", "b"]) is None
 
 
-def test_a_new_database_is_bootstrapped_beside_the_others_increment(pair: Replication) -> None:
+def test_a_new_database_is_bootstrapped_beside_the_others_increment(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"second": "2"})
     pair.db("b").table("u", {"first": "1"})
     run = pair.sync()
     assert run.bootstrapped == {f"{pair.name}_b": "the target lacks it"}
     assert (len(run.dumps), run.files_copied) == (2, 2)
-    pair.is_same("a", "b")
+    pair.are_same("a", "b")
     slot = find_slot(str(pair.here / "cmroot"), pair.name)
     assert slot and slot.position == run.position
     pair.db("a").write("t", {"third": "3"})
     pair.db("b").write("u", {"second": "2"})
     assert len(pair.sync().dumps) == 1  # together from now on
-    pair.is_same("a", "b")
+    pair.are_same("a", "b")
 
 
-def test_changes_elsewhere_move_the_checkpoint_without_a_dump(pair: Replication) -> None:
+def test_changes_elsewhere_move_the_checkpoint_without_a_dump(pair: Lab) -> None:
     pair.sync()
-    other = Replication.beside(pair)
+    other = Lab.beside(pair)
     other.db("a").table("t", {"first": "1"})
     run = pair.sync()
     assert (run.status, run.dumps) == ("nothing", [])
-    output = pair.target.database(f"{pair.name}_a").parameters
-    assert output["repl.last.id"] == str(run.to_event) == str(pair.source.current_event_id())
+    output = pair.target.metastore.database(f"{pair.name}_a").parameters
+    assert output["repl.last.id"] == str(run.to_event) == str(pair.source.metastore.current_event_id())
     assert output["replicator.position"] == str(run.position)
     pair.db("a").write("t", {"second": "2"})
     assert pair.sync().kind == "incremental"
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_replica_that_was_dropped_by_hand_is_made_again_and_said_to_be(pair: Replication) -> None:
+def test_a_replica_that_was_dropped_by_hand_is_made_again_and_said_to_be(pair: Lab) -> None:
     pair.db("b").table("u", {"first": "1"})
     pair.sync()
     pair.replica("a").drop("t")
-    pair.target.drop_database(f"{pair.name}_a")
+    pair.target.metastore.drop_database(f"{pair.name}_a")
     run = pair.sync()
     assert run.bootstrapped == {f"{pair.name}_a": "the target has lost it"}
-    pair.is_same("a", "b")
+    pair.are_same("a", "b")
 
 
-def test_a_table_dropped_on_the_target_comes_back_when_the_source_changes_it(pair: Replication) -> None:
+def test_a_table_dropped_on_the_target_comes_back_when_the_source_changes_it(pair: Lab) -> None:
     pair.sync()
     pair.replica("a").drop("t")
     pair.db("a").write("t", {"second": "2"})
     run = pair.sync()
     assert run.kind == "bootstrap" and any("instead of an increment" in text for text in run.warnings)
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_table_made_by_hand_under_a_replicated_name_is_refused_and_taken_over_with_consent(pair: Replication) -> None:
+def test_a_table_made_by_hand_under_a_replicated_name_is_refused_and_taken_over_with_consent(pair: Lab) -> None:
     pair.sync()
     pair.replica("a").table("mine", {"own": "own"})
     pair.db("a").table("mine", {"first": "1"})
@@ -135,7 +139,7 @@ def test_a_table_made_by_hand_under_a_replicated_name_is_refused_and_taken_over_
     assert pair.replica("a").shown()["mine"]["files"].keys() == {"first"}
 
 
-def test_data_that_the_target_has_is_adopted_without_a_copy(pair: Replication) -> None:
+def test_data_that_the_target_has_is_adopted_without_a_copy(pair: Lab) -> None:
     replica = pair.replica("a")
     replica.create()
     replica.table("t", {"first": "1"})
@@ -143,13 +147,13 @@ def test_data_that_the_target_has_is_adopted_without_a_copy(pair: Replication) -
         pair.sync()
     run = pair.sync(adopt=True)
     assert (run.files_copied, run.bytes_copied, run.files_skipped) == (0, 0, 1)
-    pair.is_same()
+    pair.are_same()
     pair.db("a").write("t", {"second": "2"})
     assert pair.sync().files_copied == 1
-    pair.is_same()
+    pair.are_same()
 
 
-def test_data_that_was_adopted_where_it_lay_stays_there_whatever_comes(pair: Replication) -> None:
+def test_data_that_was_adopted_where_it_lay_stays_there_whatever_comes(pair: Lab) -> None:
     replica = pair.replica("a")
     replica.create()
     replica.table("elsewhere", {"first": "1"}, kind="EXTERNAL_TABLE")
@@ -165,7 +169,7 @@ def test_data_that_was_adopted_where_it_lay_stays_there_whatever_comes(pair: Rep
     assert replica.shown()["t"]["files"] == pair.db("a").shown()["t"]["files"]
 
 
-def test_a_table_located_elsewhere_and_renamed_in_one_range_keeps_its_partitions_places(pair: Replication) -> None:
+def test_a_table_located_elsewhere_and_renamed_in_one_range_keeps_its_partitions_places(pair: Lab) -> None:
     a = pair.db("a")
     a.partitioned("days", {"1": {"first": "1"}, "2": {"first": "2"}})
     pair.sync()
@@ -176,13 +180,13 @@ def test_a_table_located_elsewhere_and_renamed_in_one_range_keeps_its_partitions
     a.rename("days", "renamed")  # the server moves nothing: the table does not lie as its name says
     a.write("days/p=1", {"second": "1"})
     pair.sync()
-    pair.is_same()
+    pair.are_same()
     a.write("days/p=2", {"second": "2"})
     assert pair.sync().kind == "incremental"
-    pair.is_same()
+    pair.are_same()
 
 
-def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7_and_lineage_tells_of_both(pair: Replication) -> None:
+def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7_and_lineage_tells_of_both(pair: Lab) -> None:
     config, told = pair.config(), pair.here / "lineage"
     with config.open("a") as file:
         file.write(f'[lineage]\nfile = "{told}"\n')
@@ -198,7 +202,7 @@ def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7_and_lineage_tells_
     assert one["namespace"] == f"hive://{pair.source_uri.removeprefix('thrift://')}"
 
 
-def test_what_leaves_the_policy_stays_until_there_is_consent(pair: Replication) -> None:
+def test_what_leaves_the_policy_stays_until_there_is_consent(pair: Lab) -> None:
     pair.db("b").table("u", {"first": "1"})
     pair.sync()
     pair.keys["databases"] = f"{pair.name}_a"
@@ -211,21 +215,21 @@ def test_what_leaves_the_policy_stays_until_there_is_consent(pair: Replication) 
     assert not pair.replica("b").exists()
     assert list((pair.here / "target" / ".cmroot" / "files").rglob("xxh3_128-*"))
     assert pair.sync(drop_left=True).status == "nothing"
-    pair.is_same("a")
+    pair.are_same("a")
 
 
-def test_a_database_dropped_at_the_source_is_dropped_on_the_target(pair: Replication) -> None:
+def test_a_database_dropped_at_the_source_is_dropped_on_the_target(pair: Lab) -> None:
     pair.db("b").table("u", {"first": "1"})
     pair.sync()
     pair.db("b").drop("u")
-    pair.source.drop_database(f"{pair.name}_b")
+    pair.source.metastore.drop_database(f"{pair.name}_b")
     assert pair.sync().kind == "incremental"
     assert not pair.replica("b").exists()
-    pair.is_same("a")
+    pair.are_same("a")
     assert pair.sync().status == "nothing"
 
 
-def test_tables_that_newly_match_are_brought_by_difference(pair: Replication) -> None:
+def test_tables_that_newly_match_are_brought_by_difference(pair: Lab) -> None:
     pair.db("a").table("later", {"first": "1"})
     pair.keys["exclude"] = "later"
     pair.sync()
@@ -234,24 +238,24 @@ def test_tables_that_newly_match_are_brought_by_difference(pair: Replication) ->
     run = pair.sync()
     assert run.bootstrapped == {f"{pair.name}_a": "the policy's patterns changed"}
     assert (run.files_copied, run.files_skipped) == (1, 1)
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_load_that_was_interrupted_is_ended_with_its_own_dump(pair: Replication) -> None:
+def test_a_load_that_was_interrupted_is_ended_with_its_own_dump(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"second": "2"})
     pair.db("a").table("u", {"first": "1"})
     arguments = ["--config", str(pair.config()), "sync", pair.name]
     assert run_with(Fault("before", "thrift", "create table"), arguments).killed
-    (begun,) = {pair.target.database(f"{pair.name}_a").parameters["replicator.loading"]}
+    (begun,) = {pair.target.metastore.database(f"{pair.name}_a").parameters["replicator.loading"]}
     pair.db("a").write("t", {"third": "3"})
     run = pair.sync()
     assert begun in run.dumps[0] and len(run.dumps) == 2
-    pair.is_same()
+    pair.are_same()
     assert [each.status for each in pair.memory.runs().runs] == ["done", "killed", "done"]
 
 
-def test_a_run_that_is_killed_anywhere_is_completed_by_the_next(pair: Replication) -> None:
+def test_a_run_that_is_killed_anywhere_is_completed_by_the_next(pair: Lab) -> None:
     random = Random(20260301)
     arguments = ["--config", str(pair.config()), "sync", pair.name]
     traced = run_with(Fault("before", "trace"), arguments)
@@ -266,12 +270,12 @@ def test_a_run_that_is_killed_anywhere_is_completed_by_the_next(pair: Replicatio
         ended = run_with(Fault("after", "any", "", random.randrange(1, count)), arguments, must=False)
         assert ended.killed or ended.code == 0, ended
     pair.sync()
-    pair.is_same()
+    pair.are_same()
     assert list((pair.here / "cmroot" / "dumps").iterdir()) == []
     assert {each.status for each in pair.memory.runs().runs} <= {"done", "killed"}
 
 
-def test_old_dumps_are_removed_and_new_ones_stay(pair: Replication) -> None:
+def test_old_dumps_are_removed_and_new_ones_stay(pair: Lab) -> None:
     (old,) = pair.sync().dumps
     pair.db("a").write("t", {"second": "2"})
     (young,) = pair.sync(clock=lambda: time.time() + 6 * 86_400).dumps
@@ -280,23 +284,25 @@ def test_old_dumps_are_removed_and_new_ones_stay(pair: Replication) -> None:
     assert not Path(old).exists() and Path(young).exists()
 
 
-def test_a_policy_that_matches_nothing_says_so(pair: Replication) -> None:
+def test_a_policy_that_matches_nothing_says_so(pair: Lab) -> None:
     pair.keys["databases"] = "no_such_.*"
     with pytest.raises(ObjectNotFound, match="no database"):
         pair.sync()
 
 
-def test_a_policy_whose_databases_overlap_anothers_is_refused(pair: Replication) -> None:
-    other = Replication.beside(pair)
+def test_a_policy_whose_databases_overlap_anothers_is_refused(pair: Lab) -> None:
+    other = Lab.beside(pair)
     other.keys["databases"] = pair.keys["databases"]
     with pytest.raises(ConfigError, match="both write"):
         pair.sync(others=[other.policy])
 
 
-def turn(pair: Replication, *, fence: bool = False) -> None:
+def turn(pair: Lab, *, fence: bool = False) -> None:
     """The roles of a switchover, set by hand."""
     turned = (
-        [(pair.source, Role.FENCED, 1)] if fence else [(pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)]
+        [(pair.source.metastore, Role.FENCED, 1)]
+        if fence
+        else [(pair.source.metastore, Role.REPLICA, 1), (pair.target.metastore, Role.PRIMARY, 2)]
     )
     for metastore, role, more in turned:
         mark = read_role(metastore, f"{pair.name}_a")
@@ -305,7 +311,7 @@ def turn(pair: Replication, *, fence: bool = False) -> None:
         )
 
 
-def test_a_policy_whose_roles_were_turned_runs_backwards_and_copies_the_difference(pair: Replication) -> None:
+def test_a_policy_whose_roles_were_turned_runs_backwards_and_copies_the_difference(pair: Lab) -> None:
     pair.db("a").table("outside", {"x": "1"}, kind="EXTERNAL_TABLE")
     pair.sync()
     turn(pair)
@@ -319,9 +325,9 @@ def test_a_policy_whose_roles_were_turned_runs_backwards_and_copies_the_differen
     run = pair.sync()
     assert (run.reverse, run.kind, run.files_copied) == (True, "incremental", 1)
     assert pair.sync().status == "nothing"
-    assert read_role(pair.source, f"{pair.name}_a").role is Role.REPLICA
+    assert read_role(pair.source.metastore, f"{pair.name}_a").role is Role.REPLICA
     assert {each.reverse for each in pair.memory.runs().runs[:3]} == {True}
-    for metastore, role in ((pair.target, Role.REPLICA), (pair.source, Role.PRIMARY)):  # and back
+    for metastore, role in ((pair.target.metastore, Role.REPLICA), (pair.source.metastore, Role.PRIMARY)):  # and back
         mark = read_role(metastore, f"{pair.name}_a")
         set_role(
             metastore, f"{pair.name}_a", RoleMark(role, mark.epoch + 2), expect=mark, settle=timedelta(0), force=True
@@ -329,23 +335,23 @@ def test_a_policy_whose_roles_were_turned_runs_backwards_and_copies_the_differen
     pair.db("a").write("t", {"home again": "4444"})
     run = pair.sync()
     assert (run.reverse, run.kind, run.files_copied, run.bytes_copied) == (False, "bootstrap", 1, 4)
-    pair.is_same()
+    pair.are_same()
     pair.db("a").write("t", {"at last": "5"})
     assert pair.sync().kind == "incremental"
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_fenced_source_is_refused_but_to_who_drains_it(pair: Replication) -> None:
+def test_a_fenced_source_is_refused_but_to_who_drains_it(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"last": "1"})
     turn(pair, fence=True)
     with pytest.raises(Refused, match="fenced"):
         pair.sync()
     assert pair.sync(draining=True).files_copied == 1
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_slot_that_was_given_up_or_dropped_is_made_again(pair: Replication) -> None:
+def test_a_slot_that_was_given_up_or_dropped_is_made_again(pair: Lab) -> None:
     pair.sync()
     root = str(pair.here / "cmroot")
     give_up_slot(root, pair.name, now=time.time)
@@ -356,24 +362,24 @@ def test_a_slot_that_was_given_up_or_dropped_is_made_again(pair: Replication) ->
     run = pair.sync()
     slot = find_slot(root, pair.name)
     assert slot and slot.position == run.position and not slot.given_up
-    pair.is_same()
+    pair.are_same()
 
 
-def test_what_a_policy_remembers_may_be_lost(pair: Replication) -> None:
+def test_what_a_policy_remembers_may_be_lost(pair: Lab) -> None:
     pair.db("b").table("u", {"first": "1"})
     pair.sync()
     shutil.rmtree(pair.here / "target" / ".cmroot" / "policies")
     shutil.rmtree(pair.here / "dumps")
     pair.db("b").drop("u")
-    pair.source.drop_database(f"{pair.name}_b")
+    pair.source.metastore.drop_database(f"{pair.name}_b")
     pair.db("a").write("t", {"second": "2"})
     run = pair.sync()
     assert (run.kind, run.files_copied) == ("incremental", 1)
     assert not pair.replica("b").exists()
-    pair.is_same()
+    pair.are_same()
 
 
-def test_an_edited_rename_makes_the_old_replica_one_that_left(pair: Replication) -> None:
+def test_an_edited_rename_makes_the_old_replica_one_that_left(pair: Lab) -> None:
     name = f"{pair.name}_a"
     pair.sync()
     pair.keys["rename_db"] = {name: f"{pair.name}_x"}
@@ -393,7 +399,7 @@ def test_an_edited_rename_makes_the_old_replica_one_that_left(pair: Replication)
     assert pair.replica("x").shown() == pair.db("a").shown()
 
 
-def test_names_that_two_databases_exchange_on_the_target_are_not_mixed_up(pair: Replication) -> None:
+def test_names_that_two_databases_exchange_on_the_target_are_not_mixed_up(pair: Lab) -> None:
     a, b = f"{pair.name}_a", f"{pair.name}_b"
     pair.db("b").table("u", {"other": "2"})
     pair.sync()
@@ -407,7 +413,7 @@ def test_names_that_two_databases_exchange_on_the_target_are_not_mixed_up(pair: 
 
 
 @pytest.mark.parametrize("skew", [-600, 600])
-def test_a_clock_that_is_ten_minutes_wrong_is_told_by_check_and_harms_no_run(pair: Replication, skew: int) -> None:
+def test_a_clock_that_is_ten_minutes_wrong_is_told_by_check_and_harms_no_run(pair: Lab, skew: int) -> None:
     def clock() -> float:
         return time.time() + skew
 
@@ -424,7 +430,7 @@ def test_a_clock_that_is_ten_minutes_wrong_is_told_by_check_and_harms_no_run(pai
     assert [run.kind for run in runs] == ["bootstrap", "incremental", "incremental", "nothing"]
     assert all((run.lag_seconds or 0) >= 0 and run.compared and not run.compared.differing for run in runs)
     assert all(Path(place).exists() for run in runs for place in run.dumps)  # none is old
-    pair.is_same()
+    pair.are_same()
     found = check(pair.policy, clock=clock)
     reported = {finding.name: finding.health for finding in found.findings if finding.name.startswith("clock")}
     assert reported["clock stores"] == "warning"

@@ -9,10 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from command_line import command
 from following import Following
+from lab import Lab
 from metastores import MetastoreFactory
-from policies import Replication
-from replication_fixture import command
 from waiting import eventually
 
 from replicator.core.spark import SparkEngine
@@ -60,7 +60,7 @@ def test_a_change_comes_to_the_target_and_both_metastores_may_restart(
     mortal: Callable[[str], Restarted], tmp_path: Path
 ) -> None:
     source, target = mortal("s"), mortal("t")
-    pair = Replication(source.running, target.running, tmp_path)
+    pair = Lab(source.running, target.running, tmp_path)
     pair.db("a").table("t", {"first": "1"})
     pair.sync()
     home = pair.replica("a").home / "t"
@@ -84,7 +84,7 @@ def test_a_change_comes_to_the_target_and_both_metastores_may_restart(
         output = following.end()
     assert output["status"] == "stopped" and isinstance(output["failures"], int) and output["failures"] > 0
     pair.sync()
-    pair.is_same()
+    pair.are_same()
     assert "failed" in {run.status for run in pair.memory.runs().runs}
 
 
@@ -92,7 +92,7 @@ def test_a_source_that_is_gone_is_said_to_be_and_nothing_is_lost_when_it_is_back
     mortal: Callable[[str], Restarted], target_metastore: Running, tmp_path: Path
 ) -> None:
     source = mortal("s")
-    pair = Replication(source.running, target_metastore, tmp_path)
+    pair = Lab(source.running, target_metastore, tmp_path)
     pair.db("a").table("t", {"first": "1"})
     pair.sync()
     pair.db("a").alter("t", round="1")
@@ -110,20 +110,20 @@ def test_a_source_that_is_gone_is_said_to_be_and_nothing_is_lost_when_it_is_back
         assert roles == [(f"{pair.name}_a", "", "replica at epoch 1")]
     # It comes back after a day, when its log no longer has what was not captured.
     source.start(**{"hive.metastore.event.db.listener.timetolive": "1s"})
-    eventually(lambda: not pair.source.next_events(0))
+    eventually(lambda: not pair.source.metastore.next_events(0))
     source.stop()
     source.start()
     run = pair.sync()
     assert run.kind == "incremental" and any("were lost" in text for text in run.warnings)
     assert run.files_copied == 1
-    pair.is_same()
+    pair.are_same()
 
 
 def test_a_night_without_the_source_is_one_line_of_the_history(
     mortal: Callable[[str], Restarted], target_metastore: Running, tmp_path: Path
 ) -> None:
     source = mortal("s")
-    pair = Replication(source.running, target_metastore, tmp_path)
+    pair = Lab(source.running, target_metastore, tmp_path)
     pair.db("a").table("t", {"first": "1"})
     with Following(pair) as following:
         eventually((pair.replica("a").home / "t" / "first").exists, following.reported)

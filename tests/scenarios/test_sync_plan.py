@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import Answer, command, command_in_lines
 from faults import Fault, run_with
-from policies import Replication
-from replication_fixture import Answer, command, command_in_lines
+from lab import Lab
 from waiting import eventually
 
 from replicator.core.roles import Role, RoleMark
@@ -16,22 +16,22 @@ from replicator.policies.roles import read_role, set_role
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     pair.db("a").table("t", {"first": "1", "second": "22"})
     return pair
 
 
-def run(pair: Replication, verb: str, *arguments: str) -> Answer:
+def run(pair: Lab, verb: str, *arguments: str) -> Answer:
     return command("--config", str(pair.config()), verb, *arguments)
 
 
-def plan(pair: Replication, *more: str) -> dict[str, Any]:
+def plan(pair: Lab, *more: str) -> dict[str, Any]:
     answer = run(pair, "plan", pair.name, "--out", str(pair.here / "plan.json"), *more)
     assert answer.code == 0, answer
     return answer.output
 
 
-def apply(pair: Replication) -> Answer:
+def apply(pair: Lab) -> Answer:
     return run(pair, "apply", str(pair.here / "plan.json"))
 
 
@@ -40,11 +40,11 @@ def refused(answer: Answer, why: str) -> None:
     assert any(why in each for each in answer.output["moved"]), answer
 
 
-def everything(pair: Replication) -> Any:
+def everything(pair: Lab) -> Any:
     return msgspec.to_builtins(pair.replica("a").everything())
 
 
-def test_a_plan_has_a_price_and_applying_it_costs_exactly_that(pair: Replication) -> None:
+def test_a_plan_has_a_price_and_applying_it_costs_exactly_that(pair: Lab) -> None:
     output = plan(pair)
     assert not pair.replica("a").exists()
     cost = output["cost"]
@@ -52,7 +52,7 @@ def test_a_plan_has_a_price_and_applying_it_costs_exactly_that(pair: Replication
     assert output["loads"][0]["steps"]["create_tables"] == [f"{pair.name}_a.t"]
     done = apply(pair)
     assert (done.code, done.output["files_copied"], done.output["bytes_copied"]) == (0, 2, 3)
-    pair.is_same()
+    pair.are_same()
     source = pair.db("a")
     source.write("t", {"third": "333"})
     source.table("u", {"file": "4444"})
@@ -67,12 +67,12 @@ def test_a_plan_has_a_price_and_applying_it_costs_exactly_that(pair: Replication
     assert pair.replica("a").shown().keys() == {"t"}
     done = apply(pair)
     assert (done.code, done.output["files_copied"], done.output["position"]) == (0, 1, output["position"])
-    pair.is_same()
+    pair.are_same()
     assert pair.sync().status == "nothing"
     assert [each.kind for each in pair.memory.runs().runs] == ["nothing", "incremental", "bootstrap"]
 
 
-def test_a_plan_loads_its_own_dump_and_leaves_later_changes_to_the_next(pair: Replication) -> None:
+def test_a_plan_loads_its_own_dump_and_leaves_later_changes_to_the_next(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"third": "3"})
     plan(pair)
@@ -80,10 +80,10 @@ def test_a_plan_loads_its_own_dump_and_leaves_later_changes_to_the_next(pair: Re
     assert apply(pair).output["files_copied"] == 1
     assert set(pair.replica("a").shown()["t"]["files"]) == {"first", "second", "third"}
     pair.sync()
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_plan_is_refused_when_the_target_has_moved_on(pair: Replication) -> None:
+def test_a_plan_is_refused_when_the_target_has_moved_on(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"third": "3"})
     plan(pair)
@@ -94,7 +94,7 @@ def test_a_plan_is_refused_when_the_target_has_moved_on(pair: Replication) -> No
     assert everything(pair) == before
 
 
-def test_a_plan_is_refused_when_the_target_holds_something_else(pair: Replication) -> None:
+def test_a_plan_is_refused_when_the_target_holds_something_else(pair: Lab) -> None:
     pair.sync()
     pair.db("a").table("u", {"file": "1"})
     pair.db("a").write("t", {"third": "3"})
@@ -104,7 +104,7 @@ def test_a_plan_is_refused_when_the_target_holds_something_else(pair: Replicatio
     assert "u" not in pair.replica("a").shown()
 
 
-def test_a_plan_is_refused_when_files_of_the_target_changed(pair: Replication) -> None:
+def test_a_plan_is_refused_when_files_of_the_target_changed(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"third": "3"})
     plan(pair)
@@ -114,26 +114,26 @@ def test_a_plan_is_refused_when_files_of_the_target_changed(pair: Replication) -
     refused(answer, "files in")
 
 
-def test_a_plan_is_refused_when_roles_have_turned_or_the_policy_was_edited(pair: Replication) -> None:
+def test_a_plan_is_refused_when_roles_have_turned_or_the_policy_was_edited(pair: Lab) -> None:
     pair.sync()
     pair.db("a").write("t", {"third": "3"})
     plan(pair)
     pair.keys["exclude"] = "u"
     refused(apply(pair), "the policy was edited")
     del pair.keys["exclude"]
-    mark = read_role(pair.source, f"{pair.name}_a")
-    set_role(pair.source, f"{pair.name}_a", RoleMark(Role.PRIMARY, mark.epoch + 1), expect=mark)
+    mark = read_role(pair.source.metastore, f"{pair.name}_a")
+    set_role(pair.source.metastore, f"{pair.name}_a", RoleMark(Role.PRIMARY, mark.epoch + 1), expect=mark)
     refused(apply(pair), "epoch 2")
 
 
-def test_nothing_new_makes_an_empty_plan(pair: Replication) -> None:
+def test_nothing_new_makes_an_empty_plan(pair: Lab) -> None:
     pair.sync()
     output = plan(pair)
     assert (output["loads"], output["cost"]["files"]) == ([], 0)
     assert apply(pair).output["status"] == "nothing"
 
 
-def test_what_left_the_policy_is_in_the_plan_and_goes_only_with_consent(pair: Replication) -> None:
+def test_what_left_the_policy_is_in_the_plan_and_goes_only_with_consent(pair: Lab) -> None:
     pair.db("b").table("u", {"first": "1"})
     pair.sync()
     pair.keys["databases"] = f"{pair.name}_a"
@@ -144,17 +144,17 @@ def test_what_left_the_policy_is_in_the_plan_and_goes_only_with_consent(pair: Re
     assert not pair.replica("b").exists()
 
 
-def test_an_apply_that_was_killed_is_completed_by_applying_again(pair: Replication) -> None:
+def test_an_apply_that_was_killed_is_completed_by_applying_again(pair: Lab) -> None:
     plan(pair)
     arguments = ["--config", str(pair.config()), "apply", str(pair.here / "plan.json")]
     assert run_with(Fault("after", "thrift", "create table"), arguments).killed
     assert apply(pair).code == 0
-    pair.is_same()
+    pair.are_same()
     again, lines = command_in_lines("--config", str(pair.config()), "apply", str(pair.here / "plan.json"))
     assert again.output["status"] == "nothing" and {each["command"] for each in lines} == {"apply"}
 
 
-def test_no_plan_is_said_to_be_none(pair: Replication) -> None:
+def test_no_plan_is_said_to_be_none(pair: Lab) -> None:
     (pair.here / "plan.json").write_text("{}")
     assert apply(pair).error == "FormatError"
     (pair.here / "plan.json").unlink()
@@ -164,7 +164,7 @@ def test_no_plan_is_said_to_be_none(pair: Replication) -> None:
 # ---- lag and history ----------------------------------------------------------------------------------------------
 
 
-def test_lag_is_told_per_policy_database_and_table(pair: Replication) -> None:
+def test_lag_is_told_per_policy_database_and_table(pair: Lab) -> None:
     answer = run(pair, "lag", pair.name)
     assert (answer.code, answer.output["status"]) == (0, "none")
     pair.sync()
@@ -182,7 +182,7 @@ def test_lag_is_told_per_policy_database_and_table(pair: Replication) -> None:
     assert output["headroom_seconds"] == output["kept_seconds"] > 0 and output["reaches_back_seconds"] is not None
 
 
-def test_lag_beyond_the_goal_is_late_and_a_failed_run_is_what_blocks(pair: Replication) -> None:
+def test_lag_beyond_the_goal_is_late_and_a_failed_run_is_what_blocks(pair: Lab) -> None:
     pair.sync()
     pair.keys["max_lag"] = "1ms"
     pair.db("a").table("u", {"file": "1"})

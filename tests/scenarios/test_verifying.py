@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import command
 from following import Following
-from policies import Replication
-from replication_fixture import command
+from lab import Lab
 from waiting import CEILING, eventually
 
 import replicator
@@ -21,20 +21,20 @@ TABLES = ("one", "three", "two")
 
 
 @pytest.fixture
-def pair(pair: Replication) -> Replication:
+def pair(pair: Lab) -> Lab:
     pair.keys |= {"verify": {"objects": 2}}
     for name in TABLES:
         pair.db("a").table(name, {"f": name})
     return pair
 
 
-def by_bytes(pair: Replication) -> list[str]:
+def by_bytes(pair: Lab) -> list[str]:
     """The configuration, with a budget that a file of these tests can hold."""
     pair.keys["verify"] = {"bytes": "1MB"}
     return ["--config", str(pair.config())]
 
 
-def test_each_run_compares_its_budget_and_in_the_end_all(pair: Replication) -> None:
+def test_each_run_compares_its_budget_and_in_the_end_all(pair: Lab) -> None:
     found = [pair.sync().compared for _ in range(3)]
     assert [each and (each.tables, each.sampled, each.never, each.differing) for each in found] == [
         (3, 2, 1, ()),
@@ -48,7 +48,7 @@ def test_each_run_compares_its_budget_and_in_the_end_all(pair: Replication) -> N
     assert pair.sync().compared is None
 
 
-def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaired(pair: Replication) -> None:
+def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaired(pair: Lab) -> None:
     config = by_bytes(pair)
     assert command(*config, "sync", pair.name).code == 0
     (pair.replica("a").home / "two/f").write_text("owt")
@@ -79,10 +79,10 @@ def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaire
     assert repaired.status == "repaired" and repaired.files_copied == 1
     answer = command(*config, "sync", pair.name)
     assert (answer.code, answer.output["compared"]["open"], answer.output["warnings"]) == (0, [], [])
-    pair.is_same()
+    pair.are_same()
 
 
-def test_what_was_different_is_looked_at_again_at_once(pair: Replication) -> None:
+def test_what_was_different_is_looked_at_again_at_once(pair: Lab) -> None:
     while (pair.sync().compared or Compared(never=1)).never:
         pass
     (pair.replica("a").home / "two/f").write_text("owt")
@@ -93,7 +93,7 @@ def test_what_was_different_is_looked_at_again_at_once(pair: Replication) -> Non
     assert (healed := pair.sync().compared) and (healed.differing, healed.open) == ((), ())
 
 
-def test_a_change_without_an_event_is_no_difference_even_when_the_run_did_not_scan(pair: Replication) -> None:
+def test_a_change_without_an_event_is_no_difference_even_when_the_run_did_not_scan(pair: Lab) -> None:
     pair.keys["verify"] = {"objects": 10}
     pair.sync()
     pair.db("a").write("two", {"more": "more"})
@@ -101,24 +101,24 @@ def test_a_change_without_an_event_is_no_difference_even_when_the_run_did_not_sc
     assert run.compared and (run.compared.differing, run.compared.behind, run.files_copied) == ((), 1, 0)
     run = pair.sync()
     assert run.compared and (run.compared.differing, run.compared.behind, run.files_copied) == ((), 0, 1)
-    pair.is_same()
+    pair.are_same()
 
 
-def test_a_database_that_a_load_is_at_work_on_is_not_judged(pair: Replication) -> None:
+def test_a_database_that_a_load_is_at_work_on_is_not_judged(pair: Lab) -> None:
     pair.sync()
-    database = pair.target.database(f"{pair.name}_a")
+    database = pair.target.metastore.database(f"{pair.name}_a")
     begun = {**database.parameters, "replicator.loading": "some-dump"}
-    pair.target.alter_database(database.name, msgspec.structs.replace(database, parameters=begun))
+    pair.target.metastore.alter_database(database.name, msgspec.structs.replace(database, parameters=begun))
 
     def now() -> Compared | None:
         return compare_now(pair.sides(), pair.memory)
 
     assert now() is None
-    pair.target.alter_database(database.name, database)
+    pair.target.metastore.alter_database(database.name, database)
     assert now() is not None
 
 
-def test_beside_following_a_difference_is_found_and_recorded_without_a_change_at_the_source(pair: Replication) -> None:
+def test_beside_following_a_difference_is_found_and_recorded_without_a_change_at_the_source(pair: Lab) -> None:
     by_bytes(pair)
     pair.sync()
     with Following(pair) as following:

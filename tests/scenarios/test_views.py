@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from replication_fixture import Answer, ReplicationFixture, command
+from command_line import Answer, command
+from lab import Lab
 
 from replicator.core.model import VIEW, Column, Storage, Table
 from replicator.drills.shadows import Shadows, cannot_show
@@ -14,22 +15,22 @@ from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
-    made = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Lab:
+    made = Lab(source_metastore, target_metastore, tmp_path)
     made.source.create()
     made.source.table("t", {"a": "1"})
     return made
 
 
-def view(fixture: ReplicationFixture, name: str, text: str) -> Table:
+def view(fixture: Lab, name: str, text: str) -> Table:
     storage = Storage(columns=(Column("a", "int"),))
-    made = Table(db=fixture.db, name=name, kind=VIEW, storage=storage, view_original=text, view_expanded=text)
+    made = Table(db=fixture.name, name=name, kind=VIEW, storage=storage, view_original=text, view_expanded=text)
     fixture.source.metastore.create_table(made)
     return made
 
 
-def verified(fixture: ReplicationFixture, rename: str) -> Answer:
-    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db]
+def verified(fixture: Lab, rename: str) -> Answer:
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
     return command("verify", *sides, "--rename-db", rename, "--engine", "local")
 
 
@@ -37,8 +38,8 @@ def named(answer: Answer) -> list[str]:
     return sorted(each["object"] for each in answer.output["not_replicated"])
 
 
-def test_a_view_that_is_not_understood_is_named_and_comes_once_it_is(fixture: ReplicationFixture) -> None:
-    db, copy = fixture.db, f"{fixture.db}_copy"
+def test_a_view_that_is_not_understood_is_named_and_comes_once_it_is(fixture: Lab) -> None:
+    db, copy = fixture.name, f"{fixture.name}_copy"
     rename = f"{db}={copy}"
     text = f"SELECT EXTRACT(YEAR FROM {db}.a) AS a FROM {db}.t {db} LATERAL VIEW {db}.f(a) x AS y -- {db}.t"
     view(fixture, "clear", text)

@@ -47,7 +47,7 @@ class Turned:
 
 
 @dataclass
-class Replication:
+class Waiting:
     source: ThriftMetastore
     target: ThriftMetastore
     shop: PlainDatabase
@@ -79,25 +79,25 @@ class Replication:
 @pytest.fixture(scope="module")
 def replication(
     source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Replication]:
+) -> Iterator[Waiting]:
     work = tmp_path_factory.mktemp("wait")
     with connect(source_metastore.uri) as source, connect(target_metastore.uri) as target:
         shop = PlainDatabase(source, unique("waited"), source_metastore.warehouse)
         shop.create()
         shop.table("sales", {"f": "one"})
-        made = Replication(source, target, shop, create_or_open(str(work / "cmroot")), work)
+        made = Waiting(source, target, shop, create_or_open(str(work / "cmroot")), work)
         made.catch_up()
         yield made
 
 
-def test_an_event_that_the_target_has_is_not_waited_for(replication: Replication) -> None:
+def test_an_event_that_the_target_has_is_not_waited_for(replication: Waiting) -> None:
     time = Turned()
     event = replication.catch_up()
     assert replication.wait(Goal(event=event), time).event == event
     assert time.pauses == []
 
 
-def test_waiting_ends_when_the_event_is_loaded(replication: Replication) -> None:
+def test_waiting_ends_when_the_event_is_loaded(replication: Waiting) -> None:
     replication.shop.alter("sales", colour="red")
     event = replication.source.current_event_id()
     time = Turned(then=lambda number: replication.catch_up() if number == 3 else None)
@@ -107,7 +107,7 @@ def test_waiting_ends_when_the_event_is_loaded(replication: Replication) -> None
     assert waited.seconds == round(sum(time.pauses), 3)
 
 
-def test_waiting_ends_when_the_lag_is_short_enough(replication: Replication) -> None:
+def test_waiting_ends_when_the_lag_is_short_enough(replication: Waiting) -> None:
     replication.catch_up()
     replication.shop.alter("sales", colour="green")
     assert replication.wait(Goal(lag=timedelta(hours=1)), Turned()).lag_events == 1  # it is behind, but not by much
@@ -116,7 +116,7 @@ def test_waiting_ends_when_the_lag_is_short_enough(replication: Replication) -> 
     assert (waited.lag_events, waited.lag_seconds) == (0, 0.0)
 
 
-def test_pauses_grow_up_to_a_limit_and_end_with_the_time(replication: Replication) -> None:
+def test_pauses_grow_up_to_a_limit_and_end_with_the_time(replication: Waiting) -> None:
     time = Turned()
     with pytest.raises(NotReached, match="has not come to event 1000000 within 60 s: it is at event") as raised:
         replication.wait(Goal(event=1_000_000), time)
@@ -126,7 +126,7 @@ def test_pauses_grow_up_to_a_limit_and_end_with_the_time(replication: Replicatio
     assert sum(time.pauses) == pytest.approx(60)
 
 
-def test_a_database_that_does_not_exist_yet_is_waited_for(replication: Replication) -> None:
+def test_a_database_that_does_not_exist_yet_is_waited_for(replication: Waiting) -> None:
     with pytest.raises(NotReached, match="coming"):
         replication.wait(Goal(event=1), Turned(), db="coming")
 
@@ -137,14 +137,14 @@ def test_a_metastore_that_is_away_is_waited_for() -> None:
         wait(away, "db", Goal(event=1), timeout=timedelta(0), clock=time.clock, sleep=time.sleep)
 
 
-def test_a_goal_that_cannot_be_told_is_refused(replication: Replication) -> None:
+def test_a_goal_that_cannot_be_told_is_refused(replication: Waiting) -> None:
     with pytest.raises(UsageError, match="nothing to wait for"):
         replication.wait(Goal(), Turned())
     with pytest.raises(UsageError, match="comparing with the source"):
         wait(replication.target, replication.shop.name, Goal(lag=MINUTE), timeout=MINUTE)
 
 
-def test_the_command_answers_and_gives_up(replication: Replication, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_answers_and_gives_up(replication: Waiting, capsys: pytest.CaptureFixture[str]) -> None:
     event = replication.catch_up()
     asked = [
         "wait",

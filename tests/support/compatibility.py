@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from command_line import Answer, command
 from features import Feature
 from hive_home import Home, Unavailable, client_of
 from newer_features import ALL
-from replication_fixture import Answer, command
 
 from replicator.metastore.embedded.running import Running
 from replicator.replay.places.server_rules import LACKS, RULES

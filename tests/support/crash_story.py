@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from busy_source import BusySource
+from command_line import Answer, command
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.metastore.embedded.running import Running
 
@@ -19,13 +20,13 @@ from replicator.metastore.embedded.running import Running
 class Crashing:
     """A story that is bootstrapped, and its busy source; tests of a module go on where the one before ended."""
 
-    fixture: ReplicationFixture
+    fixture: Lab
     source: BusySource
     replicas: Iterator[int]
 
     @classmethod
     def begin(cls, source: Running, target: Running, here: Path, **size: int) -> Crashing:
-        fixture = ReplicationFixture(source, target, here)
+        fixture = Lab(source, target, here)
         busy = BusySource(fixture.source, **size)
         busy.begin()
         fixture.bootstrap()
@@ -42,8 +43,10 @@ class Crashing:
         """A bootstrap dump, and the arguments to load it into a database that is not there yet."""
         out = self.fixture.here / f"whole{next(self.replicas)}"
         assert self.fixture.dump(out=out).code == 0
-        replica = PlainDatabase(self.fixture.target.metastore, f"{self.fixture.db}_{out.name}", self.fixture.warehouse)
-        rename = ["--rename-db", f"{self.fixture.db}={replica.name}"]
+        replica = PlainDatabase(
+            self.fixture.target.metastore, f"{self.fixture.name}_{out.name}", self.fixture.warehouse
+        )
+        rename = ["--rename-db", f"{self.fixture.name}={replica.name}"]
         return replica, [*self.fixture.load_arguments(out), *rename]
 
     def finish_dump(self, arguments: list[str]) -> None:

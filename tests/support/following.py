@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from policies import Replication
+from lab import Lab
 from waiting import CEILING
 
 
 class Following:
     """It is killed at the end of a block, unless it has ended before."""
 
-    def __init__(self, pair: Replication, schedule: str = "300ms") -> None:
+    def __init__(self, pair: Lab, schedule: str = "300ms") -> None:
         arguments = ["--config", str(pair.config()), "sync", pair.name, "--follow", "--interval", schedule, "--json"]
         self.errors = (pair.here / "errors").open("w+")
         self.child = subprocess.Popen(

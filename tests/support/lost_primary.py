@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engines import local_runtime
-from policies import Replication
+from lab import Lab
 
 from cmroot.root import open_existing
 from replicator.captures.capture import CaptureSettings, capture
@@ -15,13 +15,13 @@ def nobody(port: int = 1) -> str:
     return f"thrift://127.0.0.1:{port}"
 
 
-def lose(pair: Replication, uri: str, *, root: bool = False) -> None:
+def lose(pair: Lab, uri: str, *, root: bool = False) -> None:
     """The source's metastore is at this address from now on; its `$cmroot` is gone, too, if so said."""
-    pair.keys["source"], pair.source = uri, connect(uri)
+    pair.keys["source"], pair.source.metastore = uri, connect(uri)
     if root:
         (pair.here / "cmroot").rename(pair.here / "cmroot-lost")
 
 
-def captured(pair: Replication) -> None:
+def captured(pair: Lab) -> None:
     """A capture without a load."""
-    capture(pair.source, open_existing(str(pair.here / "cmroot")), CaptureSettings(), local_runtime())
+    capture(pair.source.metastore, open_existing(str(pair.here / "cmroot")), CaptureSettings(), local_runtime())

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from command_line import Answer, command
+from lab import Lab
 from plain_tables import KEYS, PlainDatabase, text_storage
-from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Table, partition_name
 from replicator.metastore.thrift import ThriftMetastore
@@ -89,21 +90,21 @@ def walked(place: Path) -> dict[str, str]:
     }
 
 
-def bootstrap(fixture: ReplicationFixture, *options: str) -> None:
+def bootstrap(fixture: Lab, *options: str) -> None:
     for answer in (fixture.dump(), fixture.load(None, *options)):
         assert answer.code == 0, answer
-    assert held(fixture.target.metastore, fixture.db) == held(fixture.source.metastore, fixture.db)
+    assert held(fixture.target.metastore, fixture.name) == held(fixture.source.metastore, fixture.name)
 
 
-def catch_up(fixture: ReplicationFixture, *options: str) -> Answer:
+def catch_up(fixture: Lab, *options: str) -> Answer:
     """The next range; both sides hold the same afterwards, however it is compared."""
     dumped = fixture.dump(since=fixture.last)
     assert dumped.code == 0, dumped
     loaded = fixture.load(None, *options)
     assert loaded.code == 0, loaded
-    assert held(fixture.target.metastore, fixture.db) == held(fixture.source.metastore, fixture.db)
+    assert held(fixture.target.metastore, fixture.name) == held(fixture.source.metastore, fixture.name)
     again = fixture.load(None, *options)
     assert (again.code, again.output["status"]) == (0, "already loaded")
-    same = command("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db)
+    same = command("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name)
     assert same.code == 0, same
     return loaded

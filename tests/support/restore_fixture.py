@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from command_line import Answer, command
 from history_generator import state_of
+from lab import Lab
 from plain_tables import text_storage
-from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.keep.content import locate
 from replicator.core.model import EXTERNAL, Table
@@ -17,7 +18,7 @@ from replicator.core.model import EXTERNAL, Table
 class RestoreFixture:
     """A captured database, what it was `before` at event `event`, and what it is since. `outside`: of its directory."""
 
-    def __init__(self, fixture: ReplicationFixture) -> None:
+    def __init__(self, fixture: Lab) -> None:
         self.fixture, self.source = fixture, fixture.source
         self.outside = fixture.here / "outside"
         self.source.create()
@@ -27,7 +28,7 @@ class RestoreFixture:
         self.outside.mkdir()
         (self.outside / "data").write_text(self.text("outside"))
         made = Table(
-            db=fixture.db,
+            db=fixture.name,
             name="ext",
             kind=EXTERNAL,
             parameters={"EXTERNAL": "TRUE"},
@@ -49,7 +50,7 @@ class RestoreFixture:
 
     def text(self, word: str) -> str:
         """Content that no other test has: they share a metastore, whose `$cmroot` would have its bytes."""
-        return f"{self.fixture.db}: {word}"
+        return f"{self.fixture.name}: {word}"
 
     def capture(self) -> None:
         assert self.fixture.capture().code == 0
@@ -58,11 +59,11 @@ class RestoreFixture:
         return self.source.metastore.current_event_id(), self.state()
 
     def state(self, db: str | None = None, uri: str | None = None) -> dict[str, Any]:
-        return state_of(uri or self.fixture.source_uri, db or self.fixture.db)
+        return state_of(uri or self.fixture.source_uri, db or self.fixture.name)
 
     @property
     def into(self) -> str:
-        return f"{self.fixture.db}_restored_{self.event}"
+        return f"{self.fixture.name}_restored_{self.event}"
 
     def kept(self, text: str) -> Path:
         """Where `$cmroot` keeps the bytes of a text."""
@@ -70,24 +71,24 @@ class RestoreFixture:
         return Path(locate(str(self.fixture.cmroot), xxhash.xxh3_128_hexdigest(data), len(data)))
 
     def databases(self) -> list[str]:
-        return [name for name in self.source.metastore.database_names() if name.startswith(self.fixture.db)]
+        return [name for name in self.source.metastore.database_names() if name.startswith(self.fixture.name)]
 
 
 # ---- bringing back ------------------------------------------------------------------------------------------------
 
 
-def restore(fixture: ReplicationFixture, to: object, *more: str, target: str | None = None) -> Answer:
+def restore(fixture: Lab, to: object, *more: str, target: str | None = None) -> Answer:
     """Runs the command, for the story's database."""
     return command(*restore_arguments(fixture, to, *more, target=target))
 
 
-def restore_arguments(fixture: ReplicationFixture, to: object, *more: str, target: str | None = None) -> list[str]:
+def restore_arguments(fixture: Lab, to: object, *more: str, target: str | None = None) -> list[str]:
     return [
         "restore",
         "--cmroot",
         str(fixture.cmroot),
         "--db",
-        fixture.db,
+        fixture.name,
         "--to",
         str(to),
         "--target",

@@ -12,9 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from command_line import Answer, command
 from faults import ERRORS, Ended, Fault, delayed, run_with
+from lab import Lab
 from plain_tables import PlainDatabase
-from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.keep.content import content_name
 from cmroot.root import open_existing
@@ -89,7 +90,7 @@ class History:
 
     def __init__(self, source: Running, target: Running, here: Path, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.fixture = ReplicationFixture(source, target, here)
+        self.fixture = Lab(source, target, here)
         self.fixture.source.create()
         self.writers = [Writer(name, self.fixture.source, self.chance) for name in ("a", "b", "c")]
         self.states: list[tuple[int, dict[str, Any]]] = []  # event, what the source showed then
@@ -152,8 +153,10 @@ class History:
         out = self.fixture.here / f"{consumer}{self.dumps}"
         dump = [*self.fixture.dump_arguments(out), "--slot", consumer, "--until", str(event), "--no-capture"]
         self.run(dump, done=out / "_finished_dump")
-        replica = PlainDatabase(self.fixture.target.metastore, f"{self.fixture.db}_{consumer}", self.fixture.warehouse)
-        loaded = self.run([*self.fixture.load_arguments(out), "--rename-db", f"{self.fixture.db}={replica.name}"])
+        replica = PlainDatabase(
+            self.fixture.target.metastore, f"{self.fixture.name}_{consumer}", self.fixture.warehouse
+        )
+        loaded = self.run([*self.fixture.load_arguments(out), "--rename-db", f"{self.fixture.name}={replica.name}"])
         assert loaded.output.get("missing", []) == []
         assert replica.shown() == wanted, (consumer, event)
         self.at[consumer] = chosen
@@ -214,8 +217,8 @@ class History:
         with open_manifest(open_existing(str(self.fixture.cmroot))) as manifest:
             needed = {
                 content_name(row[6], row[3])
-                for name in manifest.table_names(self.fixture.db)
-                for row in manifest.table_files(self.fixture.db, name)
+                for name in manifest.table_names(self.fixture.name)
+                for row in manifest.table_files(self.fixture.name, name)
             }
         assert {path.name for path in (self.fixture.cmroot / "files").rglob("xxh3*")} == needed
         self.fixture.roots_are_in_order()

@@ -17,12 +17,13 @@ from typing import Any
 
 import boto3
 import msgspec
+from command_line import Answer, command
 from engines import local_engine
 from faults import Fault, run_with
 from hadoop import Cluster
 from hdfs_path import HdfsPath
+from lab import Lab
 from plain_tables import PlainDatabase, remove_tree
-from replication_fixture import Answer, ReplicationFixture, command
 from s3_path import S3Path
 from stores import s3a_as_directories
 from versity import Versity
@@ -61,15 +62,15 @@ class Stores:
         return HdfsPath(self._hdfs, f"/{name}") if store == HDFS else S3Path(self._client, self._bucket, f"/{name}")
 
     @contextlib.contextmanager
-    def pair(self, source: str, target: str) -> Iterator[ReplicationFixture]:
+    def pair(self, source: str, target: str) -> Iterator[Lab]:
         """A database with its `$cmroot` and dumps in one place, its replica in another."""
         here = self.place(source)
-        found = ReplicationFixture(self.source, self.target, here, warehouse=self.place(target) / "replica")
+        found = Lab(self.source, self.target, here, warehouse=self.place(target) / "replica")
         with connect(self.source.uri) as client:
-            found.source = PlainDatabase(client, found.db, here / "warehouse")
+            found.source = PlainDatabase(client, found.name, here / "warehouse")
             found.source.create()
-            found.source.table("plain", {"f": f"1\t{found.db}\n", "g": f"2\t{found.db}\n"})
-            parts = {"x": {"f": f"3\t{found.db}\n"}, "é ü%20": {"f": f"4\t{found.db}\n"}}
+            found.source.table("plain", {"f": f"1\t{found.name}\n", "g": f"2\t{found.name}\n"})
+            parts = {"x": {"f": f"3\t{found.name}\n"}, "é ü%20": {"f": f"4\t{found.name}\n"}}
             found.source.partitioned("parts", parts)
             yield found
 
@@ -80,7 +81,7 @@ class StoreFeature:
     `one`: it concerns one store, not a source and a target."""
 
     name: str
-    run: Callable[[ReplicationFixture], None]
+    run: Callable[[Lab], None]
     one: bool = False
 
 
@@ -89,13 +90,13 @@ def succeeds(*answers: Answer) -> None:
         assert answer.code == 0, f"exit {answer.code}: {answer.message or answer.output}"
 
 
-def sides(found: ReplicationFixture) -> tuple[str, ...]:
-    return "--source", found.source_uri, "--target", found.target_uri, "--db", found.db, "--engine", "local"
+def sides(found: Lab) -> tuple[str, ...]:
+    return "--source", found.source_uri, "--target", found.target_uri, "--db", found.name, "--engine", "local"
 
 
-def change(found: ReplicationFixture) -> None:
-    found.source.write("plain", {"f": f"5\t{found.db}\n"})
-    found.source.add("parts", {"z": {"f": f"6\t{found.db}\n"}})
+def change(found: Lab) -> None:
+    found.source.write("plain", {"f": f"5\t{found.name}\n"})
+    found.source.add("parts", {"z": {"f": f"6\t{found.name}\n"}})
     found.source.drop_partitions("parts", ["x"])
     if not any(isinstance(each, S3Path) for each in (found.here, found.warehouse)):  # whose server moves no objects
         found.source.rename("plain", "plainer")
@@ -105,29 +106,29 @@ def kept(root: Any) -> set[bytes]:
     return {each.read_bytes() for each in (root / "files").rglob("*") if each.is_file()}
 
 
-def bootstrap(found: ReplicationFixture) -> None:
+def bootstrap(found: Lab) -> None:
     found.bootstrap()
 
 
-def increments(found: ReplicationFixture) -> None:
+def increments(found: Lab) -> None:
     found.bootstrap()
     change(found)
     found.catch_up()
 
 
-def from_root(found: ReplicationFixture) -> None:
+def from_root(found: Lab) -> None:
     found.bootstrap()
     change(found)
     succeeds(found.dump(since=found.last))
     wanted = found.source.shown()
-    for name in found.source.metastore.table_names(found.db):
+    for name in found.source.metastore.table_names(found.name):
         found.source.drop(name)
     succeeds(found.load())
     assert found.target.shown() == wanted
     found.catch_up()
 
 
-def killed_loads(found: ReplicationFixture) -> None:
+def killed_loads(found: Lab) -> None:
     found.bootstrap()
     change(found)
     succeeds(found.dump(since=found.last))
@@ -139,17 +140,17 @@ def killed_loads(found: ReplicationFixture) -> None:
     found.is_same()
 
 
-def verified(found: ReplicationFixture) -> None:
+def verified(found: Lab) -> None:
     found.bootstrap()
     for level in ("metadata", "size", "crc", "checksum"):
         succeeds(command("verify", *sides(found), "--level", level))
-    found.target.write("plain", {"f": f"1\t{found.db[::-1]}\n"})
+    found.target.write("plain", {"f": f"1\t{found.name[::-1]}\n"})
     for level in ("crc", "checksum"):
         answer = command("verify", *sides(found), "--level", level)
         assert answer.code == 4 and len(answer.output["differences"]) == 1, answer
 
 
-def repaired(found: ReplicationFixture) -> None:
+def repaired(found: Lab) -> None:
     found.bootstrap()
     found.target.write("plain", {"f": "spoiled"})
     (found.target.home / "plain" / "g").unlink()
@@ -161,19 +162,19 @@ def repaired(found: ReplicationFixture) -> None:
     assert b"spoiled" in kept(found.target_cmroot)
 
 
-def snapshots(found: ReplicationFixture) -> None:
+def snapshots(found: Lab) -> None:
     """Readers of the old version go on reading it."""
     succeeds(found.dump())
     published(found)
-    before = found.target.metastore.table(found.db, "plain").location
-    found.source.write("plain", {"f": f"5\t{found.db}\n"})
+    before = found.target.metastore.table(found.name, "plain").location
+    found.source.write("plain", {"f": f"5\t{found.name}\n"})
     succeeds(found.dump(since=found.last))
     published(found)
     succeeds(command("verify", *sides(found)))
-    assert found.target.metastore.table(found.db, "plain").location != before
+    assert found.target.metastore.table(found.name, "plain").location != before
 
 
-def published(found: ReplicationFixture) -> None:
+def published(found: Lab) -> None:
     engine = local_engine()
     warehouse, target = str(found.warehouse), found.target_uri
     done = replicator.load(str(found.last), target=target, warehouse=warehouse, publish="snapshot", engine=engine)
@@ -181,10 +182,10 @@ def published(found: ReplicationFixture) -> None:
     assert done.status == "loaded", done
 
 
-def synced(found: ReplicationFixture) -> None:
+def synced(found: Lab) -> None:
     config = Path(tempfile.mkdtemp()) / "replicator.toml"
     keys = {
-        "source": found.source_uri, "target": found.target_uri, "databases": found.db, "cmroot": str(found.cmroot),
+        "source": found.source_uri, "target": found.target_uri, "databases": found.name, "cmroot": str(found.cmroot),
         "target_cmroot": str(found.target_cmroot), "dumps": f"{found.here}/dumps", "warehouse": str(found.warehouse),
     }  # fmt: skip
     config.write_text("\n".join(["[policies.p]", *(f'{key} = "{value}"' for key, value in keys.items()), ""]))
@@ -196,23 +197,23 @@ def synced(found: ReplicationFixture) -> None:
     succeeds(command(*sync))
 
 
-def restored(found: ReplicationFixture) -> None:
+def restored(found: Lab) -> None:
     succeeds(found.capture())
     event, wanted = found.source.metastore.current_event_id(), found.source.shown()
     change(found)
     succeeds(found.capture())
-    into, home = f"{found.db}_then", found.warehouse
+    into, home = f"{found.name}_then", found.warehouse
     where = ("--into", into, "--warehouse", str(home), "--target-cmroot", str(found.target_cmroot))
-    point = ("--cmroot", str(found.cmroot), "--db", found.db, "--to", str(event), "--target", found.source_uri)
+    point = ("--cmroot", str(found.cmroot), "--db", found.name, "--to", str(event), "--target", found.source_uri)
     succeeds(command("restore", *point, *where, "--engine", "local"))
     assert PlainDatabase(found.source.metastore, into, home).shown() == wanted
 
 
-def expired(found: ReplicationFixture) -> None:
+def expired(found: Lab) -> None:
     succeeds(found.capture())
     change(found)
     succeeds(found.capture())
-    gone = f"3\t{found.db}\n".encode()
+    gone = f"3\t{found.name}\n".encode()
     assert gone in kept(found.cmroot)
     expire = ("cm", "expire", "--cmroot", str(found.cmroot), "--engine", "local", "--older-than")
     succeeds(command(*expire, "1d"))
@@ -221,22 +222,22 @@ def expired(found: ReplicationFixture) -> None:
     assert gone not in kept(found.cmroot)
 
 
-def housekept(found: ReplicationFixture) -> None:
+def housekept(found: Lab) -> None:
     """A directory that a table left for another."""
     succeeds(found.capture())
     properties = {"beekeeper.remove.unreferenced.data": "true", "beekeeper.unreferenced.data.retention.period": "PT0S"}
     found.source.alter("plain", **properties)
     old = found.source.home / "plain"
     found.source.write("elsewhere", {"f": "new"})
-    table = found.source.metastore.table(found.db, "plain")
+    table = found.source.metastore.table(found.name, "plain")
     storage = msgspec.structs.replace(table.storage, location=str(found.source.home / "elsewhere"))
-    found.source.metastore.alter_table(found.db, "plain", msgspec.structs.replace(table, storage=storage))
-    run = ("housekeeping", "run", "--metastore", found.source_uri, "--cmroot", str(found.cmroot), "--db", found.db)
+    found.source.metastore.alter_table(found.name, "plain", msgspec.structs.replace(table, storage=storage))
+    run = ("housekeeping", "run", "--metastore", found.source_uri, "--cmroot", str(found.cmroot), "--db", found.name)
     store = f"sqlite:///{tempfile.mkdtemp()}/items"
     done = command(*run, "--engine", "local", "--store", store, "--allow-immediate")
     succeeds(done)
     assert not old.exists() and (found.source.home / "elsewhere" / "f").exists(), done
-    assert f"1\t{found.db}\n".encode() in kept(found.cmroot)
+    assert f"1\t{found.name}\n".encode() in kept(found.cmroot)
 
 
 FEATURES = (

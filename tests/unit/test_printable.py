@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replication_fixture import ReplicationFixture
+from lab import Lab
 
 from replicator.cli.main import run
 from replicator.text.printable import PrintableFormatter, printable, printable_lines
@@ -53,20 +53,18 @@ def test_lines_of_a_traceback_are_marked() -> None:
 
 
 @pytest.fixture
-def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+def fixture(fixture: Lab) -> Lab:
     """A partition and files whose names are orders to a terminal."""
     fixture.source.table("t", {f"part{TITLE}": "1\x01one\n", FORGED: "2\x01two\n"})
     return fixture
 
 
-def test_names_of_files_reach_no_terminal_as_they_are(
-    fixture: ReplicationFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_files_reach_no_terminal_as_they_are(fixture: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     assert fixture.dump().code == 0 and fixture.load().code == 0
     for name in list((fixture.target.home / "t").iterdir()):
         name.unlink()
     fixture.source.write("t", {"third" + TITLE: "3\x01three\n"})
-    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db]
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.name]
     commands = [
         ["verify", *sides, "--cmroot", str(fixture.cmroot), "--engine", "local"],
         ["show", str(fixture.last), "--files"],
@@ -86,7 +84,7 @@ def test_names_of_files_reach_no_terminal_as_they_are(
     assert "\\x1b]0;owned\\x07" in reported and "a\\nsame" in reported
 
 
-def test_json_stays_exact(fixture: ReplicationFixture, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_stays_exact(fixture: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     assert fixture.dump().code == 0
     capfd.readouterr()
     run(["show", str(fixture.last), "--files", "--json"])
