@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from certificates import Authority
+from moved_loop import ServingThread
 from waiting import CEILING, eventually
 
 from replicator.core.config import parse_config
@@ -20,9 +18,7 @@ from replicator.core.schedules.entrance_config import GroupConfig, LimitConfig, 
 from replicator.errors import ConfigError
 from replicator.service.entrance.api_tokens import Identity
 from replicator.service.entrance.rates import Rates
-from replicator.service.entrance.timed_connection import uvicorn_limits
 from replicator.service.entrance.trusted_proxies import Proxies
-from replicator.service.service_process import AnsweringServer
 from replicator.service.store import ServiceStore
 
 CONFIG = ProxyConfig(
@@ -99,59 +95,39 @@ async def answers_ok(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": scope["scheme"][-2:].encode()})
 
 
-class MovedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time a test moves."""
-
-    ahead = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead
-
-
 @pytest.mark.parametrize("secured", [False, True])
 def test_who_connects_and_says_nothing_is_counted_and_has_a_time(tmp_path: Path, secured: bool) -> None:
     tls: dict[str, Any] = {}
     if secured:
         tls["ssl_certfile"], tls["ssl_keyfile"] = Authority(tmp_path).issue("server")
-    limits = uvicorn_limits(LimitConfig(connections=5, header_time="10m"))
-    server = AnsweringServer(uvicorn.Config(answers_ok, port=0, log_config=None, lifespan="off", **tls, **limits))
-    loop = MovedLoop()
-
-    def serve() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(server.serve())
-
-    serving = threading.Thread(target=serve)
-    serving.start()
-    assert server.answers.wait(CEILING)
+    serving = ServingThread(answers_ok, LimitConfig(connections=5, header_time="10m"), **tls)
 
     def ask() -> str:
-        url = f"{'https' if secured else 'http'}://127.0.0.1:{server.port}/"
+        url = f"{'https' if secured else 'http'}://127.0.0.1:{serving.port}/"
         return httpx.get(url, verify=False, timeout=CEILING).text
 
     def silent() -> socket.socket:
-        return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), CEILING))
+        return stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), CEILING))
 
     with ExitStack() as stack:
-        stack.callback(serving.join)
-        stack.callback(setattr, server, "should_exit", True)
+        stack.enter_context(serving)
         assert ask() == ("ps" if secured else "tp")
-        eventually(lambda: not server.server_state.connections)
+        eventually(lambda: not serving.connections)
         first = [silent() for _ in range(5)]
-        eventually(lambda: len(server.server_state.connections) == 5)
+        eventually(lambda: serving.connections == 5)
         assert all(_end_of(silent()) == secured for _ in range(5)), "TLS has no answer before a handshake"
         with pytest.raises((httpx.TransportError, AssertionError)):
             assert ask() in ("ps", "tp")
-        eventually(lambda: len(server.server_state.connections) == 5)
-        loop.ahead += 601.0
+        eventually(lambda: serving.connections == 5)
+        serving.advance(601.0)
         for each in first:
             _end_of(each)
-        eventually(lambda: not server.server_state.connections)
+        eventually(lambda: not serving.connections)
         assert ask() == ("ps" if secured else "tp")
         silent()
         if secured:
             silent().sendall(b"GET / HTTP/1.1\r\n\r\n")  # no handshake
-    assert not server.server_state.connections
+    assert not serving.connections
 
 
 def _end_of(connection: socket.socket) -> bool:
