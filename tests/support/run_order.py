@@ -32,6 +32,17 @@ WHOLE = {
     "tests/conformance/test_keepers.py": "its buckets have one set of roots",
     "tests/conformance/test_version_expiry.py": "its buckets have one set of roots",
     "tests/scenarios/test_hdfs_zones.py": "the NameNode asks one key server, at one port",
+    **dict.fromkeys(
+        (
+            "tests/conformance/test_transports.py",
+            "tests/scenarios/test_hdfs_lifecycle.py",
+            "tests/scenarios/test_s3_events.py",
+            "tests/scenarios/test_s3_lifecycle.py",
+            "tests/scenarios/test_spark_attempts.py",
+            "tests/scenarios/test_spark_cluster.py",
+        ),
+        "it has servers of its own, which each part would start",
+    ),
 }
 """Files that one worker runs, whatever they take."""
 UNKNOWN = 1.0  # seconds of a test without a record
