@@ -41,6 +41,7 @@ settings.load_profile("gate" if os.environ.get("CI") else "new")
 
 
 pytest_plugins = [
+    "filesystems",
     "run_order",
     "pool",
     "object_servers",

@@ -159,18 +159,6 @@ def test_an_attempt_that_was_given_up_publishes_nothing_any_more(tmp_path: Path)
     assert {path.name: path.read_bytes() for path in there.iterdir()} == {"part-0": b"of a later load"}
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A directory of another filesystem than `tmp_path`, into which nothing can be linked."""
-    place = Path("/dev/shm") / f"attempts-{os.getpid()}"
-    place.mkdir()
-    assert place.stat().st_dev != tmp_path.stat().st_dev
-    yield place
-    for path in sorted(place.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    place.rmdir()
-
-
 def test_what_an_attempt_leaves_after_it_was_given_up_is_removed_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,12 +194,12 @@ def test_a_note_without_a_time_is_named(name: str, tmp_path: Path) -> None:
     assert note.exists()
 
 
-def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_path: Path, elsewhere: Path) -> None:
+def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_path: Path, other_device: Path) -> None:
     root = task(tmp_path, tmp_path, 0, 1).roots.target
     (tmp_path / "old").mkdir()
     large_file(tmp_path / "old" / "f")
-    what = (run_clone_task, CloneTask(root, [(str(tmp_path / "old"), str(elsewhere / "new"))]))
-    there = elsewhere / "new"
+    what = (run_clone_task, CloneTask(root, [(str(tmp_path / "old"), str(other_device / "new"))]))
+    there = other_device / "new"
     with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
         code, _, err = go_on(first)
         assert code == 0, err
@@ -222,11 +210,11 @@ def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_pat
     assert [path.name for path in there.iterdir()] == ["f"]
 
 
-def test_a_purge_stages_whole_files_however_many_attempts_write_them(tmp_path: Path, elsewhere: Path) -> None:
+def test_a_purge_stages_whole_files_however_many_attempts_write_them(tmp_path: Path, other_device: Path) -> None:
     large_file(tmp_path / "f")
-    work = FileWork("p=1", "f", str(tmp_path / "f"), str(elsewhere / "new" / "f"), "", LARGE, 0, data=False)
+    work = FileWork("p=1", "f", str(tmp_path / "f"), str(other_device / "new" / "f"), "", LARGE, 0, data=False)
     what = (run_files_task, FilesTask(FileFormat("text"), "", [work]))
-    there = elsewhere / "new"
+    there = other_device / "new"
     with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
         code, output, _ = go_on(first)
         assert (code, "error=''" in output) == (0, True), output

@@ -4,10 +4,7 @@ files of one, and what is left of it keeps the age that it had."""
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import gobblin_examples as examples
@@ -58,15 +55,8 @@ class FarLake:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Iterator[FarLake]:
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs a second device")
-    far = Path(tempfile.mkdtemp(prefix="killed-retention-", dir=memory))
-    try:
-        yield FarLake(tmp_path, far)
-    finally:
-        shutil.rmtree(far)
+def lake(tmp_path: Path, other_device: Path) -> FarLake:
+    return FarLake(tmp_path, other_device)
 
 
 @pytest.mark.parametrize("job", [examples.TIME_BASED, examples.NEWEST_K], ids=["age", "newest two"])

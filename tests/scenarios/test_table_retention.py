@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -332,27 +331,24 @@ def test_a_root_at_work_is_named_where_a_killed_run_may_have_taken_files(
     assert len(db.audit("--run", after["run"], "--outcome", "removed")) == 1
 
 
-def test_a_partition_of_which_a_killed_run_removed_a_part_is_as_old_as_it_was(db: Dated) -> None:
+def test_a_partition_of_which_a_killed_run_removed_a_part_is_as_old_as_it_was(db: Dated, other_device: Path) -> None:
     """By its directory's time, with `$cmroot` on another device."""
-    if not (memory := Path("/dev/shm")).is_dir() or memory.stat().st_dev == db.place.stat().st_dev:
-        pytest.skip("needs a second device")
-    with tempfile.TemporaryDirectory(dir=memory) as far:
-        db.cmroot = create_or_open(f"{far}/cm").place
-        values = db.dated("orders", 1, 5)
-        old = db.home / "orders" / f"datepartition={values[1]}"
-        (old / "part-1").write_text(values[1])
-        os.utime(old, (0, 0))
-        config = {
-            "gobblin.retention.version.finder.class": "HdfsModifiedTimeHiveVersionFinder",
-            "hive.dataset.database": db.name,
-            "hive.dataset.table.pattern": "orders",
-        }
-        arguments = db.arguments("--set", DELETES, config=config)
-        assert run_with(Fault("after", "unlink", r"/orders/.*/part-"), arguments).killed
-        assert len(list(old.iterdir())) == 1 and old.stat().st_mtime > 0
-        assert db.run("--set", DELETES, config=config)["dropped"] == 1
-        assert not old.exists() and db.values("orders") == db.files("orders") == {values[0]}
-        assert not list((Path(db.cmroot) / "retention").glob("*ing-*"))
+    db.cmroot = create_or_open(f"{other_device}/cm").place
+    values = db.dated("orders", 1, 5)
+    old = db.home / "orders" / f"datepartition={values[1]}"
+    (old / "part-1").write_text(values[1])
+    os.utime(old, (0, 0))
+    config = {
+        "gobblin.retention.version.finder.class": "HdfsModifiedTimeHiveVersionFinder",
+        "hive.dataset.database": db.name,
+        "hive.dataset.table.pattern": "orders",
+    }
+    arguments = db.arguments("--set", DELETES, config=config)
+    assert run_with(Fault("after", "unlink", r"/orders/.*/part-"), arguments).killed
+    assert len(list(old.iterdir())) == 1 and old.stat().st_mtime > 0
+    assert db.run("--set", DELETES, config=config)["dropped"] == 1
+    assert not old.exists() and db.values("orders") == db.files("orders") == {values[0]}
+    assert not list((Path(db.cmroot) / "retention").glob("*ing-*"))
 
 
 def test_a_partition_that_moves_while_the_run_is_planned_is_left_alone(db: Dated) -> None:

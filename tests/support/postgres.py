@@ -27,7 +27,13 @@ from waiting import CEILING
 from replicator.demos.demo_postgres import server_programs, server_user, wait_for
 from replicator.metastore.embedded.server_process import free_port
 
-_SETTINGS = ("-F", "-c", "max_connections=1000")  # a metastore has pools of dozens
+_SETTINGS = (
+    "-F",
+    "-c",
+    "max_connections=1000",
+    "-c",
+    "dynamic_shared_memory_type=mmap",
+)  # a metastore has pools of dozens
 _numbers = itertools.count(1)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -184,17 +181,6 @@ def root(place: str) -> str:
 @pytest.fixture
 def local_root(tmp_path: Path) -> str:
     return create_or_open(str(tmp_path / "cmroot")).place
-
-
-@pytest.fixture
-def other_device(local_root: str) -> Iterator[Path]:
-    """A directory on another device than the root's."""
-    memory = Path("/dev/shm")
-    if not (memory.is_dir() and os.access(memory, os.W_OK) and memory.stat().st_dev != os.stat(local_root).st_dev):
-        pytest.skip("no second device")
-    place = Path(tempfile.mkdtemp(dir=memory))
-    yield place
-    shutil.rmtree(place)
 
 
 def s3a_as_directories(mounts: Path, buckets: Sequence[str]) -> dict[str, str]:

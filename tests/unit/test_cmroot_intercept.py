@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,17 +61,6 @@ class Ground:
 
     def is_clean(self) -> bool:
         return (Place(self.root) / "taking").find() == [] and undecided_since(self.root) is None
-
-
-@pytest.fixture
-def other_device() -> Iterator[str]:
-    """A directory on another device than the test's own."""
-    memory = Path("/dev/shm") / f"taking-{os.getpid()}"
-    if not memory.parent.is_dir():
-        pytest.skip("there is no second filesystem")
-    memory.mkdir()
-    yield str(memory)
-    shutil.rmtree(memory)
 
 
 @pytest.fixture(params=["one device", "two devices", "s3"])
@@ -357,7 +345,7 @@ intercept.settle({{"t": 8}})
 def test_a_taking_that_is_killed_at_any_step_loses_nothing(
     tmp_path: Path, request: pytest.FixtureRequest, devices: int
 ) -> None:
-    home = str(tmp_path) if devices == 1 else request.getfixturevalue("other_device")
+    home = tmp_path if devices == 1 else request.getfixturevalue("other_device")
     dropped = tmp_path / "dropped"
     content = {"p=1/a": b"one", "p=2/b": b"two"}
     place, root = tmp_path / "w" / "t", f"{home}/cmroot"

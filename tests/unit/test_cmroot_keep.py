@@ -447,11 +447,8 @@ def test_a_file_written_into_a_directory_while_it_is_recycled_is_kept(local_root
     assert os.listdir(join(local_root, "incoming")) == []
 
 
-def test_recycling_between_real_devices_copies_checks_and_removes(local_root: str) -> None:
-    memory = Path("/dev/shm")
-    if not (memory.is_dir() and os.access(memory, os.W_OK) and memory.stat().st_dev != os.stat(local_root).st_dev):
-        pytest.skip("no second device")
-    table = memory / f"cmroot-test-{os.getpid()}"
+def test_recycling_between_real_devices_copies_checks_and_removes(local_root: str, other_device: Path) -> None:
+    table = other_device / "table"
     (table / "p=1").mkdir(parents=True)
     (table / "p=1/f").write_bytes(b"1" * 300_000)
     (table / ".f").write_bytes(b"hidden")
