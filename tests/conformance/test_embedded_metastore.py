@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -371,8 +371,11 @@ OLDER = [pytest.param(each, marks=pytest.mark.long) for each in ("3.1", "4.0")] 
 
 
 @pytest.mark.parametrize("version", [*OLDER, "4.2"])
-def test_a_newer_hive_starts_keeps_its_version_and_its_data(version: str, hives: Callable[..., Running]) -> None:
-    running = hives(version)
+def test_a_newer_hive_starts_keeps_its_version_and_its_data(
+    version: str, start: MetastoreFactory, tmp_path: Path
+) -> None:
+    here = {"directory": tmp_path, "hive": version, "host": "0.0.0.0" if version == "3.1" else "127.0.0.1"}
+    running = start(**here)
     with connect(running.uri) as metastore:
         assert metastore.database("default").location == f"file:{running.warehouse}"
         before = metastore.current_event_id()
@@ -388,7 +391,7 @@ def test_a_newer_hive_starts_keeps_its_version_and_its_data(version: str, hives:
         assert listens_on(embedded.start(running.directory, env=os.environ)) == {"127.0.0.1"}
     with pytest.raises(UsageError, match=f"has a metastore of Hive {version}"):
         embedded.start(running.directory, hive="2.3", env=os.environ)
-    with connect(hives(version).uri) as metastore:
+    with connect(start(**here).uri) as metastore:
         assert f"kept_{version.replace('.', '')}" in metastore.database_names()
 
 

@@ -21,6 +21,7 @@ HOME = f"replicator-tests-{os.getuid()}"
 """In MEMORY, this user's: a directory `run-PID` for each run, which a run that passes removes, and each later one."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Of the controller, before it or a worker makes a directory. TMPDIR and --basetemp decide when they are set."""
     if hasattr(config, "workerinput") or "TMPDIR" in os.environ or config.option.basetemp or not has_enough(MEMORY):
