@@ -28,11 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     home = MEMORY / HOME
     with contextlib.suppress(FileExistsError):
-        home.mkdir(mode=0o755)
+        home.mkdir()
     if home.is_symlink() or home.lstat().st_uid != os.getuid():
         return
+    home.chmod(0o1777)  # as /tmp: databases run as users of their own
     for run in home.glob("run-*"):
-        if not Path("/proc", run.name.removeprefix("run-")).exists():
+        if run.lstat().st_uid == os.getuid() and not Path("/proc", run.name.removeprefix("run-")).exists():
             shutil.rmtree(run, ignore_errors=True)
     os.environ["TMPDIR"] = str(home)
     tempfile.tempdir = None  # it is found again
