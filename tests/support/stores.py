@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -82,11 +84,27 @@ def new_filesystem() -> Any:
     return s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
 
 
+@cache
+def one_put_at_a_time() -> None:
+    """moto looks whether an object is there and writes it in two steps: of two that both asked for a new one, both
+    were told that they had made it, on a busy machine. S3 does that in one."""
+    from moto.s3.responses import S3Response
+
+    put, lock = S3Response.put_object, threading.Lock()
+
+    def locked(self: Any, *given: Any, **named: Any) -> Any:
+        with lock:
+            return put(self, *given, **named)
+
+    S3Response.put_object = locked
+
+
 @contextmanager
 def s3_server() -> Iterator[Any]:
     """An S3 endpoint in this process, which the environment names meanwhile; a filesystem of it. All of a process have
     the same buckets."""
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    one_put_at_a_time()
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     filesystem_of.cache_clear()  # a bucket that was served by an earlier one has this address now
