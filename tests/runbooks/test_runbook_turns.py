@@ -79,7 +79,7 @@ def test_the_runbooks_fail_over_and_fail_back(
     played = play("fail-back", _Growing(values(pair), found), before={5: held})
 
     assert len(played) == 10 and loss
-    assert sorted(pair.source.metastore.database_names()) == ["default", f"{pair.name}_a", "rescued"]
+    assert set(pair.source.metastore.database_names()) == {"default", f"{pair.name}_a", "rescued"}
     assert pair.source.metastore.partition_names("rescued", "days") == ["p=1", "p=2"]
     assert pair.source.metastore.partition_names(f"{pair.name}_a", "days") == ["p=1", "p=3"]
     pair.are_same("a")
