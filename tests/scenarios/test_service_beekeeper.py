@@ -35,7 +35,7 @@ def test_a_client_of_beekeeper_works_on(source_metastore: Running, tmp_path: Pat
     served = InProcess(tmp_path, {"policies": {"west": {**policy, "schedule": "30d"}}})  # the only root
 
     def get(question: str, **parameters: Any) -> Any:
-        answer = served.get(f"/api/v1/database/BEES/table/{question}", params=parameters)
+        answer = served.get(f"/api/v1/database/{life.db.name.upper()}/table/{question}", params=parameters)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
