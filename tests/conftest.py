@@ -108,7 +108,7 @@ def target_metastore(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Run
 
 
 def emptied_side(request: pytest.FixtureRequest, pool: Pool, name: str) -> Iterator[Running]:
-    """One whose databases go with the module."""
+    """A metastore whose databases are dropped when the module ends."""
     running = started_or_borrowed(request, pool, name)
     yield running
     if not request.node.get_closest_marker("own_metastores"):

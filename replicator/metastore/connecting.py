@@ -52,7 +52,7 @@ class Connection:
         transport.limit(limit)
 
     def client_with(self, make: Make | None) -> ThriftHiveMetastore.Client:
-        """`client`, or one that decodes answers otherwise."""
+        """A client over this connection that decodes with `make`; None: the fast one."""
         return self.client if make is None else ThriftHiveMetastore.Client(make(self.transport))
 
     def end(self) -> None:

@@ -271,7 +271,7 @@ def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(fixture: Lab, cal
 
 READING = ["get_all_tables", "get_partitions_by_names"]
 CHANGING = ["alter_database", "drop_partitions", "create_table", "alter_table", "add_partitions", "alter_partitions"]
-"""As a load makes them."""
+"""In the order in which a load calls them."""
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ CHANGING = ["alter_database", "drop_partitions", "create_table", "alter_table", 
         [(call, "answer", 1) for call in CHANGING],
         [("alter_database", when, 2) for when in ("request", "half")],
     ],
-    ids=["reading, or nothing arrives", "nobody hears that it was done", "at the checkpoint"],
+    ids=["calls that do not arrive", "calls whose answer is lost", "the checkpoint"],
 )
 def test_a_metastore_that_goes_away_in_the_middle_of_a_load(pending: Lab, faults: list[tuple[str, str, int]]) -> None:
-    """In a change that is sent, nobody can know what became of it: running again settles it. Each run of the load gets
-    a little further."""
+    """A change that was sent has an unknown outcome; running the load again resolves it. Each run gets one fault
+    further."""
     for call, when, nth in faults:
         proxy = CuttingProxy(pending.target_uri, call, when, nth)
         error = "MetastoreUnreachable" if call in READING else "CommitOutcomeUnknown"

@@ -1,4 +1,4 @@
-"""`Lab`: two metastores, and what is replicated between them, by the command line or by a policy."""
+"""`Lab`: replication between two metastores, by the command line or by a policy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ UNLEASED = ("slots", "holds", "dumps")
 
 
 class Lab:
-    """`source` is a database of the source's metastore, `target` its replica; both are called `name`, and neither is
-    made yet. A policy of that name has the databases `<name>_<something>`, see `db` and `replica`. `here`: a directory
-    of the test, with the roots, the dumps, and the target's warehouse."""
+    """A database `source`, its replica `target`, and a policy, all called `name`. Neither database exists yet. The
+    policy covers the databases `<name>_*`, which `db` creates. `here`: a directory of the test, which contains the
+    roots, the dumps and the target's warehouse."""
 
     def __init__(
         self, source: Running, target: Running, here: Path, *, warehouse: Path | None = None, **keys: Any
@@ -72,10 +72,9 @@ class Lab:
         return PlainDatabase(self.target.metastore, f"{self.name}_{name}", self.warehouse)
 
     def are_same(self, *names: str) -> None:
+        """Asserts that replicas of a policy show what their sources do."""
         for name in names or ("a",):
-            shown, wanted = self.replica(name).shown(), self.db(name).shown()
-            differing = [key for key in wanted | shown if shown.get(key) != wanted.get(key)]
-            assert not differing, [(key, wanted.get(key), shown.get(key)) for key in differing]
+            assert_same(self.db(name), self.replica(name))
 
     # ---- the command line -----------------------------------------------------------------------------------------
 
@@ -145,9 +144,8 @@ class Lab:
         self.is_same()
 
     def is_same(self) -> None:
-        shown, wanted = self.target.shown(), self.source.shown()
-        names = [name for name in wanted | shown if shown.get(name) != wanted.get(name)]
-        assert not names, [(name, wanted.get(name), shown.get(name)) for name in names]
+        """Asserts that `target` shows what `source` does, and that the roots are in order."""
+        assert_same(self.source, self.target)
         self.roots_are_in_order(UNLEASED)
 
     def roots_are_in_order(self, unswept: Collection[str] = ()) -> None:
@@ -219,5 +217,14 @@ class Lab:
         """Another policy between the same metastores, with the same roots."""
         found = cls.__new__(cls)
         found.__dict__ |= {**other.__dict__, "name": unique("db")}
+        found.source = PlainDatabase(other.source.metastore, found.name, other.source.home.parent)
+        found.target = PlainDatabase(other.target.metastore, found.name, other.warehouse)
         found.keys = {**other.keys, "databases": f"{found.name}_.*"}
         return found
+
+
+def assert_same(source: PlainDatabase, replica: PlainDatabase) -> None:
+    """Names the objects that differ, with what each side shows."""
+    wanted, shown = source.shown(), replica.shown()
+    differing = [name for name in wanted | shown if shown.get(name) != wanted.get(name)]
+    assert not differing, [(name, wanted.get(name), shown.get(name)) for name in differing]

@@ -29,8 +29,8 @@ def borrow(pool: Pool, name: str, **options: Any) -> Running:
 
 @contextmanager
 def shared(pool: Pool) -> Iterator[Callable[..., Running]]:
-    """`start(name, **options)`: a metastore that all workers of a run use, the same one for the same name. What this
-    worker has made in those that it asked for is dropped at the end."""
+    """`start(name, **options)`: a metastore that all workers of a run share, one for each name. At the end, the
+    databases of this worker are dropped from those that it started or borrowed."""
     used: dict[str, Running] = {}
 
     def start(name: str, **options: Any) -> Running:
@@ -43,8 +43,8 @@ def shared(pool: Pool) -> Iterator[Callable[..., Running]]:
 
 
 def emptied(running: Running) -> None:
-    """Drops all databases of a worker's metastore. One with a table that cannot be dropped begins anew, at the same
-    address."""
+    """Drops all databases of a worker's metastore. If one cannot be dropped, deletes the metastore's data: the next
+    module starts it empty, at the same address."""
     if drop_databases(running, re.compile(r"(?!default$)")):
         embedded.stop(running.directory)
         for data in ("metastore_db", "warehouse"):
@@ -52,9 +52,8 @@ def emptied(running: Running) -> None:
 
 
 def drop_databases(running: Running, wanted: re.Pattern[str] = MINE) -> list[str]:
-    """Databases that match, with their tables and without the files; those that could not be dropped. A load reads
-    every table of its target, and a job that removes every table of its metastore: what earlier tests left costs each
-    later one time."""
+    """Drops the databases that match, and keeps their files. Returns those that could not be dropped. Loads read every
+    table of their target, and removal jobs every table of their metastore, so databases of earlier tests cost time."""
     at = urlsplit(running.uri)
     left = []
     with HMSClient(host=at.hostname, port=at.port) as client:

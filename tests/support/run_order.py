@@ -41,7 +41,7 @@ WHOLE = {
             "tests/scenarios/test_spark_attempts.py",
             "tests/scenarios/test_spark_cluster.py",
         ),
-        "it has servers of its own, which each part would start",
+        "each part would start its servers again",
     ),
 }
 """Files that one worker runs, whatever they take."""

@@ -86,8 +86,8 @@ def new_filesystem() -> Any:
 
 @cache
 def one_put_at_a_time() -> None:
-    """moto looks whether an object is there and writes it in two steps: of two that both asked for a new one, both
-    were told that they had made it, on a busy machine. S3 does that in one."""
+    """Makes writes of moto atomic, as those of S3 are: it checks If-None-Match and writes in two steps, and told two
+    writers on a busy machine that each had created the object."""
     from moto.s3.responses import S3Response
 
     put, lock = S3Response.put_object, threading.Lock()
