@@ -38,6 +38,8 @@ from replicator.metastore.thrift import connect
 
 pytestmark = pytest.mark.own_metastores
 
+LIFE = "hive.metastore.event.db.listener.timetolive"
+
 
 @pytest.fixture
 def start(metastore_factory: MetastoreFactory) -> Iterator[MetastoreFactory]:
@@ -95,24 +97,44 @@ def servers_of(directory: Path) -> list[int]:
     return found
 
 
-def test_a_new_metastore_answers_and_its_first_event_has_id_1(start: MetastoreFactory) -> None:
-    running = start()
+
+def test_a_metastore_keeps_its_data_event_ids_and_port_through_stops_and_kills(
+    start: MetastoreFactory, tmp_path: Path
+) -> None:
+    """In a directory whose name has odd characters."""
+    running = start(directory=tmp_path / "a b%20&<ü")
     with client(running) as thrift:
         assert thrift.get_all_databases() == ["default"]
         assert thrift.get_database("default").locationUri == f"file:{running.warehouse}"
         assert thrift.get_current_notificationEventId().eventId == 0
-    create_database(running, "sales")
-    assert [(each.eventId, each.eventType, each.dbName) for each in events(running)] == [
-        (1, "CREATE_DATABASE", "sales")
-    ]
-    assert (running.warehouse / "sales.db").is_dir()
+    create_database(running, "a")
+    assert (running.warehouse / "a.db").is_dir()
     assert embedded.status(running.directory) == running
+    assert embedded.stop(running.directory)
+    assert began(running.pid) is None
+    assert embedded.status(running.directory) is None
+    assert not embedded.stop(running.directory)
+    again = start(directory=running.directory)
+    assert again.uri == running.uri
+    create_database(again, "b")
+    kill(again)
+    path = again.directory / "metastore.json"
+    path.write_bytes(path.read_bytes().replace(str(again.pid).encode(), str(os.getpid()).encode()))
+    assert embedded.status(running.directory) is None, "a state file with another process id is not believed"
+    assert not embedded.stop(running.directory)  # or this test would end here
+    with socket.create_server(("", int(running.uri.rpartition(":")[2]))):
+        other = start(directory=running.directory)
+    assert other.uri != running.uri and other.pid != os.getpid()
+    create_database(other, "c")
+    assert [(each.eventId, each.eventType, each.dbName) for each in events(other)] == [
+        (number, "CREATE_DATABASE", name) for number, name in enumerate("abc", 1)
+    ]
 
 
 def test_source_and_target_stand_side_by_side(source_metastore: Running, target_metastore: Running) -> None:
     create_database(source_metastore, "only_here")
     assert source_metastore.uri != target_metastore.uri
-    assert len(events(source_metastore)) == 1
+    assert [each.eventType for each in events(source_metastore) if each.dbName == "only_here"] == ["CREATE_DATABASE"]
     assert events(target_metastore) == []
 
 
@@ -147,35 +169,6 @@ def test_a_metastore_whose_starter_was_killed_is_taken_over(start: MetastoreFact
     assert start(directory=tmp_path).pid == orphan
 
 
-def test_a_restart_keeps_data_event_ids_and_the_port(start: MetastoreFactory) -> None:
-    running = start()
-    create_database(running, "a")
-    assert embedded.stop(running.directory)
-    assert began(running.pid) is None
-    assert embedded.status(running.directory) is None
-    assert not embedded.stop(running.directory)
-    again = start(directory=running.directory)
-    assert again.uri == running.uri
-    create_database(again, "b")
-    assert [(each.eventId, each.dbName) for each in events(again)] == [(1, "a"), (2, "b")]
-
-
-def test_a_restart_takes_another_port_when_the_old_one_is_taken(start: MetastoreFactory) -> None:
-    running = start()
-    embedded.stop(running.directory)
-    with socket.create_server(("", int(running.uri.rpartition(":")[2]))):
-        assert start(directory=running.directory).uri != running.uri
-
-
-def test_a_killed_metastore_starts_again_with_what_it_had(start: MetastoreFactory) -> None:
-    running = start()
-    create_database(running, "a")
-    kill(running)
-    assert embedded.status(running.directory) is None
-    again = start(directory=running.directory)
-    create_database(again, "b")
-    assert [(each.eventId, each.dbName) for each in events(again)] == [(1, "a"), (2, "b")]
-
 
 def test_a_metastore_that_is_dying_when_it_is_started_is_started_anew(start: MetastoreFactory) -> None:
     running = start()
@@ -208,15 +201,6 @@ def test_a_start_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) ->
         embedded.start(tmp_path, env=os.environ, timeout=timedelta(milliseconds=1))
     assert servers_of(tmp_path) == []
 
-
-def test_a_state_file_with_another_process_id_is_not_believed(start: MetastoreFactory) -> None:
-    running = start()
-    kill(running)
-    path = running.directory / "metastore.json"
-    path.write_bytes(path.read_bytes().replace(str(running.pid).encode(), str(os.getpid()).encode()))
-    assert embedded.status(running.directory) is None
-    assert not embedded.stop(running.directory)  # or this test would end here
-    assert start(directory=running.directory).pid != os.getpid()
 
 
 def test_a_state_file_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
@@ -278,8 +262,8 @@ def test_64_clients_at_once_are_served_and_event_ids_stay_unique(source_metastor
     assert len({each.dbName for each in seen}) == 64
 
 
-def test_writers_that_collide_on_an_event_id_wait_for_milliseconds(start: MetastoreFactory) -> None:
-    running = start()
+def test_writers_that_collide_on_an_event_id_wait_for_milliseconds(source_metastore: Running) -> None:
+    running = source_metastore
     create_database(running, "busy")
     numbers = itertools.count()
 
@@ -319,29 +303,20 @@ def listens_on(running: Running) -> set[str]:
     return found
 
 
-def test_a_metastore_listens_on_loopback_unless_it_is_told_otherwise(
+def test_a_metastore_listens_on_loopback_unless_it_is_told_otherwise_and_takes_settings(
     source_metastore: Running, start: MetastoreFactory
 ) -> None:
     """127.0.0.2 stands for another interface: it is another address of this machine."""
     assert listens_on(source_metastore) == {"127.0.0.1"}
-    everywhere = start(host="0.0.0.0")
+    everywhere = start(host="0.0.0.0", settings={LIFE: "7s"})
+    with client(everywhere) as thrift:
+        assert thrift.get_config_value(LIFE, "") == "7s"
     assert listens_on(everywhere) == {"127.0.0.1", "127.0.0.2"}
     embedded.stop(everywhere.directory)
     other = start(directory=everywhere.directory, host="127.0.0.2")
     assert listens_on(other) == {"127.0.0.2"} and "127.0.0.2" in other.uri
     assert embedded.status(everywhere.directory) == other
 
-
-def test_a_setting_reaches_the_server(start: MetastoreFactory) -> None:
-    running = start(settings={"hive.metastore.event.db.listener.timetolive": "7s"})
-    with client(running) as thrift:
-        assert thrift.get_config_value("hive.metastore.event.db.listener.timetolive", "") == "7s"
-
-
-def test_a_directory_with_odd_characters_in_its_name_works(start: MetastoreFactory, tmp_path: Path) -> None:
-    running = start(directory=tmp_path / "a b%20&<ü")
-    create_database(running, "sales")
-    assert (running.warehouse / "sales.db").is_dir()
 
 
 def test_without_any_java_on_the_machine_the_wheels_java_runs_it(start: MetastoreFactory, tmp_path: Path) -> None:

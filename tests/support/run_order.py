@@ -34,6 +34,7 @@ WHOLE = {
     "tests/scenarios/test_hdfs_zones.py": "the NameNode asks one key server, at one port",
     **dict.fromkeys(
         (
+            "tests/conformance/test_embedded_metastore.py",
             "tests/conformance/test_transports.py",
             "tests/scenarios/test_hdfs_lifecycle.py",
             "tests/scenarios/test_s3_events.py",
