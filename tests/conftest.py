@@ -42,6 +42,7 @@ settings.load_profile("gate" if os.environ.get("CI") else "new")
 
 pytest_plugins = [
     "filesystems",
+    "long_tests",
     "run_order",
     "pool",
     "object_servers",

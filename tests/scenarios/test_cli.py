@@ -433,8 +433,9 @@ def test_follow_ends_with_a_signal_and_tells_the_whole(
     source_metastore: Running, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     build(source_metastore, name := unique("followed"))  # other tests' databases lie in stores that this one lacks
-    arguments = ("capture", "--source", source_metastore.uri, "--cmroot", "cm", "--db", name, "--follow", "--interval", "1h")
-    process = start("--heartbeat", "50ms", *arguments, "--json-lines", cwd=tmp_path)
+    arguments = ("capture", "--source", source_metastore.uri, "--cmroot", "cm", "--db", name)
+    following = ("--follow", "--interval", "1h", "--json-lines")
+    process = start("--heartbeat", "50ms", *arguments, *following, cwd=tmp_path)
     assert process.stdout
     for text in process.stdout:
         if json.loads(text).get("rounds") == 1:  # now it waits for the next

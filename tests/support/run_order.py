@@ -131,14 +131,23 @@ def _settled(before: float | None, took: float) -> float:
 # ---- the plugin ---------------------------------------------------------------------------------------------------
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--at-most", type=float, metavar="SECONDS", help="of tests/unit, leave out what takes longer")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RunProgress(config), "run-progress")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The same order in every worker: that of the units."""
+    if limit := config.getoption("--at-most"):
+        takes = estimates([item.nodeid for item in items], read_record())
+        left_out = [item for item in items if "/unit/" in item.nodeid and takes[item.nodeid] > limit]
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
     by_id = {item.nodeid: item for item in items}
     if len(by_id) == len(items):  # a file may be named twice on the command line
         seconds = estimates(list(by_id), read_record())
