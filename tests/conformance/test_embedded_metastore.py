@@ -97,7 +97,6 @@ def servers_of(directory: Path) -> list[int]:
     return found
 
 
-
 def test_a_metastore_keeps_its_data_event_ids_and_port_through_stops_and_kills(
     start: MetastoreFactory, tmp_path: Path
 ) -> None:
@@ -169,7 +168,6 @@ def test_a_metastore_whose_starter_was_killed_is_taken_over(start: MetastoreFact
     assert start(directory=tmp_path).pid == orphan
 
 
-
 def test_a_metastore_that_is_dying_when_it_is_started_is_started_anew(start: MetastoreFactory) -> None:
     running = start()
     os.kill(running.pid, signal.SIGSTOP)  # it is there, and does not answer
@@ -200,7 +198,6 @@ def test_a_start_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) ->
     with pytest.raises(MetastoreStartError, match="within 0 s"):
         embedded.start(tmp_path, env=os.environ, timeout=timedelta(milliseconds=1))
     assert servers_of(tmp_path) == []
-
 
 
 def test_a_state_file_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
@@ -316,7 +313,6 @@ def test_a_metastore_listens_on_loopback_unless_it_is_told_otherwise_and_takes_s
     other = start(directory=everywhere.directory, host="127.0.0.2")
     assert listens_on(other) == {"127.0.0.2"} and "127.0.0.2" in other.uri
     assert embedded.status(everywhere.directory) == other
-
 
 
 def test_without_any_java_on_the_machine_the_wheels_java_runs_it(start: MetastoreFactory, tmp_path: Path) -> None:
