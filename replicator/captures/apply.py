@@ -1,5 +1,5 @@
 """Applying records to the manifest: what each change does to the known state. SQL only; `manifest` holds the file and
-answers questions about it.
+answers queries about it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from cmroot.log.captured import ADD, FILES, RELEASE
 from replicator.captures.ends import Ends
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import ChangeRecord, partition_names
 from replicator.captures.inventory import Inventory
 from replicator.captures.renames import Rename, followed
 from replicator.core.model import Column, Constraint, Partition, Table
 from replicator.core.table_format import PLAIN, table_format
-from replicator.events import record as kinds
-from replicator.events.record import ChangeRecord, partition_names
 
 _ROW = [name for name in FILES.names if name != "since"]
 

@@ -31,6 +31,15 @@ from replicator.captures.constraining import (
     walk_constraints,
 )
 from replicator.captures.contents import Contents, Keepers
+from replicator.captures.events import record as kinds
+from replicator.captures.events.compare import same_database
+from replicator.captures.events.decode import decode
+from replicator.captures.events.reader import read_events
+from replicator.captures.events.record import Change
+from replicator.captures.events.recycling import change_manager
+from replicator.captures.events.root_catalog import bind_catalog
+from replicator.captures.events.scope import changes_in_scope
+from replicator.captures.events.unread import UnreadEvents
 from replicator.captures.fold import open_manifest
 from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import data_connectors, left_out, remember_connectors
@@ -43,21 +52,12 @@ from replicator.captures.scanning.snapshot_diff import sweep_made
 from replicator.captures.ungiven import Refusals
 from replicator.captures.unlistable import Key, Sight, parse_name
 from replicator.captures.walk import Measured, refresh_tables, walk_database
+from replicator.core.logging.step_logging import tell_event
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
-from replicator.core.telling.told_steps import tell_event
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
-from replicator.events import record as kinds
-from replicator.events.compare import same_database
-from replicator.events.decode import decode
-from replicator.events.reader import read_events
-from replicator.events.record import Change
-from replicator.events.recycling import change_manager
-from replicator.events.root_catalog import bind_catalog
-from replicator.events.scope import changes_in_scope
-from replicator.events.unread import UnreadEvents
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 
 ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends the capture

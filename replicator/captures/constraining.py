@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import Change
 from replicator.captures.manifest import Manifest
 from replicator.core.batches import batched
 from replicator.core.model import PRIMARY_KEY, UNIQUE, Constraint, Table
-from replicator.events import record as kinds
-from replicator.events.record import Change
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.convert.constraints import ordered
 

@@ -16,6 +16,8 @@ from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.log.intercepted import under_way
 from cmroot.store.local import device
 from cmroot.store.place import is_local, normal, parent, split_authority
+from replicator.captures.events.decode import NamedFile
+from replicator.captures.events.record import Change, ChangeFiles
 from replicator.captures.intercepts import not_known
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
@@ -26,8 +28,6 @@ from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gather
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
-from replicator.events.decode import NamedFile
-from replicator.events.record import Change, ChangeFiles
 
 LIST_BATCH = 500  # objects of a listing task, at most
 

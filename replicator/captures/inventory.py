@@ -1,4 +1,4 @@
-"""Inventory: questions about what a manifest holds: databases, tables, partitions, and their files. Reads only.
+"""Inventory: queries about the contents of a manifest: databases, tables, partitions, and their files. Reads only.
 
 An *object* below is a table (partition "") or one partition of it.
 """

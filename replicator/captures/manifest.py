@@ -16,10 +16,10 @@ import msgspec
 import pyarrow as pa
 
 from replicator.captures.apply import Fold, has_files
+from replicator.captures.events.record import ChangeRecord
 from replicator.captures.inventory import DataObject, Inventory
 from replicator.captures.renames import Rename
 from replicator.core.model import Table
-from replicator.events.record import ChangeRecord
 
 VERSION = 2
 _PAGE = 10_000

@@ -17,14 +17,14 @@ from cmroot.lease import Lease
 from cmroot.log.captured import SegmentWriter, segments
 from cmroot.root import ChangeRoot
 from replicator.captures.constraining import is_known
+from replicator.captures.events.lines import encode
+from replicator.captures.events.record import Change, ChangeRecord, EventsRead
 from replicator.captures.manifest import Manifest
 from replicator.captures.renames import Rename
 from replicator.captures.scanning.turns import ScannedTables
 from replicator.captures.unlistable import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.report import Report
-from replicator.events.lines import encode
-from replicator.events.record import Change, ChangeRecord, EventsRead
 from replicator.metastore.client import MetastoreReader
 
 LISTED = 100  # lines of a following's lists, the first ones

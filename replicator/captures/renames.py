@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from replicator.events.record import ChangeRecord
+from replicator.captures.events.record import ChangeRecord
 
 
 @dataclass(frozen=True)

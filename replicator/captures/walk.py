@@ -14,13 +14,13 @@ from functools import partial
 
 from replicator.captures.constraining import TABLE_BATCH as CONSTRAINTS_TABLES
 from replicator.captures.constraining import walk_constraints
+from replicator.captures.events import compare
+from replicator.captures.events.facts import Name
+from replicator.captures.events.record import Change, DropTable, SetStatistics, partition_names
 from replicator.captures.manifest import Manifest
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Statistics, Table
 from replicator.errors import MetastoreError, ObjectNotFound
-from replicator.events import compare
-from replicator.events.facts import Name
-from replicator.events.record import Change, DropTable, SetStatistics, partition_names
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
 from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 

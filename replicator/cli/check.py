@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from replicator.checks.check import PolicyChecked
-from replicator.checks.finding import NAGIOS, nagios_line
 from replicator.cli.options import Session, json_option, pass_session, policy_argument
 from replicator.cli.output import columns, emit, write
 from replicator.commands.check import check as run
 from replicator.errors import UsageError
+from replicator.policies.checks.check import PolicyChecked
+from replicator.policies.checks.finding import NAGIOS, nagios_line
 
 FOUND = 3  # finished, but something is wrong, or could not be looked at
 

@@ -10,7 +10,7 @@ import click
 from replicator.cli.options import Session, json_option, pass_session
 from replicator.cli.output import aligned, emit, shortened, size_text
 from replicator.commands.diagnose import diagnose as run
-from replicator.diagnosis.collect import Diagnosed
+from replicator.commands.diagnosis.collect import Diagnosed
 
 MISSING = 3  # written, but something could not be had
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from replicator.captures.dumps.dump import Dumped
+from replicator.captures.dumps.preview import DumpPlan
 from replicator.cli.options import (
     Session,
     catalog_option,
@@ -30,8 +32,6 @@ from replicator.cli.options import (
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
 from replicator.commands.dump import dump as run
 from replicator.core.not_replicated import PARTIAL
-from replicator.dumps.dump import Dumped
-from replicator.dumps.preview import DumpPlan
 
 
 @click.command()

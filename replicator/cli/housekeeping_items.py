@@ -10,8 +10,8 @@ import click
 from replicator.cli.options import Session, json_option, of_policy_argument, of_policy_option, pass_session, root_option
 from replicator.cli.output import columns, emit
 from replicator.commands.housekeeping_items import housekeeping_cancel, housekeeping_ls, housekeeping_rearm
-from replicator.housekeeping.item_queries import ItemPage, ItemsChanged
-from replicator.housekeeping.items import iso
+from replicator.lifecycle.housekeeping.item_queries import ItemPage, ItemsChanged
+from replicator.lifecycle.housekeeping.items import iso
 
 F = TypeVar("F", bound=Callable[..., Any])
 

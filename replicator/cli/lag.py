@@ -11,9 +11,9 @@ from replicator.cli.options import Session, json_option, pass_session, policy_ar
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text
 from replicator.commands.lag import history as run_history
 from replicator.commands.lag import lag as run_lag
+from replicator.core.text.quantity import duration_text
 from replicator.policies.lag import Lag
 from replicator.policies.memory import ShownRun
-from replicator.text.quantity import duration_text
 
 PARTIAL = 3
 

@@ -19,12 +19,12 @@ from typing import Any, TextIO
 from structlog.processors import format_exc_info
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 
-from replicator.core.telling import heartbeat, watch
-from replicator.core.telling.about import about
-from replicator.core.telling.log_config import LogConfig
+from replicator.core.logging import heartbeat, watch
+from replicator.core.logging.about import about
+from replicator.core.logging.log_config import LogConfig
+from replicator.core.text.credentials import without_credentials
+from replicator.core.text.printable import PrintableFormatter, printable, printable_lines
 from replicator.errors import UsageError
-from replicator.text.credentials import without_credentials
-from replicator.text.printable import PrintableFormatter, printable, printable_lines
 
 OURS = ("replicator", "cmroot")
 PROGRESS, HEARTBEAT = watch.log.name, heartbeat.log.name

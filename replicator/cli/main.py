@@ -28,11 +28,11 @@ from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import NAME, Config, read_config
-from replicator.core.telling.about import SERVICE_RUN, lines_about
-from replicator.core.telling.heartbeat import beat_each
-from replicator.core.telling.log_config import LogConfig, LogFormat, LogLevel
+from replicator.core.logging.about import SERVICE_RUN, lines_about
+from replicator.core.logging.heartbeat import beat_each
+from replicator.core.logging.log_config import LogConfig, LogFormat, LogLevel
+from replicator.core.text.credentials import without_credentials
 from replicator.errors import ConfigError, Error
-from replicator.text.credentials import without_credentials
 
 SETTINGS = {
     "help_option_names": ["-h", "--help"],

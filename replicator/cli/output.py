@@ -18,12 +18,12 @@ import click
 from replicator.cli.json_lines import noted
 from replicator.cli.logs import logged
 from replicator.core.report import Report
+from replicator.core.text.printable import printable, printable_lines
+from replicator.core.text.quantity import count_text as count_text
+from replicator.core.text.quantity import duration_text as duration_text
+from replicator.core.text.quantity import size_text as size_text
+from replicator.core.text.quantity import time_text as time_text
 from replicator.errors import Error
-from replicator.text.printable import printable, printable_lines
-from replicator.text.quantity import count_text as count_text
-from replicator.text.quantity import duration_text as duration_text
-from replicator.text.quantity import size_text as size_text
-from replicator.text.quantity import time_text as time_text
 
 SHOWN = 20  # things a person sees one by one; JSON has all of them
 BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import click
 
-from replicator.checks.finding import NAGIOS, nagios_failure
 from replicator.cli.output import write
 from replicator.cli.signals import Terminated
 from replicator.errors import Error
+from replicator.policies.checks.finding import NAGIOS, nagios_failure
 
 
 def as_plugin(answer: Callable[[], int]) -> int:

@@ -28,8 +28,8 @@ from replicator.cli.renamed import renamed_command, renamed_option
 from replicator.commands.purge import purge_certificate, purge_certify, purge_run
 from replicator.commands.purge_backups import purge_backups, purge_retain, purge_undo
 from replicator.core.not_replicated import PARTIAL
-from replicator.purge.certify import Certificate
-from replicator.purge.run import Purged
+from replicator.lifecycle.purge.certify import Certificate
+from replicator.lifecycle.purge.run import Purged
 
 F = TypeVar("F", bound=Callable[..., Any])
 

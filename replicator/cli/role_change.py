@@ -24,7 +24,7 @@ from replicator.commands.role_change import failback as run_failback
 from replicator.commands.role_change import failover as run_failover
 from replicator.commands.role_change import loss as run_loss
 from replicator.commands.role_change import switchover as run_switchover
-from replicator.turnover.role_change import RoleChanged, StepReport
+from replicator.policies.role_changes.role_change import RoleChanged, StepReport
 
 to_option = click.option(
     "--to",

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from replicator.captures.dumps.shown import Shown
+from replicator.captures.events.record import Change
 from replicator.cli.options import Session, json_option, key_file_option, pass_session
 from replicator.cli.output import aligned, size_text, time_text, write
 from replicator.commands.show import show as run
-from replicator.dumps.shown import Shown
-from replicator.events.record import Change
 
 SPOOL = 16 << 20  # bytes of JSON held in memory; more waits in a file
 

@@ -11,8 +11,8 @@ from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment, Positive
 from replicator.errors import UsageError
-from replicator.removal.audit import AuditShown, show_audit
-from replicator.removal.bring_back import BroughtBack, bring_back
+from replicator.lifecycle.removal.audit import AuditShown, show_audit
+from replicator.lifecycle.removal.bring_back import BroughtBack, bring_back
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from cmroot.store.drivers.endpoints import VARIABLE, as_text, use
 from cmroot.store.flow import FLOW
+from replicator.captures.dumps.signing import Keys, read_keys
 from replicator.commands.ranges import Bandwidth, Natural, Share, check, settled
 from replicator.core.config import Config, read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -34,7 +35,6 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
 from replicator.core.runtime import JOBS, Runtime
 from replicator.core.spark import SparkEngine
-from replicator.dumps.signing import Keys, read_keys
 from replicator.errors import UsageError
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.java import find_java, spark_environment

@@ -15,8 +15,8 @@ from replicator.commands.base import Copying, Where, names, pairs, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
 from replicator.core.policy import Keeper
+from replicator.core.text.queues_of_buckets import check_queues
 from replicator.errors import Error, LeaseHeld, UsageError
-from replicator.text.queues_of_buckets import check_queues
 
 
 def _nobody(*about: object) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from replicator.checks import check as checks
-from replicator.checks.check import PolicyChecked
 from replicator.commands.base import Options, verb
+from replicator.policies.checks import check as checks
+from replicator.policies.checks.check import PolicyChecked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replicator.commands.base import Options, verb
-from replicator.demos.landing_story import LandingStory
-from replicator.demos.story import DemoReport, Story, tell
+from replicator.commands.demos.landing_story import LandingStory
+from replicator.commands.demos.story import DemoReport, Story, tell
 
 
 @dataclass(frozen=True, kw_only=True)

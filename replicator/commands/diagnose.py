@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Self
 
 from replicator.commands.base import Options, verb
+from replicator.commands.diagnosis import collect
+from replicator.commands.diagnosis.bundle import refuse_existing
+from replicator.commands.diagnosis.collect import Diagnosed, Subject
 from replicator.core.config import NAME, Config, read_config
-from replicator.diagnosis import collect
-from replicator.diagnosis.bundle import refuse_existing
-from replicator.diagnosis.collect import Diagnosed, Subject
 from replicator.errors import ConfigError
 
 

@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from cmroot.root import open_existing
-from replicator.checks.check import impatient
 from replicator.commands.base import Options, names, verb
 from replicator.commands.ranges import Jobs, Natural, Positive
-from replicator.drills import drill as drills
-from replicator.drills.drill_record import Drill, DrillPlan, Drills, ShownDrills
-from replicator.drills.queries import QueryEngine, spark_on
-from replicator.drills.sweep import ShadowsSwept, clean
 from replicator.errors import UsageError
 from replicator.metastore.client import Metastore
+from replicator.policies.checks.check import impatient
+from replicator.policies.drills import drill as drills
+from replicator.policies.drills.drill_record import Drill, DrillPlan, Drills, ShownDrills
+from replicator.policies.drills.queries import QueryEngine, spark_on
+from replicator.policies.drills.sweep import ShadowsSwept, clean
 from replicator.policies.memory import Memory
 
 

@@ -11,22 +11,22 @@ from functools import partial
 from typing import ClassVar
 
 from cmroot.store.resolve import as_written
+from replicator.captures.events.root_catalog import refuse_other_catalog
 from replicator.commands.base import Where, names, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment
 from replicator.commands.removing import Removing
 from replicator.core.following import Stop
+from replicator.core.text.period import parse_period
 from replicator.errors import UsageError
-from replicator.events.root_catalog import refuse_other_catalog
-from replicator.housekeeping.housekept import Housekept
-from replicator.housekeeping.opening import alone, copy_of, opened, time_of
-from replicator.housekeeping.repetition import Followed, follow
-from replicator.housekeeping.run import Housekeeping
-from replicator.housekeeping.run import RunOptions as Wanted
-from replicator.housekeeping.settings import LifecycleDefaults
-from replicator.housekeeping.vacuum import Vacuumed, VacuumPlan
-from replicator.housekeeping.vacuum import vacuum as vacuum_table
-from replicator.text.period import parse_period
+from replicator.lifecycle.housekeeping.housekept import Housekept
+from replicator.lifecycle.housekeeping.opening import alone, copy_of, opened, time_of
+from replicator.lifecycle.housekeeping.repetition import Followed, follow
+from replicator.lifecycle.housekeeping.run import Housekeeping
+from replicator.lifecycle.housekeeping.run import RunOptions as Wanted
+from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
+from replicator.lifecycle.housekeeping.vacuum import Vacuumed, VacuumPlan
+from replicator.lifecycle.housekeeping.vacuum import vacuum as vacuum_table
 
 
 @dataclass(frozen=True, kw_only=True)

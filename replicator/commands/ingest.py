@@ -13,7 +13,7 @@ from replicator.commands.asset import AsRequester
 from replicator.commands.base import Options, verb
 from replicator.commands.ranges import Between, Natural, Positive
 from replicator.errors import Refused, UsageError
-from replicator.ingestion.doors.ingestion_shown import (
+from replicator.ingestion.adapters.ingestion_shown import (
     DropZone,
     IngestionJobs,
     IngestionJobShown,
@@ -21,10 +21,10 @@ from replicator.ingestion.doors.ingestion_shown import (
     IngestionStats,
     RequestsTaken,
 )
-from replicator.ingestion.doors.intake import accept, opened_store
-from replicator.ingestion.doors.request_directory import take_directory
-from replicator.ingestion.doors.request_table import drop_zone_sql, take_table
-from replicator.ingestion.doors.validation import READERS
+from replicator.ingestion.adapters.intake import accept, opened_store
+from replicator.ingestion.adapters.request_directory import take_directory
+from replicator.ingestion.adapters.request_table import drop_zone_sql, take_table
+from replicator.ingestion.adapters.validation import READERS
 from replicator.ingestion.fairness import most
 from replicator.ingestion.ingestion_job import JobFilter, State
 from replicator.ingestion.ingestion_request import Format, Mode, Request, SchemaPolicy, Split

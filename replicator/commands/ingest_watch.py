@@ -17,7 +17,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.messages.sending import failure_of
 from replicator.core.report import Report
 from replicator.errors import ConfigError
-from replicator.ingestion.doors.intake import opened_store
+from replicator.ingestion.adapters.intake import opened_store
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.foreign_writes import ForeignWrite, PublishedTable, foreign_writes, published_of
 from replicator.ingestion.notices.courier import Send, senders_of

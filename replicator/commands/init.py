@@ -14,7 +14,6 @@ import msgspec
 
 from cmroot.store.place import join
 from cmroot.store.resolve import as_written
-from replicator.checks.check import PolicyChecked, check
 from replicator.commands.base import Options, Where, verb
 from replicator.core.config import NAME, Config, parse_config
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -22,6 +21,7 @@ from replicator.core.report import Report
 from replicator.errors import Refused, UsageError
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.checks.check import PolicyChecked, check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cmroot.root import open_existing
-from replicator.checks.check import impatient
 from replicator.commands.base import Options, verb
 from replicator.commands.ranges import Positive
 from replicator.policies import lag as lags
+from replicator.policies.checks.check import impatient
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Memory, ShownHistory, shown_history
 

@@ -10,8 +10,15 @@ from cmroot.pins import iso
 from cmroot.root import create_or_open, open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.removal.audit import who
-from replicator.removal.legal import LegalHold, LegalHoldChanged, LegalHolds, add_hold, all_holds, release_hold
+from replicator.lifecycle.removal.audit import who
+from replicator.lifecycle.removal.legal import (
+    LegalHold,
+    LegalHoldChanged,
+    LegalHolds,
+    add_hold,
+    all_holds,
+    release_hold,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

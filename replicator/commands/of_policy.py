@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
-from replicator.checks.check import impatient
+from replicator.captures.events.scope import Patterns
 from replicator.commands.base import Options
 from replicator.core.policy import METADATA, Policy
+from replicator.core.text.partition_filter import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.events.scope import Patterns
+from replicator.policies.checks.check import impatient
 from replicator.policies.direction import Direction, current_direction
-from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
 
 SIDES = {"metastore", "source", "target"}
 

@@ -17,10 +17,10 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between
 from replicator.commands.removing import Limited, Removing
 from replicator.core.policy import same_metastore
-from replicator.purge.certificate_file import recorded_certificate, refuse_existing, write_certificate
-from replicator.purge.certify import Certificate, Replica, certify
-from replicator.purge.options import CertifyOptions, PurgeOptions, read_properties
-from replicator.purge.run import Purge, Purged
+from replicator.lifecycle.purge.certificate_file import recorded_certificate, refuse_existing, write_certificate
+from replicator.lifecycle.purge.certify import Certificate, Replica, certify
+from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, read_properties
+from replicator.lifecycle.purge.run import Purge, Purged
 
 
 @dataclass(frozen=True, kw_only=True)

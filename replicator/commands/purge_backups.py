@@ -14,10 +14,10 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment, Natural
 from replicator.commands.removing import Removing
 from replicator.errors import UsageError
-from replicator.purge.backups.backups import BackupList, list_backups
-from replicator.purge.backups.restore import BackupRestored, restore_backup
-from replicator.purge.backups.retain import Retain, Retained
-from replicator.purge.options import BackupRestoreSettings, RetainOptions, read_properties
+from replicator.lifecycle.purge.backups.backups import BackupList, list_backups
+from replicator.lifecycle.purge.backups.restore import BackupRestored, restore_backup
+from replicator.lifecycle.purge.backups.retain import Retain, Retained
+from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions, read_properties
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from replicator.commands.base import Options, Where, opened_root
 from replicator.commands.ranges import Natural, Positive, Share
+from replicator.core.text.quantity import parse_size
 from replicator.errors import ConfigError
-from replicator.removal.job import Job
-from replicator.removal.removal import MIN_DEPTH, Limits
-from replicator.text.quantity import parse_size
+from replicator.lifecycle.removal.job import Job
+from replicator.lifecycle.removal.removal import MIN_DEPTH, Limits
 
 J = TypeVar("J", bound=Job[Any, Any])
 

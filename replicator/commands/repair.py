@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from cmroot.root import open_existing
+from replicator.captures.events.root_catalog import refuse_other_catalog
 from replicator.commands.base import Braked, Where, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting, only_one
 from replicator.commands.ranges import Jobs
@@ -17,7 +18,6 @@ from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
 from replicator.core.runtime import JOBS
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
-from replicator.events.root_catalog import refuse_other_catalog
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from replicator.commands.of_policy import OfPolicy, only_one
 from replicator.commands.ranges import Jobs, Moment
 from replicator.core.runtime import JOBS
 from replicator.core.table_format import SUPPORTED, FormatChoice
-from replicator.pitr import plan as planning
-from replicator.pitr.plan import RestorePlan
-from replicator.pitr.restore import Restored
-from replicator.pitr.restore import restore as bring_back
 from replicator.policies.direction import Direction
+from replicator.replay.restore import plan as planning
+from replicator.replay.restore.plan import RestorePlan
+from replicator.replay.restore.restore import Restored
+from replicator.replay.restore.restore import restore as bring_back
 
 
 @dataclass(frozen=True, kw_only=True)

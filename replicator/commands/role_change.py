@@ -12,12 +12,12 @@ from replicator.commands.ranges import Jobs
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.turnover import failback as failbacks
-from replicator.turnover import failover as failovers
-from replicator.turnover import switchover as switchovers
-from replicator.turnover import switchover_steps
-from replicator.turnover.failover import LastFailover
-from replicator.turnover.role_change import Reporter, RoleChanged, nobody
+from replicator.policies.role_changes import failback as failbacks
+from replicator.policies.role_changes import failover as failovers
+from replicator.policies.role_changes import switchover as switchovers
+from replicator.policies.role_changes import switchover_steps
+from replicator.policies.role_changes.failover import LastFailover
+from replicator.policies.role_changes.role_change import Reporter, RoleChanged, nobody
 
 
 @dataclass(frozen=True, kw_only=True)

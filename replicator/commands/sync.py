@@ -15,10 +15,10 @@ from replicator.commands.ranges import Jobs
 from replicator.core.following import Stop
 from replicator.core.runtime import JOBS
 from replicator.errors import UsageError
-from replicator.lineage.openlineage import Lineage
 from replicator.policies import plan as plans
 from replicator.policies import steps
 from replicator.policies.follow import Listeners, RunsFollowed, follow_policy
+from replicator.policies.lineage.openlineage import Lineage
 from replicator.policies.run import SyncRun, sync_once
 from replicator.policies.sync_plan import SyncPlan, encode_plan, read_plan
 from replicator.replay.apply.brake import brake_of

@@ -1,1 +1,4 @@
-"""Comparison of two sides, and the repair of differences."""
+"""Comparison of two sides, and the repair of differences.
+
+Imports `replay`, `core`, `metastore` and `cmroot`. Begin with `verify.py`, then `repair.py`.
+"""

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from replicator.captures.events.compare import has_column_statistics
+from replicator.captures.events.scope import matches_name
 from replicator.captures.unlistable import REFUSED
 from replicator.compare.comparison import Comparison
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Statistics, Table, partition_name
-from replicator.events.compare import has_column_statistics
-from replicator.events.scope import matches_name
+from replicator.core.text.partition_filter import PartitionFilter
 from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, read_both
-from replicator.text.partition_filter import PartitionFilter
 
 
 @dataclass(frozen=True)

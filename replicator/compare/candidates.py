@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
+from replicator.captures.events.decode import decode
+from replicator.captures.events.record import Change
 from replicator.compare.verify import Verified
-from replicator.events.decode import decode
-from replicator.events.record import Change
 from replicator.metastore.client import MetastoreReader
 
 EVENTS = 100_000  # after a checkpoint that are looked at to tell what is only behind

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from cmroot.store.place import normal
+from replicator.captures.events.compare import comparable
 from replicator.compare.alike import Alike, alike_partitions, without_marks
 from replicator.compare.both_sides import PartitionPages, TablePair, read_tables
 from replicator.compare.compare_constraints import compare_constraints
@@ -25,7 +26,6 @@ from replicator.core.model import HIVE, Database, Partition, Statistics, Table, 
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
 from replicator.core.table_format import AS_THEY_ARE, DELTA, OUTSIDE, SUPPORTED, table_format, why_not_replicated
 from replicator.errors import ObjectNotFound
-from replicator.events.compare import comparable
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.placement import Placement, is_published, relative
 from replicator.replay.places.replica import (

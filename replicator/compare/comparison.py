@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from replicator.captures.events.scope import Patterns
 from replicator.core.table_format import SUPPORTED, FormatChoice
-from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 
 Level = Literal["metadata", "size", "crc", "checksum"]

@@ -20,6 +20,10 @@ import xxhash
 
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
+from replicator.captures.dumps.dump import DumpSettings, temporary_dump
+from replicator.captures.dumps.layout import Point
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.events.scope import Patterns
 from replicator.captures.fold import read_records
 from replicator.compare.comparison import Comparison
 from replicator.compare.repaired import Repaired, RepairPlan
@@ -27,11 +31,8 @@ from replicator.compare.verify import Verified, verify
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE
-from replicator.dumps.dump import DumpSettings, temporary_dump
-from replicator.dumps.layout import Point
-from replicator.dumps.reader import DumpReader
+from replicator.core.text.quantity import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
-from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.load import load
@@ -40,7 +41,6 @@ from replicator.replay.apply.planning import planned as planned_load
 from replicator.replay.apply.pricing import describe, price
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.replay.plan.difference import ByDifference
-from replicator.text.quantity import count_text
 
 REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database says while it is repaired
 

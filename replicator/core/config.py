@@ -30,12 +30,12 @@ from cmroot.store.drivers.endpoints import Endpoint
 from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.connections.source_config import IngestionConfig, check_ingestion, check_zone
+from replicator.core.logging.log_config import LogConfig
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues, same_metastore
 from replicator.core.schedules.alert_config import AlertConfig, check_alerts
 from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
 from replicator.core.schedules.notify_config import LINEAGE
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig, check_service
-from replicator.core.telling.log_config import LogConfig
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"
@@ -58,7 +58,7 @@ class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What no job removes, and how much one run may: see `replicator.removal.removal.Limits`. max_bytes: a size."""
+    """Limits of one run of a job that removes data: see `lifecycle.removal.removal.Limits`. max_bytes: a size."""
 
     max_share: float | None = None
     max_bytes: int | str | None = None
@@ -82,7 +82,7 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: tuple[str, ...] = ()
 
     def allowed(self, environment: Mapping[str, str]) -> dict[str, str | None]:
-        """The environment as `replicator.retention.job.read_job` takes it: None for what may not be read."""
+        """The environment as `replicator.lifecycle.retention.job.read_job` takes it: None for what may not be read."""
         return {name: text if name in self.environment else None for name, text in environment.items()}
 
 

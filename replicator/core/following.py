@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
-from replicator.core.telling.heartbeat import heartbeat
+from replicator.core.logging.heartbeat import heartbeat
 from replicator.errors import ConfigError, UsageError
 
 INTERRUPTED = 128 + signal.SIGINT

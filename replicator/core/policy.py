@@ -18,10 +18,10 @@ from cmroot.store.place import is_local
 from cmroot.store.resolve import as_written
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.core.text.partition_filter import PartitionFilter, parse_partition_filter
+from replicator.core.text.quantity import parse_duration, parse_rate, parse_size
+from replicator.core.text.queues_of_buckets import check_queues
 from replicator.errors import ConfigError, Error
-from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
-from replicator.text.quantity import parse_duration, parse_rate, parse_size
-from replicator.text.queues_of_buckets import check_queues
 
 T = TypeVar("T")
 

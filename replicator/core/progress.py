@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from replicator.text.printable import printable
-from replicator.text.quantity import count_text, duration_text, size_text
+from replicator.core.text.printable import printable
+from replicator.core.text.quantity import count_text, duration_text, size_text
 
 T = TypeVar("T")
 

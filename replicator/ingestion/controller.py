@@ -23,10 +23,11 @@ import msgspec
 from cmroot.store.place import join
 from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.following import Stop
+from replicator.core.logging.about import own_lines_about
+from replicator.core.logging.step_logging import step
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
-from replicator.core.telling.about import own_lines_about
-from replicator.core.telling.told_steps import step
+from replicator.core.text.quantity import count_text, parse_duration
 from replicator.errors import Error, Fenced
 from replicator.ingestion.failing import failure_of
 from replicator.ingestion.ingestion_job import Claimed
@@ -38,7 +39,6 @@ from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
 from replicator.ingestion.landing.landing_work import Work
 from replicator.ingestion.notices.outbox import Undelivered
 from replicator.metastore.client import Metastore
-from replicator.text.quantity import count_text, parse_duration
 
 PAUSE = 2.0
 """Seconds between two looks for a job, while there is none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from replicator.database import Database
+from replicator.core.database import Database
 from replicator.ingestion import job_figures as figures
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows
@@ -23,7 +23,7 @@ class JobAnswers(Database):
     """Raises as Database."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        """Nothing is sent before the first question. clock: SQLite's, which is this machine's, as its file is. Raises
+        """Nothing is sent before the first query. clock: SQLite's, which is this machine's, as its file is. Raises
         ConfigError for a URL that names no known database."""
         super().__init__(url, "ingestion store", "ingestion.store")
         self._clock = clock

@@ -1,7 +1,7 @@
 """Figures of the ingestion store: who waits for a slot and for how long, how soon requests are published, what landed.
 
 What is asked of all jobs is asked of the open ones, by their indexes. What is asked of a time is asked of its changes,
-whose first one is found by halving: no question reads more than the jobs that are open, or the changes of that time.
+whose first one is found by halving: no query reads more than the jobs that are open, or the changes of that time.
 """
 
 from __future__ import annotations

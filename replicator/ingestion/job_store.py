@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy import Connection, and_, bindparam, insert, or_, select, update
 
 from cmroot.text import shown
+from replicator.core.text.credentials import without_credentials
 from replicator.errors import Fenced, Refused
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows
@@ -37,7 +38,6 @@ from replicator.ingestion.ingestion_job import (
 from replicator.ingestion.ingestion_request import Asset, Request, is_same_person
 from replicator.ingestion.job_answers import JobAnswers
 from replicator.ingestion.schema import REVISIONS, asset, change, job, turn
-from replicator.text.credentials import without_credentials
 
 R = TypeVar("R")
 

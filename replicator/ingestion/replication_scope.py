@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from replicator.captures.events.scope import Patterns
 from replicator.core.connections.source_config import ClassConfig, IngestionConfig
 from replicator.core.policy import matching_databases
 from replicator.errors import Refused
-from replicator.events.scope import Patterns
 from replicator.ingestion.ingestion_request import Asset
 
 

@@ -1,1 +1,5 @@
-"""The metastore protocol: client, connection, retries, differences between servers."""
+"""The metastore protocol: client, connection, retries, differences between servers.
+
+Imports `core`. Begin with `client.py` (the calls that other rooms make), then `thrift.py`; `embedded/` runs a
+metastore of its own.
+"""

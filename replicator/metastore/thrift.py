@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from replicator.core.batches import batched
 from replicator.core.connections.metastore_config import MetastoreConfig, checked
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Table, partition_name
+from replicator.core.text.quantity import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore import requests
 from replicator.metastore import values as convert
@@ -28,7 +29,6 @@ from replicator.metastore.parallel.side_by_side import side_by_side
 from replicator.metastore.parallel.traffic import Traffic
 from replicator.metastore.requests import Send
 from replicator.metastore.statistics_calls import StatisticsCalls
-from replicator.text.quantity import count_text
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
 RETRIES = 4  # repeats of a read: 1.5 s of waiting in all

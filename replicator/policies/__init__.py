@@ -1,1 +1,5 @@
-"""Policies: their runs, plans, history, schedule and lag."""
+"""Policies: their runs, plans, history, schedule and lag.
+
+Imports all rooms below. Begin with `run.py`; `checks/` evaluates a policy, `role_changes/` does switchover, failover
+and failback, `drills/` rehearses a failover, `lineage/` reports runs as OpenLineage events.
+"""

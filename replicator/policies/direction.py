@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from cmroot.root import ChangeRoot, Format, create_or_open
 from cmroot.store.place import is_local, join
 from cmroot.store.resolve import tidied
+from replicator.captures.events.scope import Patterns
 from replicator.core.model import Database
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
 from replicator.core.policy import METADATA, Policy, matching_databases
@@ -20,7 +21,6 @@ from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
 from replicator.core.table_format import AS_THEY_ARE
 from replicator.errors import MetastoreUnreachable
-from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import Memory, RememberedScope
 from replicator.replay.places.placement import external_of

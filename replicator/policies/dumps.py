@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
 from cmroot.store.resolve import as_written
-from replicator.dumps.layout import FINISHED, LOADS
+from replicator.captures.dumps.layout import FINISHED, LOADS
 
 KEPT_DUMPS = 1000  # that were loaded: a policy that runs each second makes more in an hour than anybody looks at
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
+from replicator.captures.dumps.layout import BOOTSTRAP, DumpMetadata, Point, Scope
+from replicator.captures.events.scope import Patterns, matches_name
 from replicator.core.model import Database, Table
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.roles import may_load_into
 from replicator.core.runtime import Runtime
-from replicator.dumps.layout import BOOTSTRAP, DumpMetadata, Point, Scope
+from replicator.core.text.quantity import count_text
 from replicator.errors import ObjectNotFound
-from replicator.events.scope import Patterns, matches_name
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.prepare import Preparation
@@ -24,7 +25,6 @@ from replicator.replay.places.replica import PUBLISH, SOURCE
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import squash
 from replicator.replay.plan.target import TargetDatabase, read_target, table_position
-from replicator.text.quantity import count_text
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import xxhash
 
+from replicator.captures.dumps.reader import DumpReader
 from replicator.core.not_replicated import merged
 from replicator.core.policy import Policy
-from replicator.dumps.reader import DumpReader
 from replicator.errors import BootstrapNeeded, FormatError, Refused
 from replicator.policies.direction import Sides
 from replicator.policies.memory import iso

@@ -17,15 +17,15 @@ import msgspec
 
 from cmroot.lease import Lease
 from cmroot.root import create_or_open
+from replicator.captures.dumps.dump import Dumped
+from replicator.captures.dumps.layout import Point
+from replicator.captures.events.reach import behind
+from replicator.core.logging import step_logging
+from replicator.core.logging.about import lines_about
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
 from replicator.core.report import LoadCounts
-from replicator.core.telling import told_steps as telling
-from replicator.core.telling.about import lines_about
-from replicator.dumps.dump import Dumped
-from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
-from replicator.events.reach import behind
 from replicator.policies.direction import Direction, Sides, find_direction
 from replicator.policies.dump_batches import DumpBatch, RunWork
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
@@ -94,7 +94,7 @@ class SyncRun(LoadCounts):
     def timed(self, step: str) -> Iterator[None]:
         began = clocks.monotonic()
         try:
-            with telling.step(step):
+            with step_logging.step(step):
                 yield
         finally:
             self.steps[step] = round(self.steps.get(step, 0.0) + clocks.monotonic() - began, 3)

@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD, Segment, segments
 from cmroot.root import ChangeRoot
+from replicator.captures.events.reach import waiting_events
 from replicator.captures.fold import read_records
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.core.report import Report
+from replicator.core.text.quantity import time_text
 from replicator.errors import UsageError
-from replicator.events.reach import waiting_events
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
-from replicator.text.quantity import time_text
 
 
 @dataclass

@@ -17,6 +17,15 @@ from cmroot.log.captured import Segment, segments
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
 from cmroot.waiting import patiently
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
+from replicator.captures.dumps.layout import INCREMENTAL, Point
+from replicator.captures.dumps.points import point_at, resolve_until
+from replicator.captures.dumps.reached import SCOPE, covers, reached
+from replicator.captures.dumps.reached import scope_of as layout_scope
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.selection import Selection
+from replicator.captures.dumps.signing import Keys, read_keys
+from replicator.captures.dumps.slots import BOOTSTRAP
 from replicator.captures.fold import read_records
 from replicator.captures.left_out import data_connectors
 from replicator.captures.recording import Captured
@@ -27,15 +36,6 @@ from replicator.core.policy import METADATA
 from replicator.core.roles import Role, mark_of, may_load_into
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE
-from replicator.dumps.dump import Dumped, DumpSettings, write_dump
-from replicator.dumps.layout import INCREMENTAL, Point
-from replicator.dumps.points import point_at, resolve_until
-from replicator.dumps.reached import SCOPE, covers, reached
-from replicator.dumps.reached import scope_of as layout_scope
-from replicator.dumps.reader import DumpReader
-from replicator.dumps.selection import Selection
-from replicator.dumps.signing import Keys, read_keys
-from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction, Pair

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD, REMOVE, Segment
+from replicator.captures.events.decode import decode
+from replicator.captures.events.record import Change
+from replicator.captures.events.scope import Patterns, matches_name
 from replicator.captures.fold import read_records
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.roles import without_role
-from replicator.events.decode import decode
-from replicator.events.record import Change
-from replicator.events.scope import Patterns, matches_name
 from replicator.replay.places.replica import own_parameters
 
 NAMED = 20  # partitions of a table that are reported by name

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from replicator.core.report import Report
+from replicator.core.text.quantity import count_text
 from replicator.errors import MetastoreUnreachable, NotReached, ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.status import Status, status
-from replicator.text.quantity import count_text
 
 FIRST, LONGEST, GROWTH = 0.1, 5.0, 1.5  # seconds between two questions, and how that grows
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from replicator.core.telling.about import SERVICE_RUN
-from replicator.core.telling.progress_file import VARIABLE
+from replicator.core.logging.about import SERVICE_RUN
+from replicator.core.logging.progress_file import VARIABLE
 from replicator.service.service_run import Ended, RunState
 
 ANSWER, LOG, PROGRESS = "answer.json", "log.txt", "progress.json"

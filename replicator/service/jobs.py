@@ -9,11 +9,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from replicator.core.policy import Policy
 from replicator.core.schedules.service_config import JobConfig, ServiceConfig
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError, UsageError
-from replicator.service.errands import is_errand
+from replicator.service.ad_hoc_runs import is_ad_hoc
 from replicator.service.store import ALL
 from replicator.service.timetable import Cron, Every, Schedule, shift_of
-from replicator.text.quantity import parse_duration
 
 SCHEDULED = frozenset(
     {
@@ -80,7 +80,7 @@ def _job(name: str, given: JobConfig, policies: Mapping[str, Policy]) -> Job:
     key = f"service.jobs.{name}"
     if name in UNADDRESSED or set(name) & set(SEPARATORS):
         raise ConfigError(f"{key}: {name!r} is no name of a job", hint="give the job another name")
-    if is_errand(name):
+    if is_ad_hoc(name):
         raise ConfigError(f"{key}: a job's name has no colon", hint="give the job another name")
     if not given.command or given.command[0] not in SCHEDULED:
         raise ConfigError(f"{key}.command: begins with none of {', '.join(sorted(SCHEDULED))}")

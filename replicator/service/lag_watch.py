@@ -15,13 +15,13 @@ from functools import partial
 from replicator.commands.ingest import ingest_stats
 from replicator.commands.lag import history, lag
 from replicator.core.config import Config
+from replicator.core.text.quantity import duration_text
 from replicator.errors import Error
-from replicator.ingestion.doors.ingestion_shown import IngestionStats
+from replicator.ingestion.adapters.ingestion_shown import IngestionStats
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.measuring.apart import Apart
 from replicator.service.measuring.disks import Disk, directories_of, disk_of
-from replicator.text.quantity import duration_text
 
 log = logging.getLogger(__name__)
 

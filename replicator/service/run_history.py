@@ -1,4 +1,4 @@
-"""The runs that the service's store remembers: questions, which change nothing."""
+"""Queries of the run history in the service's store. Reads only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import and_, bindparam, func, or_, select
 
-from replicator.database import Database
+from replicator.core.database import Database
 from replicator.errors import ObjectNotFound
 from replicator.service.schema import job, run
 from replicator.service.service_run import TELLING, TOO_LONG, RunFilter, ServiceRun, run_of
@@ -66,9 +66,9 @@ class RunHistory(Database):
             rows = [connection.execute(newest, {"name": each}).first() for each in names]
         return {row.job: run_of(row) for row in rows if row is not None}
 
-    def newest_errands(self, names: Sequence[str], states: Sequence[str]) -> dict[str, ServiceRun]:
-        """Of names that have few runs, as errands do, the newest that ended in one of the states: one question for all,
-        which reads all of them."""
+    def newest_ad_hoc_runs(self, names: Sequence[str], states: Sequence[str]) -> dict[str, ServiceRun]:
+        """The newest run of each name that ended in one of the states. One query, which reads all runs of these names:
+        for ad-hoc runs, of which a name has few."""
         last = select(func.max(run.c.id)).where(run.c.job.in_(names), run.c.state.in_(states)).group_by(run.c.job)
         return {each.job: each for each in self._runs(run.c.id.in_(last))}
 

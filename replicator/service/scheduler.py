@@ -1,7 +1,7 @@
 """The scheduler: begins the runs that are due, looks after their processes, and hands over when it cannot go on.
 
 One of all servers on a store schedules: it has the store's lease. Each step asks for it again; a server that cannot,
-or whose question hangs, ends its runs before another may begin any.
+or whose query hangs, ends its runs before another may begin any.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replicator.core.config import Config
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError, Error, StoreUnreachable
+from replicator.service.ad_hoc_runs import is_ad_hoc, placed
 from replicator.service.children import Child, outputs_before
-from replicator.service.errands import is_errand, placed
 from replicator.service.jobs import Job, jobs_of
 from replicator.service.service_run import SCHEDULE, TOO_LONG, Ended, ServiceRun
 from replicator.service.store import ALL, JobState, ServiceStore
-from replicator.text.quantity import parse_duration
 
 LEASE = 30.0  # seconds
 STEP = 0.5  # seconds
@@ -200,18 +200,18 @@ class Scheduler:
 
     def _gone(self, run: ServiceRun) -> str:
         """What it is of, where the configuration has that no more; else empty."""
-        if is_errand(run.job):
+        if is_ad_hoc(run.job):
             return run.policy if run.policy and run.policy not in self.config.policies else ""
         return "" if run.job in self.jobs else run.job
 
     def _arguments(self, run: ServiceRun) -> list[str]:
-        if not is_errand(run.job):
+        if not is_ad_hoc(run.job):
             return list(run.arguments)
         outputs = Path(self.config.service.logs).absolute()
         return [placed(each, run.id, outputs) for each in run.arguments]
 
     def _timeout(self, name: str) -> float | None:
-        if is_errand(name):
+        if is_ad_hoc(name):
             return parse_duration(self.config.service.asked_timeout).total_seconds()
         job = self.jobs.get(name)
         return job.timeout if job else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Row, and_, case, delete, func, insert, literal, or_, select, update
 
 from replicator.errors import Refused
-from replicator.service.errands import Errand
+from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.measuring.counters import add
 from replicator.service.measuring.tally import counts_of
 from replicator.service.run_history import RunHistory
@@ -52,7 +52,7 @@ class ServiceStore(RunHistory):
     """The lease, jobs, and what happens to runs; raises as Database."""
 
     def __init__(self, url: str) -> None:
-        """Nothing is sent before the first question. Raises ConfigError for a URL that names no known database."""
+        """Nothing is sent before the first endpoint. Raises ConfigError for a URL that names no known database."""
         super().__init__(url, "service store", "service.store", connections=CONNECTIONS)
 
     def prepare(self) -> None:
@@ -125,7 +125,7 @@ class ServiceStore(RunHistory):
 
     def enqueue(
         self,
-        wanted: Job | Errand,
+        wanted: Job | AdHocRun,
         due: float,
         *,
         by: str,
@@ -135,7 +135,7 @@ class ServiceStore(RunHistory):
     ) -> tuple[str, bool]:
         """A new run, or the one of this name that is not ended; its id, and whether it is new. One of the schedule that
         still waits becomes that of who asks, whom no pause holds. beside: called with both in the same transaction.
-        Raises Refused where an errand of the same name is at work with other arguments."""
+        Raises Refused where an ad-hoc run of the same name is at work with other arguments."""
         with self.transaction() as connection:
             now = self._now(connection)
             id = f"{int(now * 1000):013d}-{uuid.uuid4().hex[:12]}"
@@ -164,7 +164,7 @@ class ServiceStore(RunHistory):
             )
             connection.execute(insert(run).from_select(columns, picked))
             found = str(connection.execute(there).scalar_one())
-            if found != id and isinstance(wanted, Errand):
+            if found != id and isinstance(wanted, AdHocRun):
                 self._refuse_another(connection, found, wanted)
             if found != id and by != SCHEDULE:
                 waits = and_(run.c.id == found, run.c.state == "queued", run.c.asked_by == SCHEDULE)
@@ -183,7 +183,7 @@ class ServiceStore(RunHistory):
 
         self.enqueue(wanted, due, by=SCHEDULE, missed=missed, beside=planned)
 
-    def _refuse_another(self, connection: Connection, found: str, wanted: Errand) -> None:
+    def _refuse_another(self, connection: Connection, found: str, wanted: AdHocRun) -> None:
         arguments = connection.execute(select(run.c.arguments).where(run.c.id == found)).scalar_one()
         if tuple(json.loads(arguments)) != wanted.arguments:
             raise Refused(f"{wanted.name} is at work with other options: run {found}", hint="wait for it, or cancel it")

@@ -14,7 +14,7 @@ from replicator.core.config import NAME
 from replicator.core.following import Stop
 from replicator.core.report import Report
 from replicator.errors import UsageError
-from replicator.service.entrance.api_tokens import Role, create_token, revoke_token, tokens
+from replicator.service.auth.api_tokens import Role, create_token, revoke_token, tokens
 from replicator.service.service_process import ServiceSettings, run_service
 from replicator.service.store import ServiceStore
 from replicator.service.times import iso

@@ -11,11 +11,11 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, median, timed
+from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
+from replicator.captures.events.decode import decode
+from replicator.captures.events.lines import decode_line, encode
+from replicator.captures.events.record import ChangeRecord
 from replicator.core.model import Database, NotificationEvent
-from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
-from replicator.events.decode import decode
-from replicator.events.lines import decode_line, encode
-from replicator.events.record import ChangeRecord
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.places.placement import Placement
 from replicator.replay.plan.deciding import make_plan

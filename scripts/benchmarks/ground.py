@@ -15,12 +15,12 @@ from postgres import running_postgres
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.captures.recording import Captured
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
-from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect

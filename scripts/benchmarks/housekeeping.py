@@ -23,16 +23,16 @@ from benchmarks.measure import Outcome, interleaved, median, s, timed
 from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.spark import SparkEngine
-from replicator.housekeeping import writing
-from replicator.housekeeping.clean import plan
-from replicator.housekeeping.items import Item
-from replicator.housekeeping.settings import THREE_DAYS, UNREFERENCED, LifecycleDefaults
-from replicator.housekeeping.store import PAGE, ItemStore, store_url
+from replicator.lifecycle.housekeeping import writing
+from replicator.lifecycle.housekeeping.clean import plan
+from replicator.lifecycle.housekeeping.items import Item
+from replicator.lifecycle.housekeeping.settings import THREE_DAYS, UNREFERENCED, LifecycleDefaults
+from replicator.lifecycle.housekeeping.store import PAGE, ItemStore, store_url
+from replicator.lifecycle.removal.audit import begin_audit
+from replicator.lifecycle.removal.live import LiveLocations
+from replicator.lifecycle.removal.removal import Limits
+from replicator.lifecycle.removal.remove import Remover
 from replicator.metastore.thrift import connect
-from replicator.removal.audit import begin_audit
-from replicator.removal.live import LiveLocations
-from replicator.removal.removal import Limits
-from replicator.removal.remove import Remover
 
 ITEMS = {"full": (1_000_000,), "small": (20_000, 100_000)}
 TABLES, PARTITIONS = 20, 500

@@ -12,9 +12,9 @@ import msgspec
 
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import Change, ChangeRecord
 from replicator.core.model import Partition, Table
-from replicator.events import record as kinds
-from replicator.events.record import Change, ChangeRecord
 from replicator.metastore import requests
 from replicator.metastore.requests import Send
 from replicator.metastore.thrift import ThriftMetastore

@@ -21,8 +21,8 @@ from postgres import running_postgres
 
 from benchmarks.measure import Outcome, quantile
 from replicator.core.connections.source_config import IngestionConfig, SourceConfig
-from replicator.ingestion.doors.intake import accept
-from replicator.ingestion.doors.validation import Requester
+from replicator.ingestion.adapters.intake import accept
+from replicator.ingestion.adapters.validation import Requester
 from replicator.ingestion.ingestion_job import STEPS
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.job_store import IngestionStore

@@ -16,9 +16,9 @@ from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.runtime import Runtime
 from replicator.core.spark import hive_settings
+from replicator.lifecycle.purge.options import PurgeOptions
+from replicator.lifecycle.purge.run import Purge
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.purge.options import PurgeOptions
-from replicator.purge.run import Purge
 
 ROWS = {"small": 4_000_000, "full": 40_000_000}
 PARTITIONS = 100

@@ -13,12 +13,12 @@ from benchmarks.measure import Outcome, interleaved, median, timed
 from benchmarks.mixing import MixedWriter
 from benchmarks.onebyone import OneByOne
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.events.decode import decode
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import NotificationEvent
 from replicator.core.runtime import Runtime
-from replicator.dumps.reader import DumpReader
-from replicator.events.decode import decode
 from replicator.metastore.client import EVENT_BATCH
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import Loaded, load

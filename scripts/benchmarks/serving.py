@@ -30,10 +30,10 @@ from sqlalchemy import insert
 from benchmarks.measure import Outcome, quantile
 from cmroot.root import create_or_open
 from replicator.core.config import Config, read_config
-from replicator.housekeeping.items import Item
-from replicator.housekeeping.schema import item, to_row
-from replicator.housekeeping.settings import UNREFERENCED
-from replicator.housekeeping.store import ItemStore
+from replicator.lifecycle.housekeeping.items import Item
+from replicator.lifecycle.housekeeping.schema import item, to_row
+from replicator.lifecycle.housekeeping.settings import UNREFERENCED
+from replicator.lifecycle.housekeeping.store import ItemStore
 from replicator.policies.memory import Memory, Run, iso
 from replicator.service.jobs import jobs_of
 from replicator.service.schema import lag_sample

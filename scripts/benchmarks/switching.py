@@ -17,10 +17,10 @@ from replicator.core.roles import Role
 from replicator.core.runtime import Runtime
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.direction import Sides
+from replicator.policies.role_changes.role_change import RoleChanged, StepReport
+from replicator.policies.role_changes.switchover import SwitchoverSettings, switchover
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
-from replicator.turnover.role_change import RoleChanged, StepReport
-from replicator.turnover.switchover import SwitchoverSettings, switchover
 
 TABLES = {"full": 500, "small": 20}  # beside the one that is written to
 TURNS = {"full": 6, "small": 2}  # there and back, and so on

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 TESTS = {
     "cmroot": ["cmroot_*"],
     "replicator/replay": ["squash", "copy_task", "replay", "publish", "geometry", "bad_input", "left_places"],
-    "replicator/purge": [
+    "replicator/lifecycle/purge": [
         "purge_avro",
         "purge_blocks",
         "purge_sequence",
@@ -40,7 +40,7 @@ TESTS = {
         "purge_everywhere",
         "purge",
     ],
-    "replicator/gateways": ["gateway_messages", "gateway", "gateway_faults"],
+    "replicator/captures/gateways": ["gateway_messages", "gateway", "gateway_faults"],
 }
 """Which tests are to kill the mutants of a package; the nearest to the module are asked first."""
 LIMIT = 900.0  # seconds for the tests of one mutant; one that hangs is killed

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from postgres import running_postgres
 
 from cmroot.store.place import Place
+from replicator.commands.demos.spark_sql import SparkSql
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -30,7 +31,6 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.policy import parse_policy
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
-from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
 from replicator.metastore.embedded.distributions import PYSPARK, VERSIONS
 from replicator.metastore.thrift import ThriftMetastore, connect

@@ -17,8 +17,8 @@ from urllib.error import URLError
 from hmsclient.genthrift.hive_metastore import ttypes
 from plain_tables import PlainDatabase, remove_tree
 
+from replicator.commands.demos.spark_sql import SparkSql
 from replicator.core.model import ColumnStatistic, Statistics
-from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
 from replicator.metastore.convert.tjson import struct_to_tjson
 from replicator.metastore.thrift import ThriftMetastore

@@ -14,10 +14,10 @@ import yaml
 from cmroot import root
 from cmroot.log import segment
 from replicator.captures import manifest
+from replicator.captures.dumps import layout
 from replicator.cli.table import COMMANDS
-from replicator.dumps import layout
-from replicator.housekeeping import store as housekeeping_store
 from replicator.ingestion import job_store as ingestion_store
+from replicator.lifecycle.housekeeping import store as housekeeping_store
 from replicator.service import store as service_store
 
 ROOT = Path(__file__).parents[2]

@@ -14,12 +14,11 @@ from raw_thrift import message, struct
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TTransport import TMemoryBuffer
 
-from replicator.core.model import NotificationEvent
-from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, understand, without_deletion
-from replicator.gateways.drops import refusal
-from replicator.gateways.extent import Extent, MethodNames
-from replicator.gateways.interface import handling
-from replicator.gateways.messages import (
+from replicator.captures.gateways.calls import SHAPES, Drop, NotUnderstood, understand, without_deletion
+from replicator.captures.gateways.drops import refusal
+from replicator.captures.gateways.extent import Extent, MethodNames
+from replicator.captures.gateways.interface import handling
+from replicator.captures.gateways.messages import (
     BOOL,
     BYTE,
     DOUBLE,
@@ -48,7 +47,8 @@ from replicator.gateways.messages import (
     with_field,
     write_struct,
 )
-from replicator.gateways.targets import is_truncation
+from replicator.captures.gateways.targets import is_truncation
+from replicator.core.model import NotificationEvent
 
 SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 KINDS = st.sampled_from([*SIZES, STRING, STRUCT, MAP, SET, LIST])

@@ -15,7 +15,7 @@ import pytest
 from gateways import FILES, Guarded, guarded
 from raw_thrift import struct
 
-from replicator.gateways.messages import (
+from replicator.captures.gateways.messages import (
     MAP,
     REPLY,
     STRUCT,

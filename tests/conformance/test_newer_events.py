@@ -20,17 +20,17 @@ from newer_calls import newer_client, partition, table
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.events import record as kinds
+from replicator.captures.events.decode import decode
+from replicator.captures.events.reach import waiting_events
+from replicator.captures.events.unread import IRRELEVANT, KINDS, NAMED, UnreadEvents
 from replicator.captures.fold import read_records
-from replicator.checks.metastores import log_is_on
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.roles import ROLE
 from replicator.errors import NotificationRefused
-from replicator.events import record as kinds
-from replicator.events.decode import decode
-from replicator.events.reach import waiting_events
-from replicator.events.unread import IRRELEVANT, KINDS, NAMED, UnreadEvents
 from replicator.metastore.embedded.running import Running, stop
 from replicator.metastore.thrift import connect
+from replicator.policies.checks.metastores import log_is_on
 from replicator.policies.lag import lag
 from replicator.policies.status import status
 

@@ -24,10 +24,10 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
-from replicator.checks.places import judge_place
 from replicator.core.engine import AutoEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.policies.checks.places import judge_place
 
 WAREHOUSES = {server: f"s3a://own-objects-{server}" for server in ("moto", "versitygw")}
 

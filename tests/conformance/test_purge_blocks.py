@@ -10,9 +10,9 @@ import pytest
 from record_files import vint as written
 
 from cmroot.errors import FormatError
-from replicator.purge.rewrite.avro_schema import parse_schema
-from replicator.purge.rewrite.blocks import avro_codec, hadoop_codec
-from replicator.purge.rewrite.sequence import as_vint, vint
+from replicator.lifecycle.purge.rewrite.avro_schema import parse_schema
+from replicator.lifecycle.purge.rewrite.blocks import avro_codec, hadoop_codec
+from replicator.lifecycle.purge.rewrite.sequence import as_vint, vint
 
 AVRO = ("null", "deflate", "snappy", "bzip2", "zstandard", "xz")
 HADOOP = ("Default", "Deflate", "Gzip", "BZip2", "ZStandard", "Snappy", "Lz4")

@@ -17,10 +17,18 @@ import pytest
 from parquet_writers import ROWS, WRITERS, change_footer, columns, comparable, footer_of, of_duck
 from pyarrow import orc
 
-from replicator.purge.rewrite import columnar, parquet_footer
-from replicator.purge.rewrite.columnar import rewrite_orc, rewrite_parquet
-from replicator.purge.rewrite.formats import Unsupported
-from replicator.purge.rewrite.thrift_compact import BINARY, I32, STRUCT, Struct, given, read_struct, write_struct
+from replicator.lifecycle.purge.rewrite import columnar, parquet_footer
+from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc, rewrite_parquet
+from replicator.lifecycle.purge.rewrite.formats import Unsupported
+from replicator.lifecycle.purge.rewrite.thrift_compact import (
+    BINARY,
+    I32,
+    STRUCT,
+    Struct,
+    given,
+    read_struct,
+    write_struct,
+)
 
 IDS = pa.array([0, 5, 999, 123456], pa.int64())
 

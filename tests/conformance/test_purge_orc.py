@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import orc
 
-from replicator.purge.rewrite import orc_footer, orc_stripes
-from replicator.purge.rewrite.columnar import rewrite_orc
-from replicator.purge.rewrite.formats import OnlyBySpark, Unsupported
-from replicator.purge.rewrite.orc_footer import BYTES, VARINT, Message
+from replicator.lifecycle.purge.rewrite import orc_footer, orc_stripes
+from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc
+from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark, Unsupported
+from replicator.lifecycle.purge.rewrite.orc_footer import BYTES, VARINT, Message
 
 ROWS = 6_000
 IDS = pa.array([0, 5, 5_999, 123_456], pa.int64())

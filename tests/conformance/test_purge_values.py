@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.purge.rewrite.formats import format_of
-from replicator.purge.rewrite.id_fields import identify
-from replicator.purge.rewrite.text_values import NONE, canonical
+from replicator.lifecycle.purge.rewrite.formats import format_of
+from replicator.lifecycle.purge.rewrite.id_fields import identify
+from replicator.lifecycle.purge.rewrite.text_values import NONE, canonical
 
 pytestmark = pytest.mark.removals
 

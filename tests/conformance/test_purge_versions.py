@@ -18,8 +18,8 @@ from cmroot.keep.objects import keep_object
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_at
 from cmroot.store.place import Place
-from replicator.purge.copies import copies
-from replicator.purge.options import PurgeOptions
+from replicator.lifecycle.purge.copies import copies
+from replicator.lifecycle.purge.options import PurgeOptions
 
 pytestmark = pytest.mark.removals
 

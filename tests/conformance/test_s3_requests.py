@@ -31,10 +31,10 @@ from cmroot.store.listing import Listing, Listings, list_tree
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
+from replicator.lifecycle.purge.state import RunDirectory
+from replicator.lifecycle.removal.legal import LegalHold, add_hold
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.purge.state import RunDirectory
-from replicator.removal.legal import LegalHold, add_hold
 from replicator.replay.copy.copying import Placing, place_file
 from replicator.replay.copy.origins import Roots, Wanted
 from replicator.replay.copy.staging import AskingFence, Attempt

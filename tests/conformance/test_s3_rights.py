@@ -22,7 +22,7 @@ from cmroot.keep.keepers import VersionKeeper, choose_keeper
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
 from cmroot.store.stores import remote_store
-from replicator.checks.places import judge_place
+from replicator.policies.checks.places import judge_place
 from replicator.replay.copy.staging import sweep_staging
 
 MOST = {"s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket", "s3:GetBucketVersioning"}

@@ -17,6 +17,7 @@ from waiting import CEILING
 import replicator
 from replicator.core.model import Partition
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
+from replicator.lifecycle.removal.live import LiveLocations
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
@@ -25,7 +26,6 @@ from replicator.metastore.parallel.side_by_side import side_by_side
 from replicator.metastore.parallel.traffic import Limit
 from replicator.metastore.parallel.width import Width
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.removal.live import LiveLocations
 
 TABLES, PARTITIONS = 60, 3
 

@@ -16,9 +16,9 @@ from lab import Lab
 
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import Statistics
+from replicator.lifecycle.purge.swapping import drop_column_statistics
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.purge.swapping import drop_column_statistics
 from replicator.replay.places.server_rules import ACCURATE, NO_STATISTICS
 
 Hives = Callable[..., Running]

@@ -39,13 +39,13 @@ from secured import (
 from waiting import CEILING, Clock
 
 import replicator
-from replicator.checks.metastores import answers
 from replicator.core.config import read_config
 from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import IdentityRefused, MetastoreError, NotAMetastore, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.policies.checks.metastores import answers
 
 # ---- TLS, frames, compact -----------------------------------------------------------------------------------------
 

@@ -27,13 +27,13 @@ from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine, Result, Task
 from replicator.core.spark import SparkEngine
 from replicator.errors import FormatError, LeaseHeld
-from replicator.purge.rewrite.formats import FileFormat
-from replicator.purge.rewrite.rewrite_task import FilesTask, FileWork, run_files_task
-from replicator.purge.rewrite.rewrite_task import sweep_staging as sweep_purge
-from replicator.removal.audit import begin_audit
-from replicator.removal.live import LiveLocations, LiveReference
-from replicator.removal.removal import Limits, Removal
-from replicator.removal.remove import Remover
+from replicator.lifecycle.purge.rewrite.formats import FileFormat
+from replicator.lifecycle.purge.rewrite.rewrite_task import FilesTask, FileWork, run_files_task
+from replicator.lifecycle.purge.rewrite.rewrite_task import sweep_staging as sweep_purge
+from replicator.lifecycle.removal.audit import begin_audit
+from replicator.lifecycle.removal.live import LiveLocations, LiveReference
+from replicator.lifecycle.removal.removal import Limits, Removal
+from replicator.lifecycle.removal.remove import Remover
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.apply.work import RecycleTask, run_recycle_task
 from replicator.replay.copy.copy_task import run_copy_task

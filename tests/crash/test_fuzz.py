@@ -22,7 +22,7 @@ import replicator.errors
 from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept
 from cmroot.keep.journal import DropCall, InterceptSource, Owner
-from replicator.gateways.drops import Counts, Drops
+from replicator.captures.gateways.drops import Counts, Drops
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))

@@ -29,10 +29,10 @@ from cmroot.keep.content import locate
 from cmroot.keep.journal import InterceptSource, Journal, write_journal
 from cmroot.log.intercepted import read_intercepted, undecided_since
 from cmroot.root import create_or_open
+from replicator.captures.gateways.drops import Counts, Drops
+from replicator.captures.gateways.server import Gateway, opened
+from replicator.captures.gateways.service import GatewaySettings
 from replicator.errors import FormatError
-from replicator.gateways.drops import Counts, Drops
-from replicator.gateways.server import Gateway, opened
-from replicator.gateways.service import GatewaySettings
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -227,7 +227,9 @@ def _gateway(uri: str, root: str, fault: Fault, pipe: Connection) -> None:
 def test_a_gateway_killed_at_any_step_leaves_a_table_or_its_bytes(
     source_metastore: Running, tmp_path: Path, kind: str
 ) -> None:
-    SPAWN.set_forkserver_preload(["replicator.gateways.server", "cmroot.store.remote", "faults", "pyarrow.parquet"])
+    SPAWN.set_forkserver_preload(
+        ["replicator.captures.gateways.server", "cmroot.store.remote", "faults", "pyarrow.parquet"]
+    )
     root = create_or_open(str(tmp_path / "cmroot")).place
     with connect(source_metastore.uri) as direct:
         database = PlainDatabase(direct, f"killed_{kind}", source_metastore.warehouse)

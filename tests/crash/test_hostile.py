@@ -17,9 +17,9 @@ from command_line import Answer, command
 from hostile import FILES, RECORDS, TABLES, edit_entries, edit_lines, edit_metadata, world
 from lab import Lab
 
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.signing import check_parts, read_keys, signed
 from replicator.core.model import Database
-from replicator.dumps.reader import DumpReader
-from replicator.dumps.signing import check_parts, read_keys, signed
 from replicator.errors import ConfigError, FormatError, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired

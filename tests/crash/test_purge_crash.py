@@ -13,9 +13,9 @@ from purges import DESCRIPTOR, Warehouse
 from cmroot.root import ChangeRoot
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
-from replicator.purge.backups.restore import restore_backup
-from replicator.purge.options import BackupRestoreSettings
-from replicator.purge.state import runs
+from replicator.lifecycle.purge.backups.restore import restore_backup
+from replicator.lifecycle.purge.options import BackupRestoreSettings
+from replicator.lifecycle.purge.state import runs
 
 pytestmark = pytest.mark.removals
 

@@ -15,7 +15,7 @@ from runbooks import play
 
 from cmroot.pins import read_pins
 from replicator.metastore.embedded.running import Running
-from replicator.turnover.failover import last_failover
+from replicator.policies.role_changes.failover import last_failover
 
 
 @pytest.fixture(autouse=True)

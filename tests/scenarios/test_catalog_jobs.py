@@ -18,16 +18,16 @@ from plain_tables import KEYS, PlainDatabase, text_storage
 
 import replicator
 from cmroot.root import create_or_open
+from replicator.captures.gateways.server import opened
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.roles import RoleMark
 from replicator.errors import Refused, UsageError
-from replicator.gateways.server import opened
+from replicator.lifecycle.purge.onboarding import PurgeGap, WhiteList
+from replicator.lifecycle.purge.options import PurgeOptions
+from replicator.lifecycle.purge.run import described
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.purge.onboarding import PurgeGap, WhiteList
-from replicator.purge.options import PurgeOptions
-from replicator.purge.run import described
 from replicator.replay.apply.load import Loaded
 from replicator.replay.places.by_name import noted
 from replicator.replay.places.neighbours import Neighbours

@@ -15,18 +15,18 @@ from plain_tables import PlainDatabase
 
 import replicator
 from replicator import capture, dump, verify
+from replicator.captures.events.root_catalog import refuse_other_catalog
 from replicator.core.config import read_config
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.errors import ObjectNotFound, Refused
-from replicator.events.root_catalog import refuse_other_catalog
+from replicator.lifecycle.removal.live import LiveLocations
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.direction import Sides
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
 from replicator.policies.steps import SyncSettings
-from replicator.removal.live import LiveLocations
 from replicator.replay.places.neighbours import Neighbours
 
 

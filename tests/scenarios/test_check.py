@@ -21,12 +21,7 @@ from waiting import CEILING
 import replicator
 from cmroot.pins import Slot, create_slot, drop_slot, give_up_slot
 from cmroot.root import create_or_open
-from replicator.checks import places
-from replicator.checks.check import PolicyChecked, check
-from replicator.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
-from replicator.checks.metastores import judge_clock, judge_reach
-from replicator.checks.places import Probed, Room, clock_ahead, judge_store_clocks
-from replicator.checks.policy_health import judge_marks, judge_role_change, judge_runs
+from replicator.captures.events.reach import Reach, event_life
 from replicator.cli.main import run
 from replicator.core.config import parse_config
 from replicator.core.connections.metastore_config import MetastoreConfig
@@ -34,9 +29,14 @@ from replicator.core.model import Database, NotificationEvent
 from replicator.core.policy import Policy
 from replicator.core.roles import Role, RoleMark
 from replicator.core.schedules.alert_config import AlertConfig
-from replicator.events.reach import Reach, event_life
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.policies.checks import places
+from replicator.policies.checks.check import PolicyChecked, check
+from replicator.policies.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
+from replicator.policies.checks.metastores import judge_clock, judge_reach
+from replicator.policies.checks.places import Probed, Room, clock_ahead, judge_store_clocks
+from replicator.policies.checks.policy_health import judge_marks, judge_role_change, judge_runs
 from replicator.policies.lag import lag
 from replicator.policies.memory import Compared, History, Memory, RememberedScope, RoleChange, Run, Step
 from replicator.service.alerts.conditions import Condition, of_policies

@@ -25,7 +25,7 @@ from replicator.commands.base import engines
 from replicator.core.runtime import Runtime
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
-from replicator.pitr.upkeep import expire_root, plan_expired
+from replicator.replay.restore.upkeep import expire_root, plan_expired
 
 
 class Kept(Lab):

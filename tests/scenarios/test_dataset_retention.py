@@ -20,8 +20,8 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.runtime import Runtime
-from replicator.retention.job_file import read_job
-from replicator.retention.run import Retention
+from replicator.lifecycle.retention.job_file import read_job
+from replicator.lifecycle.retention.run import Retention
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 

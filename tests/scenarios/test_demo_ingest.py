@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import replicator
-from replicator.demos import demo_postgres
-from replicator.demos.landing_story import LandingStory
+from replicator.commands.demos import demo_postgres
+from replicator.commands.demos.landing_story import LandingStory
 from replicator.errors import ConfigError, Error, UsageError
 
 

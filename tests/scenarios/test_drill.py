@@ -21,17 +21,17 @@ from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.fold import read_records
-from replicator.checks.check import check
 from replicator.core.model import VIEW, Column, Storage, Table
 from replicator.core.roles import Role, RoleMark
-from replicator.drills.drill import DrillSettings, drill
-from replicator.drills.drill_record import Drill, Drills
-from replicator.drills.queries import QueryEngine, spark_on
-from replicator.drills.shadows import Shadows, cannot_show, may_drop
 from replicator.errors import Error, Refused, UsageError
 from replicator.metastore.client import Metastore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.policies.checks.check import check
+from replicator.policies.drills.drill import DrillSettings, drill
+from replicator.policies.drills.drill_record import Drill, Drills
+from replicator.policies.drills.queries import QueryEngine, spark_on
+from replicator.policies.drills.shadows import Shadows, cannot_show, may_drop
 from replicator.policies.roles import read_role, set_role
 
 ROW = "1\x01one\n"  # two columns, as a text table has them

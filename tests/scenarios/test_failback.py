@@ -17,10 +17,10 @@ from replicator.core.roles import Role, RoleMark
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.role_changes.failback import FailbackSettings, failback
+from replicator.policies.role_changes.failover import FailoverSettings, failover
+from replicator.policies.role_changes.role_change import RoleChanged
 from replicator.policies.roles import read_role, set_role
-from replicator.turnover.failback import FailbackSettings, failback
-from replicator.turnover.failover import FailoverSettings, failover
-from replicator.turnover.role_change import RoleChanged
 
 BIG = "x" * 10_000
 

@@ -23,9 +23,9 @@ from waiting import CEILING
 from replicator.errors import LeaseHeld, MetastoreUnreachable, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.policies.role_changes.failover import FailoverSettings, failover, last_failover
+from replicator.policies.role_changes.role_change import RoleChanged
 from replicator.policies.roles import read_role
-from replicator.turnover.failover import FailoverSettings, failover, last_failover
-from replicator.turnover.role_change import RoleChanged
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from kerberos import Kdc, java_with_kerberos
 from secured import Secured, secured_metastore
 from thrift.Thrift import TApplicationException
 
+from replicator.captures.gateways.auth.local_names import LocalNames, parse_rules
+from replicator.captures.gateways.auth.tokens import LIFE, TokenRefused, Tokens
 from replicator.core.connections.gateway_config import GatewayConfig
 from replicator.core.connections.metastore_config import MetastoreConfig
 from replicator.errors import IdentityRefused, UsageError
-from replicator.gateways.entrance.local_names import LocalNames, parse_rules
-from replicator.gateways.entrance.tokens import LIFE, TokenRefused, Tokens
 from replicator.metastore.thrift import connect
 from replicator.metastore.transports.passwords import credentials_of
 from replicator.metastore.transports.transport import Plain

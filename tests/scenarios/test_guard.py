@@ -29,16 +29,16 @@ from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound, Refused, UsageError
+from replicator.lifecycle.removal.audit import begin_audit, read_audit
+from replicator.lifecycle.removal.bring_back import bring_back
+from replicator.lifecycle.removal.job import Job
+from replicator.lifecycle.removal.legal import LegalHold, add_hold, read_holds, release_hold
+from replicator.lifecycle.removal.live import LiveLocations
+from replicator.lifecycle.removal.removal import Limits, Removal, judge, refuse_excess
+from replicator.lifecycle.removal.removal_report import Removals
+from replicator.lifecycle.removal.remove import Remover
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import Role, RoleMark, set_role
-from replicator.removal.audit import begin_audit, read_audit
-from replicator.removal.bring_back import bring_back
-from replicator.removal.job import Job
-from replicator.removal.legal import LegalHold, add_hold, read_holds, release_hold
-from replicator.removal.live import LiveLocations
-from replicator.removal.removal import Limits, Removal, judge, refuse_excess
-from replicator.removal.removal_report import Removals
-from replicator.removal.remove import Remover
 
 pytestmark = pytest.mark.removals
 
@@ -160,7 +160,7 @@ def move(db: PlainDatabase, table: str, value: str, place: Path) -> None:
 KILLED = """
 import os, signal, sys
 from replicator.metastore.thrift import connect
-from replicator.removal.live import LiveLocations
+from replicator.lifecycle.removal.live import LiveLocations
 with connect(sys.argv[1]) as metastore, LiveLocations(metastore) as live:
     for number in range(100_000):
         live._put(f"/warehouse/table/p={number}", "data", "db", "table", f"p={number}")

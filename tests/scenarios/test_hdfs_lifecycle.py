@@ -26,11 +26,11 @@ from restore_fixture import RestoreFixture, differences, restore, restore_argume
 from waiting import pause
 
 from cmroot.root import create_or_open, open_existing
+from replicator.lifecycle.purge.backups.restore import restore_backup
+from replicator.lifecycle.purge.certify import Certificate, Replica
+from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.purge.backups.restore import restore_backup
-from replicator.purge.certify import Certificate, Replica
-from replicator.purge.options import BackupRestoreSettings, PurgeOptions
 
 pytestmark = pytest.mark.hdfs
 

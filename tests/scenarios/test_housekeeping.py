@@ -16,12 +16,12 @@ from spark_sql import SparkSql
 from cmroot.errors import KeepError
 from cmroot.lease import acquire
 from replicator.core.model import EXTERNAL
+from replicator.core.text.period import parse_period
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
+from replicator.lifecycle.removal.legal import LegalHold, add_hold
+from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.removal.legal import LegalHold, add_hold
-from replicator.removal.removal import Limits
-from replicator.text.period import parse_period
 
 pytestmark = pytest.mark.removals
 
@@ -500,7 +500,7 @@ def test_a_run_that_was_taken_over_drops_nothing_more(
     fixture: LifecycleFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Right before the drop: the page was begun under a lease that was held."""
-    from replicator.housekeeping import writing
+    from replicator.lifecycle.housekeeping import writing
 
     fixture.partitioned("t", ["1"], **EXPIRED)
     fixture.run()
@@ -540,7 +540,7 @@ def test_a_metastore_that_goes_away_after_a_drop_leaves_nothing_behind(
 def test_failures_are_tried_again_ever_later_and_given_up_at_last(
     fixture: LifecycleFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import replicator.removal.remove as remove
+    import replicator.lifecycle.removal.remove as remove
 
     fixture.table("t", properties=UNREFERENCED)
     fixture.table("u", properties=UNREFERENCED)

@@ -23,9 +23,9 @@ import replicator
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
 from replicator.core.runtime import Runtime
-from replicator.housekeeping.repetition import Followed
+from replicator.lifecycle.housekeeping.repetition import Followed
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.pitr.upkeep import expire_root
+from replicator.replay.restore.upkeep import expire_root
 
 pytestmark = pytest.mark.removals
 

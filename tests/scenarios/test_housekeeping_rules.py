@@ -15,8 +15,8 @@ from waiting import pause
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
 from replicator.errors import Refused
+from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.removal.removal import Limits
 
 pytestmark = pytest.mark.removals
 

@@ -14,10 +14,10 @@ from landing_figures import counted_landed, counted_queue, said
 from postgres import Postgres
 
 import replicator
-from replicator import database
+from replicator.core import database
 from replicator.core.config import parse_config
 from replicator.errors import Error, StoreUnreachable, UsageError
-from replicator.ingestion.doors import request_table
+from replicator.ingestion.adapters import request_table
 from replicator.ingestion.ingestion_job import STEPS, Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.job_store import IngestionStore

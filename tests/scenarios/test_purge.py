@@ -13,13 +13,13 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.cli.json_lines import lines_on_stdout
 from replicator.cli.logs import begin_logging, end_logging
+from replicator.core.logging.log_config import LogConfig
+from replicator.core.logging.watch import Watch
 from replicator.core.progress import Silent
-from replicator.core.telling.log_config import LogConfig
-from replicator.core.telling.watch import Watch
 from replicator.errors import ObjectNotFound
-from replicator.purge.backups.backups import backups
-from replicator.purge.backups.restore import restore_backup
-from replicator.purge.options import BackupRestoreSettings, RetainOptions
+from replicator.lifecycle.purge.backups.backups import backups
+from replicator.lifecycle.purge.backups.restore import restore_backup
+from replicator.lifecycle.purge.options import BackupRestoreSettings, RetainOptions
 
 pytestmark = pytest.mark.removals
 

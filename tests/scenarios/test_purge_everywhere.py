@@ -16,12 +16,12 @@ from purges import DESCRIPTOR, Warehouse
 from cmroot.root import open_existing
 from replicator.cli.main import run
 from replicator.core.model import Partition
+from replicator.lifecycle.purge.certify import Certificate, Replica
+from replicator.lifecycle.purge.onboarding import WhiteList
+from replicator.lifecycle.purge.options import PurgeOptions, RetainOptions
+from replicator.lifecycle.purge.run import described
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.purge.certify import Certificate, Replica
-from replicator.purge.onboarding import WhiteList
-from replicator.purge.options import PurgeOptions, RetainOptions
-from replicator.purge.run import described
 
 pytestmark = pytest.mark.removals
 

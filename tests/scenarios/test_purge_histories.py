@@ -17,10 +17,10 @@ from purge_worlds import MARK, World, person_of
 from purges import Warehouse
 
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.lifecycle.purge.certify import Certificate, Replica
+from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.purge.certify import Certificate, Replica
-from replicator.purge.options import PurgeOptions
 
 pytestmark = pytest.mark.removals
 

@@ -12,8 +12,8 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 
-from replicator.purge.rewrite import rewrite_task
-from replicator.purge.search import proving
+from replicator.lifecycle.purge.rewrite import rewrite_task
+from replicator.lifecycle.purge.search import proving
 
 pytestmark = pytest.mark.removals
 

@@ -9,11 +9,11 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import Refused
-from replicator.purge import tables
-from replicator.purge.onboarding import WhiteList
-from replicator.purge.search.matching import failed
-from replicator.removal.legal import LegalHold, add_hold
-from replicator.removal.removal import Limits
+from replicator.lifecycle.purge import tables
+from replicator.lifecycle.purge.onboarding import WhiteList
+from replicator.lifecycle.purge.search.matching import failed
+from replicator.lifecycle.removal.legal import LegalHold, add_hold
+from replicator.lifecycle.removal.removal import Limits
 
 pytestmark = pytest.mark.removals
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from replicator.purge.rewrite.compression import decompressed
-from replicator.purge.rewrite.formats import FileFormat
-from replicator.purge.rewrite.rewrite_task import FilesTask, FileWork, carry, run_files_task
+from replicator.lifecycle.purge.rewrite.compression import decompressed
+from replicator.lifecycle.purge.rewrite.formats import FileFormat
+from replicator.lifecycle.purge.rewrite.rewrite_task import FilesTask, FileWork, carry, run_files_task
 
 TEXT = FileFormat("text", field=("id",), type="bigint")
 

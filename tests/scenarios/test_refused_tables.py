@@ -13,14 +13,14 @@ from lab import Lab
 from metastores import MetastoreFactory
 from waiting import CEILING
 
+from replicator.lifecycle.purge.onboarding import WhiteList
+from replicator.lifecycle.purge.options import PurgeOptions
+from replicator.lifecycle.purge.run import described
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.distributions import pyspark_jars
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java
 from replicator.policies.run import SyncRun
-from replicator.purge.onboarding import WhiteList
-from replicator.purge.options import PurgeOptions
-from replicator.purge.run import described
 
 
 def without_serde(source: Running, name: str, serde: str) -> None:

@@ -19,13 +19,13 @@ from plain_tables import KEYS, PlainDatabase
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.listing import list_tree
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.compare import repair as repairs
 from replicator.compare.comparison import Comparison
 from replicator.compare.repair import RepairSettings
 from replicator.compare.repaired import Repaired
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import Column
-from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.errors import ConfigError
-from replicator.retention.access import parse_mode
-from replicator.retention.config.datetimes import Unreadable, date_pattern
-from replicator.retention.config.hocon.parse import parse
-from replicator.retention.config.hocon.substitutions import resolve
-from replicator.retention.config.job_settings import Settings
-from replicator.retention.config.lookback import fixed, parse_lookback
-from replicator.retention.config.older_policies import retention_policy
-from replicator.retention.dataset_versions import TIME, Pair, Version
-from replicator.retention.globs import Found, glob
-from replicator.retention.hive_tables import parse_names
-from replicator.retention.selection_policies import Policy, selection_policy
+from replicator.lifecycle.retention.access import parse_mode
+from replicator.lifecycle.retention.config.datetimes import Unreadable, date_pattern
+from replicator.lifecycle.retention.config.hocon.parse import parse
+from replicator.lifecycle.retention.config.hocon.substitutions import resolve
+from replicator.lifecycle.retention.config.job_settings import Settings
+from replicator.lifecycle.retention.config.lookback import fixed, parse_lookback
+from replicator.lifecycle.retention.config.older_policies import retention_policy
+from replicator.lifecycle.retention.dataset_versions import TIME, Pair, Version
+from replicator.lifecycle.retention.globs import Found, glob
+from replicator.lifecycle.retention.hive_tables import parse_names
+from replicator.lifecycle.retention.selection_policies import Policy, selection_policy
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ANGELES = ZoneInfo("America/Los_Angeles")

@@ -16,6 +16,8 @@ from lab import Lab
 from waiting import CEILING
 
 from cmroot.log.captured import segments
+from replicator.captures.dumps.layout import open_parts
+from replicator.captures.events.compare import database_change
 from replicator.core.model import Database
 from replicator.core.roles import (
     EPOCH,
@@ -31,9 +33,7 @@ from replicator.core.roles import (
     may_dump_from,
     may_load_into,
 )
-from replicator.dumps.layout import open_parts
 from replicator.errors import FormatError, ObjectNotFound, Refused
-from replicator.events.compare import database_change
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import epochs_to_dump, establish, read_role, set_role

@@ -31,13 +31,13 @@ import replicator
 from cmroot.errors import NotWritable, StorageUnreachable
 from cmroot.store.place import Place
 from replicator.captures.recording import Captured
-from replicator.checks.bucket_events import judge_queues
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Table
 from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies import follow
+from replicator.policies.checks.bucket_events import judge_queues
 from replicator.policies.follow import Listeners, follow_policy
 from replicator.policies.run import SyncRun
 from replicator.policies.steps import SYNC

@@ -22,10 +22,10 @@ from versity import ON_VERSITYGW, Versity
 
 from cmroot.keep import recycle
 from cmroot.root import create_or_open
+from replicator.lifecycle.purge.backups.restore import restore_backup
+from replicator.lifecycle.purge.options import BackupRestoreSettings, PurgeOptions, RetainOptions
+from replicator.lifecycle.purge.state import RunDirectory, Unit
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.purge.backups.restore import restore_backup
-from replicator.purge.options import BackupRestoreSettings, PurgeOptions, RetainOptions
-from replicator.purge.state import RunDirectory, Unit
 
 pytestmark = [*ON_VERSITYGW]
 

@@ -17,13 +17,13 @@ from plain_tables import SERVERS_OWN, PlainDatabase
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
+from replicator.captures.events.scope import Patterns
 from replicator.cli.main import run
 from replicator.compare.comparison import Comparison
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verified import TableMemory, VerifiedTables, read_memory, write_memory
-from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.errors import LeaseHeld
-from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import load

@@ -19,12 +19,12 @@ from postgres import Postgres
 from running_service import Service, hanging, processes
 from waiting import eventually
 
-from replicator import database
-from replicator.database import Database
+from replicator.core import database
+from replicator.core.database import Database
 from replicator.errors import Error, Refused, StoreUnreachable
 from replicator.metastore.embedded.running import Running
 from replicator.service.actions import Action, action_of, actions_about, is_open, open_action, recording, set_answer
-from replicator.service.errands import Errand
+from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.jobs import Job
 from replicator.service.service_run import Ended
 from replicator.service.store import ServiceStore
@@ -274,14 +274,17 @@ def test_a_store_gives_each_thing_once(kind: str, tmp_path: Path, request: pytes
         assert other.cancel(second, "me").state == "cancelled"
         assert [each.id for each in one.runs(limit=1)] == [second]
         assert [each.id for each in one.runs(before=second)] == [first]
-        errand, asked = Errand("verify:w", ("verify", "w"), "w"), Action(0, 0.0, "me", "", "verify", "w", "", "k", None)
+        errand, asked = (
+            AdHocRun("verify:w", ("verify", "w"), "w"),
+            Action(0, 0.0, "me", "", "verify", "w", "", "k", None),
+        )
         third, new = one.enqueue(errand, 8.0, by="me", beside=recording(one, asked))
         done = action_of(other, "me", "k")
         assert new and done and done.answer == {"run": third, "new": True}
         with pytest.raises(Refused, match=third):
-            other.enqueue(Errand("verify:w", ("verify", "w", "--db=d")), 9.0, by="me")
+            other.enqueue(AdHocRun("verify:w", ("verify", "w", "--db=d")), 9.0, by="me")
         with pytest.raises(Error):  # the key's second action, whose run goes with it
-            other.enqueue(Errand("verify:x", ("verify", "x")), 9.0, by="me", beside=recording(other, asked))
+            other.enqueue(AdHocRun("verify:x", ("verify", "x")), 9.0, by="me", beside=recording(other, asked))
         assert [each.id for each in one.open_runs()] == [third]
         set_answer(one, open_action(one, replace(asked, key=None)), {"failed": "why"})
         assert [is_open(each) for each in actions_about(other, "w", ["verify"])] == [False, True]

@@ -34,8 +34,8 @@ def test_a_client_of_beekeeper_works_on(source_metastore: Running, tmp_path: Pat
     policy |= {"target_cmroot": str(tmp_path / "t"), "dumps": str(tmp_path / "dumps"), "cmroot": life.root.place}
     served = InProcess(tmp_path, {"policies": {"west": {**policy, "schedule": "30d"}}})  # the only root
 
-    def get(question: str, **parameters: Any) -> Any:
-        answer = served.get(f"/api/v1/database/{life.db.name.upper()}/table/{question}", params=parameters)
+    def get(endpoint: str, **parameters: Any) -> Any:
+        answer = served.get(f"/api/v1/database/{life.db.name.upper()}/table/{endpoint}", params=parameters)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

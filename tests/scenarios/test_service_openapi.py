@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes of the service's OpenAPI document: each is answered, none with 500, and questions
+"""Requests that schemathesis makes of the service's OpenAPI document: each is answered, none with 500, and queries
 as they are described."""
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from running_service import Service, hanging, processes
 from sqlalchemy import select
 from waiting import Clock, eventually
 
-from replicator import database
+from replicator.core import database
 from replicator.core.config import read_config
-from replicator.database import Database
+from replicator.core.database import Database
 from replicator.errors import StoreUnreachable
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import lease

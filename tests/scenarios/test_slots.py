@@ -12,7 +12,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, give_up_slot, read_pins, slots
-from replicator.dumps.layout import DumpMetadata, open_parts
+from replicator.captures.dumps.layout import DumpMetadata, open_parts
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 

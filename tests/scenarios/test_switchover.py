@@ -20,10 +20,10 @@ from cmroot.pins import find_slot
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import LeaseHeld, NotReached, Refused
 from replicator.metastore.embedded.running import Running
+from replicator.policies.role_changes.role_change import Reporter, RoleChanged, StepReport, nobody
+from replicator.policies.role_changes.switchover import abort, switchover
+from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
 from replicator.policies.roles import read_role, set_role
-from replicator.turnover.role_change import Reporter, RoleChanged, StepReport, nobody
-from replicator.turnover.switchover import abort, switchover
-from replicator.turnover.switchover_steps import SwitchoverSettings
 
 NAMES = ("check", "catch up", "fence", "drain", "verify", "promote", "demote", "late", "slots")
 SECONDS = {name: 10.0**number for number, name in enumerate(NAMES)}

@@ -22,8 +22,8 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Column, Partition, Storage, Table
+from replicator.lifecycle.removal import remove
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.removal import remove
 
 pytestmark = pytest.mark.removals
 

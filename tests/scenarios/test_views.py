@@ -10,8 +10,8 @@ from command_line import Answer, command
 from lab import Lab
 
 from replicator.core.model import VIEW, Column, Storage, Table
-from replicator.drills.shadows import Shadows, cannot_show
 from replicator.metastore.embedded.running import Running
+from replicator.policies.drills.shadows import Shadows, cannot_show
 
 
 @pytest.fixture

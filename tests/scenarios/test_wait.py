@@ -16,8 +16,8 @@ from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.cli.main import run
-from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.errors import NotReached, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect

@@ -14,16 +14,16 @@ from plain_tables import PlainDatabase
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import Table
 from replicator.core.runtime import Runtime
-from replicator.housekeeping.housekept import Housekept
-from replicator.housekeeping.item_queries import Filter, list_items
-from replicator.housekeeping.items import Item
-from replicator.housekeeping.run import Housekeeping, RunOptions
-from replicator.housekeeping.settings import LifecycleDefaults
-from replicator.housekeeping.store import ItemStore, store_url
+from replicator.lifecycle.housekeeping.housekept import Housekept
+from replicator.lifecycle.housekeeping.item_queries import Filter, list_items
+from replicator.lifecycle.housekeeping.items import Item
+from replicator.lifecycle.housekeeping.run import Housekeeping, RunOptions
+from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
+from replicator.lifecycle.housekeeping.store import ItemStore, store_url
+from replicator.lifecycle.removal.audit import AuditRow, read_audit
+from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.removal.audit import AuditRow, read_audit
-from replicator.removal.removal import Limits
 
 UNREFERENCED = {"beekeeper.remove.unreferenced.data": "true", "beekeeper.unreferenced.data.retention.period": "P3D"}
 EXPIRED = {"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "P30D"}

@@ -12,8 +12,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replicator.purge.rewrite import parquet_footer
-from replicator.purge.rewrite.thrift_compact import BINARY, I32, LIST, Struct, given
+from replicator.lifecycle.purge.rewrite import parquet_footer
+from replicator.lifecycle.purge.rewrite.thrift_compact import BINARY, I32, LIST, Struct, given
 
 ROWS = 1000
 

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 
+from replicator.lifecycle.purge.rewrite import orc_footer, orc_stripes, parquet_footer
+from replicator.lifecycle.purge.rewrite.thrift_compact import BINARY
 from replicator.metastore.embedded.running import Running
-from replicator.purge.rewrite import orc_footer, orc_stripes, parquet_footer
-from replicator.purge.rewrite.thrift_compact import BINARY
 
 TIMES = (
     "if(id % 3 = 0, timestamp'1500-03-01 01:02:03', if(id % 3 = 1, timestamp'9999-12-31 23:59:59',"

@@ -15,14 +15,14 @@ from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine, hive_settings
+from replicator.lifecycle.purge.backups.retain import Retain, Retained
+from replicator.lifecycle.purge.certify import Certificate, Replica, certify
+from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, RetainOptions
+from replicator.lifecycle.purge.run import Purge, Purged
+from replicator.lifecycle.removal.removal import Limits
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.purge.backups.retain import Retain, Retained
-from replicator.purge.certify import Certificate, Replica, certify
-from replicator.purge.options import CertifyOptions, PurgeOptions, RetainOptions
-from replicator.purge.run import Purge, Purged
-from replicator.removal.removal import Limits
 
 IDS = unique("ids")
 DESCRIPTOR = """'dataset.descriptor'='{"privacy": {"column": "id"}}'"""

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from replicator.gateways.messages import (
+from replicator.captures.gateways.messages import (
     BOOL,
     CALL,
     EXCEPTION,

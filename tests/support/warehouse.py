@@ -24,14 +24,14 @@ from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
+from replicator.captures.events.scope import Patterns
 from replicator.captures.recording import Captured
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.core.runtime import Runtime
-from replicator.dumps.dump import Dumped, DumpSettings, write_dump
-from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded, load

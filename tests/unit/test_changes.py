@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import Change
+from replicator.captures.events.scope import changes_in_scope
 from replicator.core.model import Database, Function, Partition, Statistics, Storage, Table
-from replicator.events import record as kinds
-from replicator.events.record import Change
-from replicator.events.scope import changes_in_scope
 
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
 KINDS = {kind.__name__ for kind in typing.get_args(Change)}
@@ -19,10 +19,10 @@ DISPATCH = {
     "replicator/captures/apply.py",
     "replicator/captures/capture.py",
     "replicator/captures/constraining.py",
-    "replicator/dumps/selection.py",
-    "replicator/gateways/targets.py",
-    "replicator/housekeeping/decide.py",
-    "replicator/removal/live.py",
+    "replicator/captures/dumps/selection.py",
+    "replicator/captures/gateways/targets.py",
+    "replicator/lifecycle/housekeeping/decide.py",
+    "replicator/lifecycle/removal/live.py",
     "replicator/replay/plan/squash.py",
 }
 """Modules that do something else for each kind, or for some; all others ask for facts."""

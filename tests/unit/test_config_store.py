@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from replicator.cli.main import run as command
 from replicator.errors import ConfigError
-from replicator.retention.config.config_store import ConfigStore, text_of
-from replicator.retention.config.hocon.hocon_values import Fields, Items, Scalar, Value, merge_fields
-from replicator.retention.config.hocon.parse import parse
-from replicator.retention.config.hocon.substitutions import resolve
-from replicator.retention.job_file import read_job
+from replicator.lifecycle.retention.config.config_store import ConfigStore, text_of
+from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Items, Scalar, Value, merge_fields
+from replicator.lifecycle.retention.config.hocon.parse import parse
+from replicator.lifecycle.retention.config.hocon.substitutions import resolve
+from replicator.lifecycle.retention.job_file import read_job
 
 
 def plain(value: Value) -> Any:

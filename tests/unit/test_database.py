@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from waiting import CEILING
 
-from replicator import database
-from replicator.database import Database
+from replicator.core import database
+from replicator.core.database import Database
 from replicator.errors import StoreUnreachable, UsageError
 from replicator.ingestion.job_store import IngestionStore
-from replicator.service.entrance.api_tokens import create_token, tokens
+from replicator.service.auth.api_tokens import create_token, tokens
 from replicator.service.store import ServiceStore
 
 

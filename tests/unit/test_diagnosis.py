@@ -11,10 +11,10 @@ from leaks import search
 
 import replicator
 from replicator.cli.main import cli, run
+from replicator.commands.diagnosis.masking import Mask, is_secret_name
+from replicator.commands.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
 from replicator.core.config import read_config
-from replicator.core.telling.log_config import LogConfig
-from replicator.diagnosis.masking import Mask, is_secret_name
-from replicator.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
+from replicator.core.logging.log_config import LogConfig
 from replicator.errors import Refused
 
 SECRETS = {

@@ -13,7 +13,6 @@ import pytest
 from replicator.core.connections.source_config import IngestionConfig, SourceConfig
 from replicator.core.model import Column, Partition, Table
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
-from replicator.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.landing_schema import DESCRIPTOR, SEAL, RowsRefused, seal_of
@@ -25,6 +24,7 @@ from replicator.ingestion.landing.settling import Erased
 from replicator.ingestion.landing.source_keys import constraints_of
 from replicator.ingestion.landing.watermarks import landed_until, watermark_text
 from replicator.ingestion.reading.source_table import ForeignKey, SourceTable
+from replicator.lifecycle.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.metastore.client import Metastore
 
 CRM = Asset("crm", "olga", sources=("crm",))

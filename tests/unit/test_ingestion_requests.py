@@ -16,9 +16,9 @@ from replicator.cli.main import run
 from replicator.core.config import Config, parse_config
 from replicator.core.model import Column
 from replicator.errors import ConfigError, Error, ObjectNotFound, Refused, StoreUnreachable, TypeRefused, UsageError
-from replicator.ingestion.doors import request_directory
-from replicator.ingestion.doors.intake import parse_request, this_user
-from replicator.ingestion.doors.validation import Requester
+from replicator.ingestion.adapters import request_directory
+from replicator.ingestion.adapters.intake import parse_request, this_user
+from replicator.ingestion.adapters.validation import Requester
 from replicator.ingestion.files.nesting import parts_of
 from replicator.ingestion.ingestion_job import Claimed
 from replicator.ingestion.ingestion_request import Asset, Request

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from replicator.captures.gateways.auth.local_names import LocalNames, NoLocalUser, parse_rules
 from replicator.errors import ConfigError
-from replicator.gateways.entrance.local_names import LocalNames, NoLocalUser, parse_rules
 
 RULES = r"""
 RULE:[2:$1@$0](rm@HERE)s/.*/yarn/

@@ -11,11 +11,8 @@ import pytest
 from cmroot.log.captured import SegmentWriter, segments
 from cmroot.log.compact import compact
 from cmroot.root import create_or_open
-from replicator.commands.show import show
-from replicator.core.model import Database, Table
-from replicator.errors import MomentLost, ObjectNotFound, UsageError
-from replicator.events.lines import encode
-from replicator.events.record import (
+from replicator.captures.events.lines import encode
+from replicator.captures.events.record import (
     AlterTable,
     Change,
     ChangeRecord,
@@ -24,8 +21,11 @@ from replicator.events.record import (
     DropTable,
     EventsLost,
 )
-from replicator.pitr.recovery_points import moment, retained
-from replicator.text.moments import absolute_moment
+from replicator.commands.show import show
+from replicator.core.model import Database, Table
+from replicator.core.text.moments import absolute_moment
+from replicator.errors import MomentLost, ObjectNotFound, UsageError
+from replicator.replay.restore.recovery_points import moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
 

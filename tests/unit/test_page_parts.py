@@ -17,10 +17,10 @@ from replicator.core.config import parse_config
 from replicator.ingestion.job_figures import AssetQueue, QueueFigures
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
+from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.alerts.alert_store import OpenAlert
-from replicator.service.entrance.api_tokens import Identity, create_token, revoke_token
-from replicator.service.entrance.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
-from replicator.service.errands import Errand
+from replicator.service.auth.api_tokens import Identity, create_token, revoke_token
+from replicator.service.auth.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
 from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
 from replicator.service.pages.differing_tables import Differences, still_said
 from replicator.service.pages.needing import FRESH, Beside, behind_text, needs
@@ -134,7 +134,7 @@ def test_what_was_measured_long_ago_is_not_good() -> None:
 
 def test_the_newest_run_that_tells_is_found_behind_those_that_do_not(store: ServiceStore) -> None:
     def run(name: str, state: str | None, message: str = "") -> str:
-        id, _ = store.enqueue(Errand(name, ("verify", "west"), "west"), store.now(), by="me")
+        id, _ = store.enqueue(AdHocRun(name, ("verify", "west"), "west"), store.now(), by="me")
         if state:
             store.end(id, Ended(state, message=message))  # type: ignore[arg-type]
         return id
@@ -144,12 +144,12 @@ def test_the_newest_run_that_tells_is_found_behind_those_that_do_not(store: Serv
         run(name, state)
     names = ["a", "late", "b", "none", "never", "more"]
     assert {name: each.id for name, each in store.newest_ended(names).items()} == found
-    assert set(store.newest_errands(names, ("done",))) == {"b"}
+    assert set(store.newest_ad_hoc_runs(names, ("done",))) == {"b"}
 
 
 def test_differences_stay_until_all_was_compared_again(store: ServiceStore) -> None:
     def verify(state: str, *more: str) -> ServiceRun:
-        id, _ = store.enqueue(Errand("verify:west", ("verify", "west", *more), "west"), store.now(), by="me")
+        id, _ = store.enqueue(AdHocRun("verify:west", ("verify", "west", *more), "west"), store.now(), by="me")
         store.end(id, Ended(state))  # type: ignore[arg-type]
         return store.run(id)
 

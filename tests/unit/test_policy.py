@@ -26,9 +26,9 @@ from replicator.core.policy import (
     refuse_overlaps,
     same_metastore,
 )
+from replicator.core.text.partition_filter import parse_partition_filter
+from replicator.core.text.quantity import duration_text, parse_duration, parse_size, size_text
 from replicator.errors import ConfigError, UsageError
-from replicator.text.partition_filter import parse_partition_filter
-from replicator.text.quantity import duration_text, parse_duration, parse_size, size_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 LEAST: dict[str, Any] = {

@@ -19,8 +19,8 @@ from waiting import CEILING, eventually
 from replicator.core.config import read_config
 from replicator.errors import ConfigError, UsageError
 from replicator.service import scheduler as scheduling
-from replicator.service.entrance.api_tokens import create_token
-from replicator.service.errands import Errand
+from replicator.service.ad_hoc_runs import AdHocRun
+from replicator.service.auth.api_tokens import create_token
 from replicator.service.jobs import Job
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
@@ -111,7 +111,7 @@ def test_what_its_server_ended_is_due_again_once(store: ServiceStore) -> None:
     job = Job("j", ("cm", "ls"), Every(HOUR))
     assert store.lead("one", LEASE) == 1
 
-    def begun(due: float, by: str = SCHEDULE, wanted: Job | Errand = job) -> str:
+    def begun(due: float, by: str = SCHEDULE, wanted: Job | AdHocRun = job) -> str:
         store.plan("j", job.schedule.text, due + HOUR)
         run, _ = store.enqueue(wanted, due, by=by)
         assert store.begin(run, "one", 1)
@@ -134,7 +134,7 @@ def test_what_its_server_ended_is_due_again_once(store: ServiceStore) -> None:
     taken, _ = store.enqueue(job, 1000.0, by=SCHEDULE)
     assert store.enqueue(job, 5000.0, by="me") == (taken, False) and store.begin(taken, "one", 1)
     assert store.lose(2) == [taken] and store.jobs()["j"].due == 1000.0, "it was for the time of the schedule, too"
-    for wanted in (job, Errand("verify:w", ("verify", "w"), "w")):
+    for wanted in (job, AdHocRun("verify:w", ("verify", "w"), "w")):
         begun(1000.0, "me", wanted)
         assert len(store.lose(2)) == 1 and store.jobs()["j"].due == 1000.0 + HOUR
     with pytest.raises(UsageError):

@@ -16,9 +16,9 @@ from waiting import CEILING, eventually
 from replicator.core.config import parse_config
 from replicator.core.schedules.entrance_config import GroupConfig, LimitConfig, ProxyConfig
 from replicator.errors import ConfigError
-from replicator.service.entrance.api_tokens import Identity
-from replicator.service.entrance.rates import Rates
-from replicator.service.entrance.trusted_proxies import Proxies
+from replicator.service.auth.api_tokens import Identity
+from replicator.service.auth.rates import Rates
+from replicator.service.auth.trusted_proxies import Proxies
 from replicator.service.store import ServiceStore
 
 CONFIG = ProxyConfig(

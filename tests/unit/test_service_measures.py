@@ -28,7 +28,7 @@ from replicator.service.measuring.tally import counts_of
 from replicator.service.service_run import Ended
 from replicator.service.store import ServiceStore
 from replicator.service.timetable import Every
-from replicator.service.web.questions.time_limits import AT_ONCE, Askers, Late
+from replicator.service.web.queries.time_limits import AT_ONCE, Askers, Late
 
 SYNCED = {"files_copied": 3, "bytes_copied": 70, "files_from_source": 2, "files_from_cmroot": 1}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from replicator.captures.dumps.shown import Narrowing, Shown, narrowed
+from replicator.captures.events.record import AlterTable, Change, ChangeRecord, CreateTable
 from replicator.core.model import Table
-from replicator.dumps.shown import Narrowing, Shown, narrowed
-from replicator.events.record import AlterTable, Change, ChangeRecord, CreateTable
 
 
 def shown(*changes: Change) -> Shown:

@@ -26,6 +26,10 @@ import replicator.replay.apply.commit as committing
 import replicator.replay.apply.prepare as preparing
 from cmroot.log.captured import FILES
 from replicator.captures.constraining import consequences
+from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
+from replicator.captures.events import record as kinds
+from replicator.captures.events.lines import encode
+from replicator.captures.events.record import Change, ChangeRecord
 from replicator.captures.fold import catch_up
 from replicator.captures.inventory import DataObject
 from replicator.captures.manifest import Manifest
@@ -48,11 +52,7 @@ from replicator.core.model import (
 )
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
-from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.errors import ObjectExists, ObjectNotFound
-from replicator.events import record as kinds
-from replicator.events.lines import encode
-from replicator.events.record import Change, ChangeRecord
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import begun_places, by_place
 from replicator.replay.apply.prepare import Preparation

@@ -19,12 +19,12 @@ from cmroot.root import create_or_open
 from replicator.core.config import parse_config
 from replicator.policies.memory import Compared
 from replicator.service.actions import actions
-from replicator.service.entrance.api_tokens import revoke_token
-from replicator.service.errands import Errand
+from replicator.service.ad_hoc_runs import AdHocRun
+from replicator.service.auth.api_tokens import revoke_token
 from replicator.service.lag_watch import MeasuredLag
 from replicator.service.service_run import Ended
 from replicator.service.store import JobState, ServiceStore
-from replicator.service.web.questions.time_limits import OF_ONE
+from replicator.service.web.queries.time_limits import OF_ONE
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_a_token_of_a_policy_sees_no_other(made: Made, tmp_path: Path) -> None:
     server = made(two(tmp_path), open_to_all=False)
     for name in ("west", "east"):
         server.serving.watch.keep(name, MeasuredLag(time.time(), None, "away", Compared(differing=("t",))))
-        server.store.enqueue(Errand(f"verify:{name}", ("verify", name), name), time.time(), by="me")
-    server.store.enqueue(Errand("undo:west", ("audit", "undo"), "west"), time.time(), by="me")
+        server.store.enqueue(AdHocRun(f"verify:{name}", ("verify", name), name), time.time(), by="me")
+    server.store.enqueue(AdHocRun("undo:west", ("audit", "undo"), "west"), time.time(), by="me")
     west, everybody = server.token("w", "viewer", "west"), server.token("all", "viewer")
     assert server.get("/metrics", west).status_code == 403
     assert server.get("/metrics", everybody).status_code == 200
@@ -149,7 +149,7 @@ def test_lists_are_filtered(made: Made, tmp_path: Path, monkeypatch: pytest.Monk
     server = made(two(tmp_path))
     now, admin = time.time(), server.token("ad", "admin")
     for age, name in ((3 * 86_400, "west"), (0, "east")):
-        errand = Errand(f"plan:{name}", ("plan", name), name)
+        errand = AdHocRun(f"plan:{name}", ("plan", name), name)
         with monkeypatch.context() as then:
             then.setattr(ServiceStore, "_now", lambda self, connection, age=age: now - age)
             run, _ = server.store.enqueue(errand, now, by="me")

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from cmroot.store.listing import changed_directories
+from replicator.captures.events.decode import decode
+from replicator.captures.events.reader import read_events
+from replicator.captures.events.record import Change
 from replicator.captures.recording import Recording
 from replicator.captures.scanning.bucket_notices import BucketNotices
 from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
@@ -16,9 +19,6 @@ from replicator.captures.scanning.snapshot_diff import SnapshotDiff, bases
 from replicator.captures.scanning.turns import Turns
 from replicator.captures.ungiven import Refusals
 from replicator.captures.walk import note_engines, refresh_tables, walk_database
-from replicator.events.decode import decode
-from replicator.events.reader import read_events
-from replicator.events.record import Change
 from replicator.metastore.client import MetastoreReader
 
 

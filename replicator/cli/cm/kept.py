@@ -18,8 +18,8 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
 from replicator.commands.cm.kept import cm_find, cm_get, cm_ls
-from replicator.pitr.kept import KeptList
-from replicator.pitr.past_files import FoundList
+from replicator.replay.restore.kept import KeptList
+from replicator.replay.restore.past_files import FoundList
 
 limit_option = click.option(
     "--limit",

@@ -21,8 +21,8 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
 from replicator.commands.cm.upkeep import cm_check, cm_compact, cm_expire
-from replicator.pitr.upkeep import CompactionPlanned, LogCompacted, RootChecked
-from replicator.text.quantity import duration_text
+from replicator.core.text.quantity import duration_text
+from replicator.replay.restore.upkeep import CompactionPlanned, LogCompacted, RootChecked
 
 DIFFERENT = 4
 """The exit code of a check that found damage, as of a verify that found differences."""

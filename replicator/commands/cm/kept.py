@@ -9,8 +9,8 @@ from cmroot.root import open_existing
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment, Rows
-from replicator.pitr.kept import LIMIT, KeptList, list_kept
-from replicator.pitr.past_files import FoundList, PutBack, find_files, put_back
+from replicator.replay.restore.kept import LIMIT, KeptList, list_kept
+from replicator.replay.restore.past_files import FoundList, PutBack, find_files, put_back
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from cmroot.root import open_existing
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment
-from replicator.pitr import pins
-from replicator.pitr.pins import PinList, Pinned
+from replicator.replay.restore import pins
+from replicator.replay.restore.pins import PinList, Pinned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from cmroot.store.resolve import as_written
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Rows
-from replicator.pitr.clock import IDLE
-from replicator.pitr.expiries import ExpiryPlanned, RootExpired
-from replicator.pitr.kept import LIMIT
-from replicator.pitr.upkeep import (
+from replicator.replay.restore.clock import IDLE
+from replicator.replay.restore.expiries import ExpiryPlanned, RootExpired
+from replicator.replay.restore.kept import LIMIT
+from replicator.replay.restore.upkeep import (
     PATIENCE,
     CompactionPlanned,
     LogCompacted,

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from replicator.core.connections.secret import is_reference
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError, UsageError
-from replicator.text.quantity import parse_duration
 
 Auth = Literal["none", "kerberos", "plain", "token"]
 Protection = Literal["authentication", "integrity", "privacy"]

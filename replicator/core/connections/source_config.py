@@ -15,8 +15,8 @@ import msgspec
 from replicator.core.connections.secret import is_reference, read_secret
 from replicator.core.policy import Policy
 from replicator.core.schedules.notify_config import NotifyConfig, check_notify
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError
-from replicator.text.quantity import parse_duration
 
 KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}
 """Kinds of databases, by the word behind `jdbc:` in their URLs."""

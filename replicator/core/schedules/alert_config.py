@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from replicator.core.connections.secret import is_reference
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError
-from replicator.text.quantity import parse_duration
 
 
 class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from replicator.core.text.quantity import parse_duration, parse_size
 from replicator.errors import ConfigError
-from replicator.text.quantity import parse_duration, parse_size
 
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 

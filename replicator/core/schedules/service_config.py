@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from replicator.core.schedules.entrance_config import LimitConfig, ProxyConfig, check_limits, check_proxy
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError
-from replicator.text.quantity import parse_duration
 
 
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,9 +13,9 @@ import msgspec
 
 from cmroot.store.place import Place, is_local
 from replicator.core.model import Value
+from replicator.core.text.quantity import parse_duration
+from replicator.core.text.sql_text import scalar_type
 from replicator.errors import SourceMissing, SourceRefused
-from replicator.text.quantity import parse_duration
-from replicator.text.sql_text import scalar_type
 
 FILE = "_description.json"
 """Beside the files; Spark reads no file whose name begins so."""

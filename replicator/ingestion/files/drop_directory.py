@@ -16,9 +16,9 @@ from itertools import groupby
 from cmroot.store.local import Child
 from cmroot.store.place import Place, name_of
 from cmroot.store.resolve import located
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import Error, SourceMissing, SourceRefused
 from replicator.ingestion.files.description import Days, Description, refuse_link
-from replicator.text.quantity import parse_duration
 
 MOST = 100_000
 """Files of one job: their names are held in memory. More are packed, or landed by day."""

@@ -29,7 +29,7 @@ from replicator.errors import FormatError, SourceRefused
 from replicator.ingestion.files.description import Description
 from replicator.ingestion.files.nesting import Part
 from replicator.ingestion.reading.figures import EXACT, Figures, exact_text, first_bytes
-from replicator.purge.rewrite.avro import count_avro
+from replicator.lifecycle.purge.rewrite.avro import count_avro
 
 _OPENED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _ARROW = {".zst": "zstd", ".lz4": "lz4", ".snappy": "snappy"}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cmroot.store.place import Place, join
+from replicator.core.text.sql_text import SETTINGS, quoted_name, quoted_text
 from replicator.errors import SourceRefused
 from replicator.ingestion.files.description import Description
 from replicator.ingestion.files.fitting import fitted, read_as, types_of
 from replicator.ingestion.reading.drivers import give_drivers
-from replicator.purge.search.ids import hadoop_place
-from replicator.text.sql_text import SETTINGS, quoted_name, quoted_text
+from replicator.lifecycle.purge.search.ids import hadoop_place
 
 DAY = "day"
 """The column, or the partition key, of what lies in a directory for each day."""

@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from replicator.core.text.sql_text import quoted_name, quoted_text
 from replicator.errors import SourceRefused, TypeRefused
 from replicator.ingestion.files.description import Description, FileColumn
 from replicator.ingestion.files.nesting import Type
-from replicator.text.sql_text import quoted_name, quoted_text
 
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "boolean")
 _TIMES = ("date", "timestamp", "timestamp_ntz")

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from replicator.core.text.sql_text import quoted_name
 from replicator.errors import TypeRefused
-from replicator.text.sql_text import quoted_name
 
 ROW, PARENT, POSITION = "row_id", "parent_id", "position"
 

@@ -16,6 +16,7 @@ import msgspec
 
 from cmroot.store.place import Place, name_of
 from replicator.core.model import Column
+from replicator.core.text.sql_text import quoted_name, quoted_text
 from replicator.errors import TypeRefused
 from replicator.ingestion.files.avro_reader import avro_jar
 from replicator.ingestion.files.description import Description, read_description
@@ -31,8 +32,7 @@ from replicator.ingestion.landing.publishing_days import landed_days
 from replicator.ingestion.reading.figures import Figures
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import ForeignKey, SourceColumn, SourceTable
-from replicator.purge.search.ids import hadoop_place
-from replicator.text.sql_text import quoted_name, quoted_text
+from replicator.lifecycle.purge.search.ids import hadoop_place
 
 _OWN = (ROW, PARENT, POSITION)
 

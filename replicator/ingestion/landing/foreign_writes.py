@@ -21,12 +21,12 @@ from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
-from replicator.housekeeping.settings import REMOVE_EXPIRED
 from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
 from replicator.ingestion.landing.publishing_days import DAY_KEY
+from replicator.lifecycle.housekeeping.settings import REMOVE_EXPIRED
+from replicator.lifecycle.purge.partitions import SIBLING
+from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
-from replicator.purge.partitions import SIBLING
-from replicator.purge.swapping import WRITTEN
 
 FEW = 5
 """Names, users and events that are told of each table."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from replicator.core.model import EXTERNAL, Column, Serde, Storage, Table
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import Error
-from replicator.housekeeping.settings import REMOVE_EXPIRED, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD
 from replicator.ingestion.ingestion_request import Asset, Format, Request, SchemaPolicy
-from replicator.purge.swapping import PURGED, WRITTEN
-from replicator.text.quantity import parse_duration
+from replicator.lifecycle.housekeeping.settings import REMOVE_EXPIRED, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD
+from replicator.lifecycle.purge.swapping import PURGED, WRITTEN
 
 PREFIX = "replicator.ingestion."
 """Of the parameters in which a landing table names its origin."""

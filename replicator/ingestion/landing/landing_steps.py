@@ -22,6 +22,7 @@ import msgspec
 
 from cmroot.store.place import Place, parent
 from replicator.core.model import Column
+from replicator.core.text.sql_text import quoted_name
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.files.file_frames import DAY
 from replicator.ingestion.files.nesting import PARENT, ROW
@@ -40,9 +41,8 @@ from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
 from replicator.ingestion.replication_scope import check_scope
+from replicator.lifecycle.purge.search.ids import hadoop_place
 from replicator.metastore.client import Metastore
-from replicator.purge.search.ids import hadoop_place
-from replicator.text.sql_text import quoted_name
 
 SETTLED = 900.0
 """Seconds for which the list of erased people that was applied is new enough to publish."""

@@ -40,8 +40,8 @@ from replicator.ingestion.landing.landing_schema import (
 )
 from replicator.ingestion.landing.source_keys import without_keys
 from replicator.ingestion.landing.watermarks import landed_until
+from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
-from replicator.purge.swapping import WRITTEN
 
 ATTEMPTS = 5
 """Looks at a table that others change meanwhile."""

@@ -23,8 +23,8 @@ from replicator.ingestion.landing.landing_schema import (
 )
 from replicator.ingestion.landing.landing_work import sizes_of
 from replicator.ingestion.landing.publishing import ATTEMPTS, Landed, Overtaken, Publication, landing_of, settle_table
+from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
-from replicator.purge.swapping import WRITTEN
 
 DAY_KEY = Column("day", "date", "the day of the files, in UTC")
 """The partition key of what lies in a directory for each day."""

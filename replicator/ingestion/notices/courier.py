@@ -20,7 +20,7 @@ from replicator.core.schedules.notify_config import CHANNELS, LINEAGE, NotifyCon
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.notices.notice import Message, dataset_event
 from replicator.ingestion.notices.outbox import Outbox
-from replicator.lineage.openlineage import send
+from replicator.policies.lineage.openlineage import send
 
 log = logging.getLogger(__name__)
 

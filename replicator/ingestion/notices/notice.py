@@ -13,7 +13,7 @@ from replicator.core.model import Value
 from replicator.ingestion.ingestion_job import JobChange
 from replicator.ingestion.ingestion_request import Asset, Request
 from replicator.ingestion.landing.landing_schema import LOAD
-from replicator.lineage.openlineage import PRODUCER, datasets
+from replicator.policies.lineage.openlineage import PRODUCER, datasets
 
 OFTEN, AGAIN = 4, 24
 """Failures of a job, of a kind that is tried again, of which somebody is told, and after how many more again: the quick

@@ -15,13 +15,13 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, in
 
 from cmroot.text import shown
 from replicator.core.model import Value
+from replicator.core.text.credentials import without_credentials
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion.ingestion_job import JobChange
 from replicator.ingestion.ingestion_request import Request
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.notices.notice import Message, is_told, notice_of, schemas_of
 from replicator.ingestion.schema import change, message, receiver, turn
-from replicator.text.credentials import without_credentials
 
 BATCH = 1000
 """Changes that are looked at together."""

@@ -22,8 +22,16 @@ from replicator.errors import FormatError, TypeRefused
 from replicator.ingestion.reading.control import Control
 from replicator.ingestion.reading.dialects import Dialect
 from replicator.ingestion.reading.source_table import SourceColumn, SourceTable
-from replicator.purge.rewrite.formats import Unsupported
-from replicator.purge.rewrite.orc_footer import STATISTICS, TIMES, all_of, dict_of, kinds, read_message, read_tail
+from replicator.lifecycle.purge.rewrite.formats import Unsupported
+from replicator.lifecycle.purge.rewrite.orc_footer import (
+    STATISTICS,
+    TIMES,
+    all_of,
+    dict_of,
+    kinds,
+    read_message,
+    read_tail,
+)
 
 TOGETHER = 300
 """Columns of one query: PostgreSQL's answers have 1,664 at most."""

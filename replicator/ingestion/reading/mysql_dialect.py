@@ -52,7 +52,7 @@ class MySqlDialect:
             "tcpKeepAlive": "true",
             "allowLocalInfile": "false",
         }
-        if "sessionVariables" not in url:  # in time for Spark's own question for the columns' types
+        if "sessionVariables" not in url:  # in time for Spark's own query for the columns' types
             found["sessionVariables"] = _session(patience)
         return found
 

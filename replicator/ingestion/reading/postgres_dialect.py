@@ -71,7 +71,7 @@ class PostgresDialect:
             "tcpKeepAlive": "true",
             "ApplicationName": "replicator",
         }
-        if "options=" not in url:  # in time for Spark's own question for the columns' types
+        if "options=" not in url:  # in time for Spark's own query for the columns' types
             found["options"] = f"-c lock_timeout={patience.lock}s"
         return found
 

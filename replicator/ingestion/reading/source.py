@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from replicator.core.connections.source_config import SourceConfig
+from replicator.core.text.sql_text import quoted_name
 from replicator.errors import SourceMissing, SourceRefused
 from replicator.ingestion.ingestion_request import Split
 from replicator.ingestion.reading.control import Control, Patience, connect
@@ -24,7 +25,6 @@ from replicator.ingestion.reading.postgres_dialect import PostgresDialect
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import ONE, Ranges, Snapshot, SourceColumn, SourceTable
 from replicator.ingestion.reading.splits import Piece, plan_readers
-from replicator.text.sql_text import quoted_name
 
 FEW = 1000
 """Rows that one reader reads: to plan takes longer."""

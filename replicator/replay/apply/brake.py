@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.config import GuardConfig
-from replicator.dumps.layout import BOOTSTRAP
+from replicator.core.text.quantity import parse_size
 from replicator.errors import ConfigError, Refused
 from replicator.replay.apply.weighing import Weight, weigh
 from replicator.replay.apply.work import Replay
 from replicator.replay.plan.plan import Plan
-from replicator.text.quantity import parse_size
 
 MAX_SHARE = 0.5
 """Of the bytes that a replica has of what a dump covers."""

@@ -14,13 +14,13 @@ import msgspec
 
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import Place, normal
+from replicator.captures.dumps.layout import BOOTSTRAP
+from replicator.captures.dumps.reached import after_load, reached
+from replicator.captures.events.scope import Patterns
 from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Table
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
-from replicator.dumps.layout import BOOTSTRAP
-from replicator.dumps.reached import after_load, reached
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
-from replicator.events.scope import Patterns
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.table_details import set_statistics

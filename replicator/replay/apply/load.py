@@ -19,16 +19,17 @@ from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
+from replicator.captures.dumps import layout
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.slots import confirm
+from replicator.captures.events.root_catalog import bind_catalog
+from replicator.core.logging.step_logging import tell_event
 from replicator.core.model import Function
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.report import LoadCounts
 from replicator.core.runtime import Runtime
-from replicator.core.telling.told_steps import tell_event
-from replicator.dumps import layout
-from replicator.dumps.reader import DumpReader
-from replicator.dumps.slots import confirm
+from replicator.core.text.quantity import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
-from replicator.events.root_catalog import bind_catalog
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import stop_excess
 from replicator.replay.apply.claim import Claims
@@ -45,7 +46,6 @@ from replicator.replay.copy.staging import sweep_staging
 from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Name, Plan
 from replicator.replay.plan.squash import surviving_partitions
-from replicator.text.quantity import count_text
 
 FEW = 50  # tables that are asked for by name
 NAME_BYTES = 200  # of an acknowledgement's file: filesystems take 255

@@ -15,8 +15,8 @@ import msgspec
 
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import is_local, local_path, normal
+from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.model import Database
-from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import DatabaseMoved, ObjectExists, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.work import Work, exists

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join
 from cmroot.store.resolve import resolved
+from replicator.captures.dumps.layout import INCREMENTAL
 from replicator.core.batches import batched
 from replicator.core.model import Partition
-from replicator.dumps.layout import INCREMENTAL
 from replicator.replay.apply.work import Replay
 from replicator.replay.copy.copy_task import entries, file_in, fold_entries, slashed
 from replicator.replay.copy.copying import remove_file

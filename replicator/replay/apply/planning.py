@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from cmroot.store.place import join
 from cmroot.store.resolve import as_written, tidied
+from replicator.captures.dumps import layout
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.signing import Keys
 from replicator.core.model import Database
 from replicator.core.runtime import Runtime
-from replicator.dumps import layout
-from replicator.dumps.reader import DumpReader
-from replicator.dumps.signing import Keys
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import Brake

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from replicator.captures.dumps.reader import DumpReader
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report
-from replicator.dumps.reader import DumpReader
 from replicator.replay.apply.brake import Brake, excess
 from replicator.replay.apply.planning import compare
 from replicator.replay.apply.transfer import run_files

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal
 from cmroot.store.resolve import resolved
+from replicator.captures.events.scope import matches_name
 from replicator.core.batches import batched, shared
 from replicator.core.model import Partition, partition_name
 from replicator.core.table_format import DELTA, table_format
+from replicator.core.text.partition_filter import parse_partition_filter
 from replicator.errors import ObjectNotFound
-from replicator.events.scope import matches_name
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.differing import named_files
 from replicator.replay.apply.work import (
@@ -39,7 +40,6 @@ from replicator.replay.places.retired import Retired, note_retired
 from replicator.replay.places.stays import reported
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.squash import surviving_partitions
-from replicator.text.partition_filter import parse_partition_filter
 
 HOMES = 10_000  # directories of one task, which reads the paths of the whole dump
 

@@ -12,6 +12,7 @@ from cmroot.store.flow import FLOW
 from cmroot.store.local import is_directory
 from cmroot.store.place import is_local, local_path
 from cmroot.store.resolve import located
+from replicator.core.text.quantity import count_text
 from replicator.errors import FilesMissing, Refused
 from replicator.replay.apply.work import Replay
 from replicator.replay.copy.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
@@ -19,7 +20,6 @@ from replicator.replay.copy.logs import LogTask, run_log_task
 from replicator.replay.copy.origins import Roots
 from replicator.replay.copy.staging import fenced, give_up_attempts
 from replicator.replay.plan.plan import Plan
-from replicator.text.quantity import count_text
 
 TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and a lost one costs little
 TASK_FILES = 20_000

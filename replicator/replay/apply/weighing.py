@@ -12,9 +12,9 @@ from itertools import islice
 
 from cmroot.store.place import normal
 from cmroot.store.resolve import located
+from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.batches import batched
 from replicator.core.model import Partition, partition_name
-from replicator.dumps.layout import BOOTSTRAP
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus

@@ -19,11 +19,12 @@ from cmroot.store.listing import file_state
 from cmroot.store.local import status_of
 from cmroot.store.place import Place, is_local, local_path, normal
 from cmroot.store.resolve import is_within, located, resolved, touches
+from replicator.captures.dumps.reader import DumpReader
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
 from replicator.core.runtime import Runtime
-from replicator.dumps.reader import DumpReader
+from replicator.core.text.quantity import count_text
 from replicator.errors import ObjectNotFound
 from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
@@ -44,7 +45,6 @@ from replicator.replay.places.retired import Retired, has_left, note_left, note_
 from replicator.replay.places.view_order import in_waves
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.target import NEW
-from replicator.text.quantity import count_text
 
 T = TypeVar("T")
 

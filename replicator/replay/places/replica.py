@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from replicator.captures.events.compare import comparable
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
 from replicator.core.table_format import reason_of
-from replicator.events.compare import comparable
 from replicator.metastore.convert.fields import ids
 from replicator.metastore.values import CATALOG
 from replicator.replay.places.placement import Placement, respelled, uri

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from replicator.captures.dumps.layout import BOOTSTRAP, DumpMetadata
+from replicator.captures.dumps.reached import covers, reached, scope_text
 from replicator.core.roles import after_restore, may_load_into
-from replicator.dumps.layout import BOOTSTRAP, DumpMetadata
-from replicator.dumps.reached import covers, reached, scope_text
+from replicator.core.text.quantity import count_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.replay.places.placement import Placement, relative
 from replicator.replay.plan.target import TargetDatabase
-from replicator.text.quantity import count_text
 
 
 def check_target(

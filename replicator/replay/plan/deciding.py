@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import msgspec
 
+from replicator.captures.dumps.layout import BOOTSTRAP
+from replicator.captures.events.scope import Patterns
 from replicator.core.model import Table
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
 from replicator.core.table_format import why_not_replicated
-from replicator.dumps.layout import BOOTSTRAP
+from replicator.core.text.quantity import count_text
 from replicator.errors import BootstrapNeeded, Refused
-from replicator.events.scope import Patterns
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import (
     LEFT_OUT,
@@ -29,7 +30,6 @@ from replicator.replay.plan.refusing import refuse_occupied, refuse_source_locat
 from replicator.replay.plan.rename_order import passing_name
 from replicator.replay.plan.squash import Lineage, Squashed
 from replicator.replay.plan.target import TargetDatabase, TargetPart, applied_position, table_position
-from replicator.text.quantity import count_text
 
 
 def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cmroot.store.place import join
+from replicator.captures.dumps.layout import DumpMetadata
 from replicator.core.model import Database, Function, Table
 from replicator.core.not_replicated import NotReplicated, merged
-from replicator.dumps.layout import DumpMetadata
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import Mark, has_sources_data
 from replicator.replay.places.stays import Stays

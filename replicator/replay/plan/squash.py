@@ -18,10 +18,10 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import join
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import ChangeRecord
+from replicator.captures.events.unread import UnreadEvents
 from replicator.core.model import Constraint, Database, Function, Partition, Statistics, Table
-from replicator.events import record as kinds
-from replicator.events.record import ChangeRecord
-from replicator.events.unread import UnreadEvents
 from replicator.replay.places.placement import relative
 
 Name = tuple[str, str]

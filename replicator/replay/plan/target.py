@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cmroot.store.place import join
+from replicator.captures.dumps.reached import SCOPE
 from replicator.core.model import Database, Function, Partition, Table
 from replicator.core.roles import RoleMark, mark_of
-from replicator.dumps.reached import SCOPE
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replicator.core.messages.sending import PATIENCE, failure_of
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import Error
 from replicator.service.alerts.alert_store import OpenAlert, finish, forget, open_alerts, record, remember
 from replicator.service.alerts.channels import Message, Send, channels_of
@@ -33,7 +34,6 @@ from replicator.service.measuring.slow_watch import remembered_comparisons
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore
 from replicator.service.times import iso
-from replicator.text.quantity import parse_duration
 
 SENDING = 16  # messages at a time; what takes too long counts no more
 PERIOD = 5.0  # seconds from one look to the next

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replicator.core.schedules.alert_config import AlertConfig
+from replicator.core.text.quantity import count_text, duration_text, parse_duration, size_text
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.alerts.trends import Trend
@@ -15,7 +16,6 @@ from replicator.service.measuring.disks import Disk
 from replicator.service.measuring.families import two_primaries, verified_age
 from replicator.service.service_run import ServiceRun
 from replicator.service.store import JobState
-from replicator.text.quantity import count_text, duration_text, parse_duration, size_text
 
 FAILURES = ("failed", "lost")
 SLACK = 60.0  # seconds that a run may take beyond its time

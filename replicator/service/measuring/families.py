@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from replicator.core.policy import Policy
 from replicator.core.roles import Role
-from replicator.ingestion.doors.ingestion_shown import IngestionStats
+from replicator.ingestion.adapters.ingestion_shown import IngestionStats
 from replicator.ingestion.ingestion_job import Kind
 from replicator.policies.lag import DatabaseLag
 from replicator.policies.memory import Compared

@@ -51,7 +51,7 @@ def differences_of(serving: Serving, policies: Sequence[str]) -> dict[str, Diffe
         for each in policies
     }
     names = [name for some in verifies.values() for name in some] + [f"repair:{each}" for each in policies]
-    ended = serving.store.newest_errands(names, COMPARED)
+    ended = serving.store.newest_ad_hoc_runs(names, COMPARED)
     compared = serving.watch.compared
     found = {}
     for each in policies:

@@ -13,17 +13,17 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from replicator.commands.asset import asset_show
-from replicator.ingestion.doors.validation import Requester
+from replicator.ingestion.adapters.validation import Requester
 from replicator.ingestion.ingestion_job import State
 from replicator.ingestion.ingestion_request import is_same_person
 from replicator.service.pages.places.root_asking import Said, asked, config_of, said
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting, Visitor
-from replicator.service.web.deeds.bodies import ApproveAssetAsk
-from replicator.service.web.deeds.ingestion_deeds import SECONDS as ACTING
-from replicator.service.web.deeds.ingestion_deeds import Name, approve_asset, cancel_request
+from replicator.service.web.actions.bodies import ApproveAssetAsk
+from replicator.service.web.actions.ingestion_actions import SECONDS as ACTING
+from replicator.service.web.actions.ingestion_actions import Name, approve_asset, cancel_request
 from replicator.service.web.permission import require
-from replicator.service.web.questions.within import within as limited
+from replicator.service.web.queries.within import within as limited
 from replicator.service.web.views import Ask
 
 PATIENCE = 20.0
@@ -41,7 +41,7 @@ Cursor = Annotated[str, Query(max_length=400)]
 
 
 class IngestionPage(PageRoute):
-    """Asks the ingestion store in a thread of its own, as questions do; its forms as actions do."""
+    """Asks the ingestion store in a thread of its own, as queries do; its forms as actions do."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
         acts = "POST" in (more.get("methods") or ())

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from replicator.core.text.quantity import count_text, duration_text, size_text
 from replicator.ingestion.ingestion_job import Kind
 from replicator.ingestion.job_figures import LATE, QueueFigures
 from replicator.policies.lag import Lag
@@ -14,7 +15,6 @@ from replicator.service.pages.differing_tables import Differences, differ_text
 from replicator.service.pages.runbook import kinds_of
 from replicator.service.service_run import TOO_LONG
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
-from replicator.text.quantity import count_text, duration_text, size_text
 
 ILL_STATUS = frozenset({"late", "blocked", "unknown"})
 UNSURE = frozenset({"blocked", "unknown", "none"})

@@ -18,7 +18,7 @@ from replicator.service.pages.run_progress import about_of, figures_of, steps_of
 from replicator.service.pages.visiting import PageRoute, Visiting
 from replicator.service.service_run import RunState
 from replicator.service.web import api
-from replicator.service.web.deeds.known_roots import sees
+from replicator.service.web.actions.known_roots import sees
 from replicator.service.web.permission import require
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import RunView

@@ -8,9 +8,9 @@ from fastapi.responses import RedirectResponse, Response
 
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting
-from replicator.service.web.deeds.bodies import ApplyAsk, PlanAsk, body_of
-from replicator.service.web.deeds.plan_deeds import apply_plan, approve_plan, refuse_plan, show_plan
-from replicator.service.web.deeds.policy_deeds import PLANNING, queue_deed
+from replicator.service.web.actions.bodies import ApplyAsk, PlanAsk, body_of
+from replicator.service.web.actions.plan_actions import apply_plan, approve_plan, refuse_plan, show_plan
+from replicator.service.web.actions.policy_actions import PLANNING, queue_action
 from replicator.service.web.views import Ask
 
 plans = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -25,7 +25,7 @@ def one_plan(request: Request, visitor: Visiting, plan: str) -> Response:
 @plans.post("/policies/{policy}/plan")
 def make_plan(request: Request, visitor: Acting, fields: Fields, policy: str) -> Response:
     """Makes a plan, and leads to it."""
-    asked = queue_deed(PLANNING, request, visitor.identity, policy, PlanAsk(_reason(fields)))
+    asked = queue_action(PLANNING, request, visitor.identity, policy, PlanAsk(_reason(fields)))
     return RedirectResponse(f"/plans/{asked.run}", 303)
 
 

@@ -27,12 +27,12 @@ from replicator.service.pages.runbook import Runbook, filled, values_of
 from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting
 from replicator.service.series.series_store import FINE, lag_peaks
 from replicator.service.web import api
-from replicator.service.web.deeds.bodies import body_of
-from replicator.service.web.deeds.policy_deeds import DEEDS, queue_deed
+from replicator.service.web.actions.bodies import body_of
+from replicator.service.web.actions.policy_actions import POLICY_ACTIONS, queue_action
 from replicator.service.web.permission import require
-from replicator.service.web.questions.of_policies import RestorePoints, checks, has_root, restore_points
-from replicator.service.web.questions.question import Asking
-from replicator.service.web.questions.time_limits import Askers, Late
+from replicator.service.web.queries.endpoint import Asking
+from replicator.service.web.queries.of_policies import RestorePoints, checks, has_root, restore_points
+from replicator.service.web.queries.time_limits import Askers, Late
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import JobView, PolicyView, RunView
 
@@ -166,17 +166,17 @@ def one_policy(
     return render(request, "policy.html", shown)
 
 
-@of_policies.post("/policies/{policy}/{deed}")
-def act(request: Request, visitor: Acting, fields: Fields, policy: str, deed: str) -> Response:
+@of_policies.post("/policies/{policy}/{action}")
+def act(request: Request, visitor: Acting, fields: Fields, policy: str, action: str) -> Response:
     """Queues what the API's action of this name does, and leads to its run."""
-    found = next((each for each in DEEDS if each.name == deed and deed in FORMS), None)
+    found = next((each for each in POLICY_ACTIONS if each.name == action and action in FORMS), None)
     if found is None:
-        raise HTTPException(404, f"no form does {deed!r}")
+        raise HTTPException(404, f"no form does {action!r}")
     given: dict[str, object] = {name: value for name, value in fields.items() if value.strip() and name != "csrf"}
     for name in LISTED & set(given):
         names = str(given[name]).replace(",", " ").split()
-        given[name] = names[0] if (deed, name) == ("repair", "db") and len(names) == 1 else names
-    asked_run = queue_deed(found, request, visitor.identity, policy, body_of(found.body, given))
+        given[name] = names[0] if (action, name) == ("repair", "db") and len(names) == 1 else names
+    asked_run = queue_action(found, request, visitor.identity, policy, body_of(found.body, given))
     return RedirectResponse(f"/runs/{asked_run.run}", 303)
 
 

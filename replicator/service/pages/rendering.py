@@ -18,8 +18,8 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from replicator.text.printable import printable
-from replicator.text.quantity import count_text, duration_text, size_text
+from replicator.core.text.printable import printable
+from replicator.core.text.quantity import count_text, duration_text, size_text
 
 HERE = Path(__file__).parent
 ASSETS = {

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from replicator.service.entrance.browser_sessions import LASTS, csrf_of, is_csrf_of, sign_in, sign_out
+from replicator.service.auth.browser_sessions import LASTS, csrf_of, is_csrf_of, sign_in, sign_out
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import SIGN_IN, Acting, Fields, PageRoute, cookie_name, remember, safe_place
 

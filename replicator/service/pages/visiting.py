@@ -15,8 +15,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from replicator.errors import Error
-from replicator.service.entrance.api_tokens import NOBODY, Identity
-from replicator.service.entrance.browser_sessions import csrf_of, is_csrf_of, session_of
+from replicator.service.auth.api_tokens import NOBODY, Identity
+from replicator.service.auth.browser_sessions import csrf_of, is_csrf_of, session_of
 from replicator.service.pages.rendering import render
 from replicator.service.web.permission import of_request
 from replicator.service.web.problems import status_of

@@ -15,6 +15,7 @@ from typing import Any
 
 from cmroot.root import FORMAT
 from cmroot.store.resolve import as_written
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import Error
 from replicator.service.children import Child, answer_of
 from replicator.service.lag_watch import PERIOD, LagWatch, MeasuredLag
@@ -23,7 +24,6 @@ from replicator.service.scheduler import Scheduler
 from replicator.service.schema import root_sample
 from replicator.service.series.series_store import LagSample, RootSample, newest_samples, record_lag, record_root, thin
 from replicator.service.store import ServiceStore
-from replicator.text.quantity import parse_duration
 
 STEP = 1.0  # seconds from one look to the next
 THIN = 3600.0  # seconds from one thinning to the next

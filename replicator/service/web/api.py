@@ -17,11 +17,11 @@ from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
 from replicator.service.service_run import RunFilter, RunState, ServiceRun
 from replicator.service.store import ALL
-from replicator.service.web.deeds.known_roots import refuse_unseen, sees
-from replicator.service.web.deeds.recorded import What, do_once, queue_once
+from replicator.service.web.actions.known_roots import refuse_unseen, sees
+from replicator.service.web.actions.recorded import What, do_once, queue_once
 from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.permission import Who, require
-from replicator.service.web.questions.of_policies import moment
+from replicator.service.web.queries.of_policies import moment
 from replicator.service.web.serving import Serving
 from replicator.service.web.views import (
     ActionList,

@@ -13,8 +13,8 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from replicator.service.pages.visiting import PageRoute, Visiting
-from replicator.service.web.questions.endpoint import schemas_of
-from replicator.service.web.questions.question import Question
+from replicator.service.web.queries.endpoint import Endpoint
+from replicator.service.web.queries.router import schemas_of
 
 BEEKEEPERS = "/api/v1/database/"
 
@@ -71,15 +71,15 @@ _PAGES = Environment(
 )
 
 
-def describe(app: FastAPI, questions: Sequence[Question]) -> None:
-    """Adds to the application's description what its questions answer, and that errors are problems; and the page."""
+def describe(app: FastAPI, endpoints: Sequence[Endpoint]) -> None:
+    """Adds response schemas, problem details and the documentation page to the application's OpenAPI description."""
     made: Callable[[], dict[str, Any]] = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             found = made()
             schemas = found.setdefault("components", {}).setdefault("schemas", {})
-            schemas |= {name: each for name, each in schemas_of(questions).items() if name not in schemas}
+            schemas |= {name: each for name, each in schemas_of(endpoints).items() if name not in schemas}
             schemas["Problem"] = PROBLEM
             for path, _, operation in _operations(found):
                 _tell_problems(path, operation)

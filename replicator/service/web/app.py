@@ -17,22 +17,22 @@ from replicator.service.pages.places.table_routes import tables
 from replicator.service.pages.plan_routes import plans
 from replicator.service.pages.policy_routes import of_policies
 from replicator.service.pages.signing_in import signing_in
+from replicator.service.web.actions.ingestion_actions import ingestion_actions
+from replicator.service.web.actions.plan_actions import plan_actions
+from replicator.service.web.actions.policy_actions import policy_actions
+from replicator.service.web.actions.root_actions import root_actions
+from replicator.service.web.actions.run_events import run_events
 from replicator.service.web.api import api
 from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
 from replicator.service.web.conditional import ETags
-from replicator.service.web.deeds.ingestion_deeds import ingestion_deeds
-from replicator.service.web.deeds.plan_deeds import plan_deeds
-from replicator.service.web.deeds.policy_deeds import policy_deeds
-from replicator.service.web.deeds.root_deeds import root_deeds
-from replicator.service.web.deeds.run_events import run_events
 from replicator.service.web.metrics import metrics_of
 from replicator.service.web.permission import Who, require
 from replicator.service.web.problems import add_problems, problem
-from replicator.service.web.questions.catalogue import QUESTIONS
-from replicator.service.web.questions.endpoint import router_of
-from replicator.service.web.questions.time_limits import Askers, Late
-from replicator.service.web.questions.within import too_late
+from replicator.service.web.queries.catalogue import ENDPOINTS
+from replicator.service.web.queries.router import router_of
+from replicator.service.web.queries.time_limits import Askers, Late
+from replicator.service.web.queries.within import too_late
 from replicator.service.web.serving import VERSION, Serving
 from replicator.service.web.shared_answers import SharedAnswers
 
@@ -63,11 +63,11 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
     app.state.askers, app.state.deed_askers, readiness = Askers(), Askers(), Askers()
     add_problems(app)
     app.include_router(api)
-    for deeds in (run_events, policy_deeds, plan_deeds, root_deeds, ingestion_deeds):
-        app.include_router(deeds)
+    for router in (run_events, policy_actions, plan_actions, root_actions, ingestion_actions):
+        app.include_router(router)
     app.include_router(beekeeper)
-    app.include_router(router_of(QUESTIONS))
-    describe(app, QUESTIONS)
+    app.include_router(router_of(ENDPOINTS))
+    describe(app, ENDPOINTS)
     for router in (signing_in, forms, plans, of_policies, pages, of_roots, of_logs, removing, tables, ingesting):
         app.include_router(router)
 

@@ -19,13 +19,13 @@ from fastapi.responses import JSONResponse
 from replicator.commands.housekeeping_items import TIMES, housekeeping_ls
 from replicator.core.config import Config
 from replicator.errors import Error, UsageError
-from replicator.housekeeping.item_queries import ItemPage
-from replicator.housekeeping.opening import opened
+from replicator.lifecycle.housekeeping.item_queries import ItemPage
+from replicator.lifecycle.housekeeping.opening import opened
 from replicator.service.web.permission import Who, require
 from replicator.service.web.problems import status_of
-from replicator.service.web.questions.question import SECONDS
-from replicator.service.web.questions.time_limits import Askers, Late
-from replicator.service.web.questions.within import too_late
+from replicator.service.web.queries.endpoint import SECONDS
+from replicator.service.web.queries.time_limits import Askers, Late
+from replicator.service.web.queries.within import too_late
 from replicator.service.web.serving import Serving
 
 SIZE = 20  # items of a page where nobody says
@@ -46,7 +46,7 @@ Text = Annotated[str | None, Query(max_length=4000)]
 
 @dataclass
 class _Filters:
-    """The parameters of both questions."""
+    """The parameters of both endpoints."""
 
     path: Text = None
     partition_name: Text = None

@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, HTTPException, Request
 
-from replicator.service.entrance.api_tokens import NOBODY, Identity, Role, bearer_of, identify
+from replicator.service.auth.api_tokens import NOBODY, Identity, Role, bearer_of, identify
 from replicator.service.store import ServiceStore
 
 NEEDED = "a token is needed: `replicator token create`"

@@ -28,8 +28,8 @@ from replicator.service.pages.places.root_asking import (
 )
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Acting, Fields, Visiting
-from replicator.service.web.deeds.bodies import RemovalAsk, RootAsk
-from replicator.service.web.deeds.root_deeds import hold_removal, release_legal_hold
+from replicator.service.web.actions.bodies import RemovalAsk, RootAsk
+from replicator.service.web.actions.root_actions import hold_removal, release_legal_hold
 
 ROWS = 500
 """Rows of a list; the command line has all of them."""

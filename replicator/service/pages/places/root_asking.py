@@ -1,4 +1,4 @@
-"""Which root a page is about, and what questions and commands answer about it, or why they do not.
+"""Which root a page is about, and the responses of queries and commands about it, or why they do not.
 
 A root is one that the configuration names: no address of a page can open another place."""
 
@@ -12,19 +12,19 @@ from fastapi import HTTPException, Request
 
 from replicator.core.config import Config
 from replicator.errors import Error
-from replicator.service.entrance.api_tokens import Identity
+from replicator.service.auth.api_tokens import Identity
 from replicator.service.pages.visiting import PageRoute
-from replicator.service.web.deeds.bodies import body_from
-from replicator.service.web.deeds.known_roots import known_roots
-from replicator.service.web.deeds.root_deeds import SECONDS as ACTING
+from replicator.service.web.actions.bodies import body_from
+from replicator.service.web.actions.known_roots import known_roots
+from replicator.service.web.actions.root_actions import SECONDS as ACTING
 from replicator.service.web.permission import require
-from replicator.service.web.questions.catalogue import QUESTIONS
-from replicator.service.web.questions.endpoint import answer_to
-from replicator.service.web.questions.named_roots import NamedRoot, normal_place, roots_of
-from replicator.service.web.questions.of_roots import SLOW
-from replicator.service.web.questions.question import CommandFailed
-from replicator.service.web.questions.time_limits import Late
-from replicator.service.web.questions.within import within
+from replicator.service.web.queries.catalogue import ENDPOINTS
+from replicator.service.web.queries.endpoint import CommandFailed
+from replicator.service.web.queries.named_roots import NamedRoot, normal_place, roots_of
+from replicator.service.web.queries.of_roots import SLOW
+from replicator.service.web.queries.router import answer_to
+from replicator.service.web.queries.time_limits import Late
+from replicator.service.web.queries.within import within
 from replicator.service.web.serving import Serving
 
 T = TypeVar("T")
@@ -32,12 +32,12 @@ T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds for a page about a root: what it asks has its own limits, of which the page then tells."""
 
-_ASKED = {each.path: each for each in QUESTIONS}
+_ASKED = {each.path: each for each in ENDPOINTS}
 _ORDER = ("policies/", "defaults/", "jobs/")
 
 
 class RootPage(PageRoute):
-    """Its pages call commands about a root, each in a thread of its own and within a time limit, as questions are; its
+    """Its pages call commands about a root, each in a thread of its own and within a time limit, as for queries; its
     forms as actions are."""
 
     seconds, process = PATIENCE, False
@@ -76,7 +76,7 @@ class Said:
 
 
 def said(ask: Callable[[], object]) -> Said:
-    """Of a command or question: what failed is shown, and the rest of the page is, too."""
+    """Of a command or endpoint: what failed is shown, and the rest of the page is, too."""
     try:
         return Said(ask())
     except Error as error:
@@ -87,9 +87,9 @@ def said(ask: Callable[[], object]) -> Said:
         return Said(None, str(failed.said.get("message") or "the command failed"), str(failed.said.get("hint") or ""))
 
 
-def asked(request: Request, who: Identity, question: str, /, **given: Any) -> Said:
-    """What a question answers, by its path."""
-    return said(lambda: answer_to(_ASKED[question], request, who, given))
+def asked(request: Request, who: Identity, endpoint: str, /, **given: Any) -> Said:
+    """The response of a query, by its path."""
+    return said(lambda: answer_to(_ASKED[endpoint], request, who, given))
 
 
 def config_of(request: Request) -> Config:

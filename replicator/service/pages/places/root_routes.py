@@ -17,7 +17,7 @@ from replicator.commands.cm.kept import cm_ls
 from replicator.commands.cm.pins import cm_slots
 from replicator.commands.drill import drill
 from replicator.core.config import Config
-from replicator.drills.drill_record import ShownDrills
+from replicator.policies.drills.drill_record import ShownDrills
 from replicator.service.pages.chart import NARROW, LagPoint, size_chart_of
 from replicator.service.pages.places.root_asking import (
     LogPage,
@@ -33,10 +33,10 @@ from replicator.service.pages.places.root_asking import (
 )
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Acting, Fields, Visiting
-from replicator.service.web.deeds.bodies import HoldAsk
-from replicator.service.web.deeds.root_deeds import add_root_hold, release_root_hold
-from replicator.service.web.questions.question import LARGEST, SECONDS
-from replicator.service.web.questions.time_limits import Askers, Late
+from replicator.service.web.actions.bodies import HoldAsk
+from replicator.service.web.actions.root_actions import add_root_hold, release_root_hold
+from replicator.service.web.queries.endpoint import LARGEST, SECONDS
+from replicator.service.web.queries.time_limits import Askers, Late
 from replicator.service.web.views import Ask
 
 SINCE = "-30d"

@@ -14,8 +14,8 @@ from replicator.service.pages.places.lifeline import LANES, lifeline_of
 from replicator.service.pages.places.root_asking import RootPage, asked, chosen_root, config_of
 from replicator.service.pages.rendering import render
 from replicator.service.pages.visiting import Visiting
-from replicator.service.web.questions.named_roots import NamedRoot, normal_place
-from replicator.service.web.questions.of_tables import KINDS
+from replicator.service.web.queries.named_roots import NamedRoot, normal_place
+from replicator.service.web.queries.of_tables import KINDS
 
 ROWS = 200
 """Entries of a page."""

@@ -1,0 +1,191 @@
+"""Dump: the captured log, as of a point in it, becomes a dump directory.
+
+A bootstrap is the manifest at its end position written out; an incremental dump is the records between two positions.
+Both are streams of the same records. Nothing is read from the metastore or the tables: capture did that.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cmroot.lease import acquire
+from cmroot.log.captured import Segment, segments
+from cmroot.pins import find_slot, unpin_dump
+from cmroot.root import ChangeRoot
+from cmroot.store.scratch import scratch
+from replicator.captures.dumps import layout
+from replicator.captures.dumps.points import resolve_since, resolve_until, scope_of_dump
+from replicator.captures.dumps.reached import covers, reached, scope_of, scope_text
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.rows import Content
+from replicator.captures.dumps.selection import Selection
+from replicator.captures.dumps.signing import Keys
+from replicator.captures.dumps.slots import begin_of, confirmed, pinned, refuse_wider
+from replicator.captures.dumps.writer import DumpWriter
+from replicator.captures.events.scope import Patterns
+from replicator.captures.fold import manifest_at, open_manifest
+from replicator.captures.manifest import Manifest
+from replicator.captures.scanning.turns import ScannedTables
+from replicator.core.logging.step_logging import tell_event
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated
+from replicator.core.report import Report
+from replicator.core.runtime import Runtime
+from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.errors import BootstrapNeeded, UsageError
+
+
+@dataclass
+class Dumped(Report):
+    """What a dump holds: its directory, kind, range, and counts (files and bytes are those named, none is carried).
+    `observed`: changes found by scan. `captured`: records that the capture before it added.
+    `scanned`: how far its scan came, if it had a limited time."""
+
+    dump: str
+    kind: str
+    from_event: int | None
+    to_event: int
+    from_position: int | None
+    to_position: int
+    records: int
+    files: int
+    bytes: int
+    observed: int
+    unknown: list[str] = field(default_factory=list)
+    missing_directories: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    captured: int = 0
+    scanned: ScannedTables | None = None
+    seconds: float = 0.0
+    status: str = "dumped"
+    slot: str = ""
+
+
+@dataclass(frozen=True)
+class DumpSettings:
+    """What is dumped, and how.
+
+    source: URI of the metastore that is captured. since: an event id, a time, an earlier dump or a point of the log
+    (None: what the slot's consumer has confirmed; without a slot, or before it has confirmed anything, a bootstrap).
+    until: an event id, a time or a point of the log (None: its end). slot: the consumer's name, registered when it is
+    new. id: the dump's (None: a new one). empty: a bootstrap may hold no table. epochs: the source databases' (see
+    `DumpMetadata`). formats: "as-they-are" for dumps whose loads leave no format out. keys: the first signs the dump
+    (None: it is not signed)."""
+
+    source: str
+    databases: Sequence[str]
+    patterns: Patterns = field(default_factory=Patterns)
+    since: str | layout.Point | None = None
+    until: str | layout.Point | None = None
+    slot: str = ""
+    id: str | None = None
+    empty: bool = False
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    formats: FormatChoice = SUPPORTED
+    keys: Keys | None = None
+
+
+def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runtime) -> Dumped:
+    """Writes a dump of what is captured. What it names is pinned in the root before anything is written.
+
+    Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
+    May run again after a crash: an unfinished dump is written again."""
+    began = clocks.monotonic()
+    with acquire(root.place, "dump") as lease:
+        log, slot = segments(root.place), options.slot
+        begin, end = range_of_dump(root, log, options)
+        if isinstance(options.since, str):
+            _refuse_wider(options.since, options.databases, options.patterns)
+        elif options.since is None and slot and (consumer := find_slot(root.place, slot)):
+            refuse_wider(consumer, scope_of(options.databases, options.patterns))
+        if begin is not None and begin.position > end.position:
+            raise UsageError(
+                f"--since (event {begin.event}) is later than --until (event {end.event})",
+                hint="leave out --until to dump up to now",
+            )
+        selection, clock = Selection(tuple(options.databases), options.patterns), runtime.clock
+        with _manifest(root, end.position) as manifest, DumpWriter(out, options.id) as writer:
+            work = Content(root, manifest, writer, selection, begin, end, runtime.progress)
+            with pinned(root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock):
+                if begin is None:
+                    work.bootstrap(empty=options.empty)
+                else:
+                    work.incremental()
+                metadata = work.metadata(options.source, slot, options.epochs, options.formats)
+                writer.finish(metadata, options.keys, before_publishing=lease.check)
+    tell_event("dumped", end.event, end.position)
+    return Dumped(
+        dump=writer.place,
+        kind=metadata.kind,
+        from_event=begin.event if begin else None,
+        to_event=end.event,
+        from_position=begin.position if begin else None,
+        to_position=end.position,
+        records=writer.records,
+        files=writer.files,
+        bytes=writer.bytes,
+        observed=writer.observed,
+        unknown=work.unknown.listed(),
+        missing_directories=list(metadata.missing_directories),
+        seconds=round(clocks.monotonic() - began, 3),
+        not_replicated=list(metadata.not_replicated),
+        status=INCOMPLETE if metadata.not_replicated else "dumped",
+        slot=slot,
+    )
+
+
+def range_of_dump(
+    root: ChangeRoot, log: Sequence[Segment], options: DumpSettings
+) -> tuple[layout.Point | None, layout.Point]:
+    """Where a dump begins (None: a bootstrap) and ends."""
+    since, until, slot = options.since, options.until, options.slot
+    end = until if isinstance(until, layout.Point) else resolve_until(log, until)
+    if isinstance(since, layout.Point):
+        return since, end
+    if since is not None:
+        return resolve_since(log, since, root.id), end
+    known = confirmed(root.place, slot) if slot else None
+    return begin_of(log, known) if known else None, end
+
+
+@contextmanager
+def temporary_dump(
+    root: ChangeRoot, kind: str, options: DumpSettings, runtime: Runtime, directory: str | None
+) -> Iterator[DumpReader]:
+    """A dump for the length of a block, in a temporary directory of this kind; what it names is pinned in the root for
+    as long. directory: where executors can read it, too (None: the system's)."""
+    assert options.id is not None
+    with scratch(kind, directory) as here:
+        place = str(here / "dump")
+        write_dump(root, place, options, runtime)
+        try:
+            yield DumpReader(place)
+        finally:
+            unpin_dump(root.place, options.id)
+
+
+def _refuse_wider(since: str, databases: Sequence[str], patterns: Patterns) -> None:
+    """An earlier dump that held less of a database brings a target nowhere from where this one could go on."""
+    earlier = scope_of_dump(since)
+    for db in databases:
+        wanted = reached(scope_of(databases, patterns), db)
+        if earlier is not None and db in earlier.databases and not covers(reached(earlier, db), wanted):
+            raise BootstrapNeeded(
+                f"--since {since}: that dump has of {db} {scope_text(reached(earlier, db))}, this one is to have "
+                f"{scope_text(wanted)}",
+                hint="dump without --since, a bootstrap of all; or --since its event, for targets that have the others",
+            )
+
+
+@contextmanager
+def _manifest(root: ChangeRoot, position: int) -> Iterator[Manifest]:
+    """The state at a position: the current manifest, at the log's end, or one that is folded for the purpose."""
+    with open_manifest(root) as manifest:
+        if manifest.position == position:
+            yield manifest
+            return
+    with scratch("fold") as here, manifest_at(root, position, here) as then:
+        yield then

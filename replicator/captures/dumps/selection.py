@@ -1,0 +1,176 @@
+"""Selection: what of the captured log a dump holds: databases, tables by name, partitions by value. Pure.
+
+What is outside is as if it did not exist. A table that comes in within the range (a rename brought it, or took it from
+one partition filter to another, or a partition was renamed into its filter) is as new to the target: nothing is
+reported of it from then on, and the dump holds it whole as it is at the end. What goes out is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import Change, ChangeRecord
+from replicator.captures.events.scope import Patterns, matches_name
+from replicator.core.text.partition_filter import PartitionFilter
+
+Name = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Databases by name, and which of their tables and partitions."""
+
+    databases: tuple[str, ...]
+    patterns: Patterns = field(default_factory=Patterns)
+
+    def holds(self, name: Name) -> bool:
+        return name[0] in self.databases and self.patterns.match(name[1])
+
+    def filter_of(self, name: Name) -> PartitionFilter | None:
+        return self.patterns.filter_of(*name)
+
+    def holds_partition(self, name: Name, partition: str) -> bool:
+        """`partition`: its escaped name, or nothing for the table itself."""
+        wanted = self.filter_of(name) if partition else None
+        return self.holds(name) and (wanted is None or matches_name(wanted, partition))
+
+    def crosses(self, old: Name, new: Name) -> bool:
+        """Whether a rename changes what is held of a table."""
+        return self.holds(old) != self.holds(new) or self.filter_of(old) != self.filter_of(new)
+
+
+@dataclass
+class Entering:
+    """Tables that come into a selection within a range; fed with its records in order, before they are reported."""
+
+    selection: Selection
+    _since: dict[Name, int] = field(default_factory=dict)
+    _spells: dict[Name, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def see(self, records: Iterable[ChangeRecord]) -> None:
+        for record in records:
+            change, at = record.change, record.position
+            match change:
+                case kinds.CreateTable(table=table):
+                    self._end((table.db, table.name), at)
+                case kinds.DropTable(db=db, name=name):
+                    self._end((db, name), at + 1)
+                case kinds.DropDatabase(db=db):
+                    for held in [held for held in self._since if held[0] == db]:
+                        self._end(held, at + 1)
+                case kinds.AlterTable() if change.renames:
+                    old, new = (change.db, change.name), (change.table.db, change.table.name)
+                    entered = self._end(old, at + 1)
+                    if self.selection.holds(new) and (entered or self.selection.crosses(old, new)):
+                        self._since[new] = at
+                case kinds.AlterPartition() if self._enters(change):
+                    self._since.setdefault((change.db, change.table), at)
+
+    def _enters(self, change: kinds.AlterPartition) -> bool:
+        name = (change.db, change.table)
+        holds = self.selection.holds_partition
+        return change.before != change.name and holds(name, change.name) and not holds(name, change.before)
+
+    def _end(self, name: Name, at: int) -> bool:
+        since = self._since.pop(name, None)
+        if since is not None:
+            self._spells.setdefault(name, []).append((since, at))
+        return since is not None
+
+    @property
+    def names(self) -> set[Name]:
+        """The tables that the dump has to hold whole, by their names at the end."""
+        return set(self._since)
+
+    def spells(self, name: Name) -> list[tuple[int, int | None]]:
+        """The positions, from and to before, at which nothing is reported of a name; None: to the end."""
+        open_ = [(self._since[name], None)] if name in self._since else []
+        return [*self._spells.get(name, ()), *open_]
+
+    def silent(self, name: Name, at: int) -> bool:
+        return any(begin <= at and (end is None or at < end) for begin, end in self.spells(name))
+
+    # ---- telling --------------------------------------------------------------------------------------------------
+
+    def reported(self, change: Change, at: int) -> Change | None:
+        """What of a record's change is in the dump; None: nothing."""
+        name = change.touched
+        if name is None:
+            db = change.touched_db
+            return change if db is None or db in self.selection.databases else None
+        if isinstance(change, kinds.AlterTable) and change.renames:
+            old = (change.db, change.name)
+            if not self.selection.holds(old) or self.silent(old, at):
+                return None
+            return kinds.DropTable(db=old[0], name=old[1]) if self.selection.crosses(old, name) else change
+        if not self.selection.holds(name):
+            return None
+        if isinstance(change, kinds.AlterPartition) and any(begin == at for begin, _ in self.spells(name)):
+            return kinds.DropTable(db=name[0], name=name[1])
+        if self.silent(name, at):
+            return None
+        wanted = self.selection.filter_of(name)
+        return change if wanted is None else _filtered(change, wanted)
+
+    def reported_rows(self, rows: pa.Table) -> tuple[pa.Table, set[Name]]:
+        """Which file entries are in the dump, and the tables that they are about. Columns as of cmroot.log.FILES."""
+        named: set[Name] = set()
+        for db, table in sorted(set(zip(rows["db"].to_pylist(), rows["table"].to_pylist(), strict=True))):
+            held, wanted = self.selection.holds((db, table)), self.selection.filter_of((db, table))
+            if held and wanted is None and not self.spells((db, table)):
+                named.add((db, table))
+                continue
+            theirs = pc.and_(pc.equal(rows["db"], db), pc.equal(rows["table"], table))
+            reported = (
+                pc.and_(theirs, self._reported_of(rows, rows.filter(theirs), (db, table), wanted)) if held else None
+            )
+            if reported is not None and pc.any(reported).as_py():
+                named.add((db, table))
+            out = pc.invert(theirs)
+            rows = rows.filter(out if reported is None else pc.or_(out, reported))
+        return rows, named
+
+    def _reported_of(
+        self, rows: pa.Table, theirs: pa.Table, name: Name, wanted: PartitionFilter | None
+    ) -> pa.ChunkedArray:
+        """Of all rows, which are reported if they are about this table. `theirs`: those that are."""
+        reported = pc.is_valid(rows["position"])
+        for begin, end in self.spells(name):
+            outside = pc.less(rows["position"], begin)
+            if end is not None:
+                outside = pc.or_(outside, pc.greater_equal(rows["position"], end))
+            reported = pc.and_(reported, outside)
+        if wanted is not None:
+            partitions = pc.unique(theirs["partition"]).to_pylist()
+            held = [each for each in partitions if not each or matches_name(wanted, each)]
+            reported = pc.and_(reported, pc.is_in(rows["partition"].cast(pa.string()), pa.array(held, pa.string())))
+        return reported
+
+
+def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
+    """What of a change of one table is about partitions that are wanted."""
+    match change:
+        case kinds.AddPartitions():
+            named = zip(change.partition_names, change.partitions, strict=True)
+            partitions = tuple(partition for name, partition in named if matches_name(wanted, name))
+            return msgspec.structs.replace(change, partitions=partitions) if partitions else None
+        case kinds.DropPartitions(names=names):
+            kept = tuple(name for name in names if matches_name(wanted, name))
+            return msgspec.structs.replace(change, names=kept) if kept else None
+        case kinds.AlterPartition(db=db, table=table, before=before, name=name):
+            if matches_name(wanted, name):
+                return change
+            return kinds.DropPartitions(db=db, table=table, names=(before,)) if matches_name(wanted, before) else None
+        case kinds.SetStatistics(statistics=statistics):
+            some = tuple(each for each in statistics if not each.partition or matches_name(wanted, each.partition))
+            return msgspec.structs.replace(change, statistics=some) if some else None
+        case kinds.ChangeFiles(partition=partition) if partition and not matches_name(wanted, partition):
+            return None
+        case _:
+            return change

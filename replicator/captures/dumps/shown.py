@@ -1,0 +1,179 @@
+"""Shown: a dump, a $cmroot's captured log or one segment of it, opened for whoever wants to look at it. Reads only."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from cmroot.log.captured import MARKER, segments
+from cmroot.log.segment import FILES
+from cmroot.root import FORMAT, open_existing
+from cmroot.store.place import name_of
+from cmroot.store.resolve import as_written
+from replicator.captures.dumps.layout import FINISHED, METADATA
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.signing import Keys
+from replicator.captures.events.record import ChangeRecord
+from replicator.captures.events.scope import captured_databases
+from replicator.captures.fold import read_records
+from replicator.core.report import Report, table_of
+from replicator.errors import FormatError
+
+
+@dataclass(frozen=True)
+class Shown(Report):
+    """What there is to show. `header`: what the dump or log says of itself; `records` and `entries` (of files) read
+    them again, one by one, each time they are called. `files`: whether `to_dict` has the entries, too."""
+
+    header: dict[str, Any]
+    records: Callable[[], Iterator[ChangeRecord]]
+    entries: Callable[[], Iterator[Mapping[str, Any]]]
+    files: bool = False
+
+    def head(self) -> dict[str, Any]:
+        """The JSON object without its lists."""
+        counts = {f"{name}_count": self.header[name] for name in ("records", "files") if name in self.header}
+        rest = {key: value for key, value in self.header.items() if key not in ("records", "files")}
+        return {"status": "shown", **rest, **counts}
+
+    def lists(self) -> dict[str, Iterable[Any]]:
+        """The lists of the JSON object, which may be longer than memory."""
+        lists: dict[str, Iterable[Any]] = {"records": map(msgspec.to_builtins, self.records())}
+        return lists | ({"files": self.entries()} if self.files else {})
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.head() | {name: list(items) for name, items in self.lists().items()}
+
+    def to_arrow(self) -> Any:
+        """The file entries, if they were asked for, else the records, as a pyarrow.Table."""
+        if self.files:
+            return table_of(list(self.entries()), FILES.names)
+        return table_of(list(map(_row, self.records())), COLUMNS)
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self.head().items()
+        )
+        return f"<table>{''.join(rows)}</table>"
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """Which records are shown. table: (database, table); what happens to its whole database counts. former: names that
+    it had before, each with the position of the record that took it. since, until: (event id, None) or (None, seconds
+    since the epoch), themselves included."""
+
+    table: tuple[str, str] | None = None
+    since: tuple[int | None, int | None] = (None, None)
+    until: tuple[int | None, int | None] = (None, None)
+    former: tuple[tuple[tuple[str, str], int], ...] = ()
+
+    def with_former(self, records: Iterable[ChangeRecord]) -> Narrowing:
+        """With the names from which its table was renamed, one after the other."""
+        if self.table is None:
+            return self
+        renames = [(each.position, each.change.rename) for each in records if each.change.rename]
+        name, found = self.table, list[tuple[tuple[str, str], int]]()
+        for position, (before, after) in reversed(renames):
+            if len(after) == 2 and after == name:
+                name = (before[0], before[1])
+                found.append((name, position))
+        return replace(self, former=tuple(found))
+
+    def _names(self, record: ChangeRecord) -> bool:
+        before = (name for name, until in self.former if record.position <= until)
+        return not {self.table, *before}.isdisjoint(record.change.tables)
+
+    def has(self, record: ChangeRecord) -> bool:
+        change, at = record.change, (record.event, record.time)
+        whole = self.table is not None and change.object == self.table[0]
+        if self.table is not None and not whole and not self._names(record):
+            return False
+        late = all(limit is None or mine >= limit for mine, limit in zip(at, self.since, strict=True))
+        return late and all(limit is None or mine <= limit for mine, limit in zip(at, self.until, strict=True))
+
+
+def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
+    """Only the records of a narrowing, and the files of these. The header counts all of them."""
+
+    def records() -> Iterator[ChangeRecord]:
+        return filter(narrowing.with_former(shown.records()).has, shown.records())
+
+    def entries() -> Iterator[Mapping[str, Any]]:
+        positions = {record.position for record in records()}
+        return (each for each in shown.entries() if each["position"] in positions)
+
+    return replace(shown, records=records, entries=entries)
+
+
+COLUMNS = ("position", "event", "time", "observed", "kind", "object", "change")
+"""Of records in a table; `change` is JSON text."""
+
+
+def _row(record: ChangeRecord) -> dict[str, Any]:
+    change = record.change
+    kind, text = change.__struct_config__.tag, msgspec.json.encode(change).decode()
+    values = (record.position, record.event, record.time, record.observed, kind, change.object, text)
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def open_shown(place: str, keys: Callable[[], Keys | None] = lambda: None, *, files: bool = False) -> Shown:
+    """keys: asked for a dump, which one of them must have signed. Raises FormatError for anything that is neither a
+    dump nor a captured log, Refused for a dump that is not signed so."""
+    at = as_written(place)
+    if (at / FINISHED).exists() or (at / METADATA).exists():
+        return _open_dump(str(at), keys(), files)
+    if (at / MARKER).exists():
+        return _open_log(str(at.parent.parent), files, only=at.name)
+    root = at.parent if at.name == "log" and (at.parent / FORMAT).exists() else at
+    if (root / FORMAT).exists():
+        return _open_log(str(root), files)
+    raise FormatError(
+        f"{at}: neither a dump, nor a $cmroot, nor a segment of its log",
+        hint="check the path" if at.list() else "there is nothing at that path",
+    )
+
+
+def _open_dump(place: str, keys: Keys | None, files: bool) -> Shown:
+    reader = DumpReader(place, keys)
+    if keys is not None:
+        reader.verify()
+
+    def entries() -> Iterator[Mapping[str, Any]]:
+        for batch in reader.entries():
+            yield from batch.to_pylist()
+
+    header = {"what": "dump", "place": place, **msgspec.to_builtins(reader.metadata)}
+    return Shown(header, reader.records, entries, files)
+
+
+def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
+    opened = open_existing(root)
+    log = [each for each in segments(opened.place) if only in (None, name_of(each.place))]
+
+    def records() -> Iterator[ChangeRecord]:
+        for segment in log:
+            yield from read_records(segment)
+
+    def entries() -> Iterator[Mapping[str, Any]]:
+        for segment in log:
+            for batch in segment.file_batches():
+                yield from batch.to_pylist()
+
+    header = {
+        "databases": captured_databases(log) or "unknown until the next capture",
+        "what": "log" if only is None else "segment",
+        "place": log[0].place if only and log else opened.place,
+        "root_id": opened.id,
+        "segments": len(log),
+        "first_position": log[0].first if log else None,
+        "last_position": log[-1].last if log else None,
+        "records": sum(segment.record_count for segment in log),
+        "files": sum(segment.file_count for segment in log),
+    }
+    return Shown(header, records, entries, files)

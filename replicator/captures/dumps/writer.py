@@ -1,0 +1,219 @@
+"""DumpWriter: records, touched tables and file entries into a dump directory, in flat memory.
+
+File entries go into buckets by what they are about: everything about one file of one table's life is in one bucket, so
+that a loading task needs one bucket only. A small dump has a single bucket.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from cmroot.log.captured import DICTIONARY
+from cmroot.log.captured import FILES as SCHEMA
+from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter, close_together
+from cmroot.log.parts import conform
+from cmroot.store.place import Place
+from cmroot.store.resolve import as_written
+from replicator.captures.dumps import layout
+from replicator.captures.dumps.signing import SIGNATURE, Keys, sign
+from replicator.captures.events.lines import encode
+from replicator.captures.events.record import ChangeRecord
+from replicator.core.model import Table
+from replicator.errors import UsageError
+
+SMALL = 100_000  # entries that one bucket holds before a dump is split
+BUCKETS = 64
+FLUSH = 1024  # entries a bucket gathers before they go to its Parquet writer
+ROW_GROUP = 4096  # of a bucket: all of them fill theirs in memory at the same time
+RECORDS_BYTES = 256 << 20  # of lines in one part of `_metadata`
+
+
+class DumpWriter:
+    """Writes one dump. Nothing of it counts before `finish` returns; a dump that a crash left is written again."""
+
+    def __init__(self, place: str, id: str | None = None) -> None:
+        """`id`: the dump's, where what it holds gives it one. Raises UsageError when the place holds a finished dump,
+        or something that is no dump."""
+        at = as_written(place)
+        self.place = str(at)
+        self.id = id or uuid.uuid4().hex
+        _make_room(at)
+        self._parts = PartsWriter(self.place)
+        self._records: LinesWriter | None = None
+        self._record_parts, self._record_bytes = 0, 0
+        self._tables: LinesWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._buckets: list[_Bucket] = []
+        self._first_names: dict[tuple[str, ...], tuple[str, ...]] = {}  # of tables, and of partitions
+        self.records = self.files = self.removed = self.bytes = self.observed = 0
+
+    def record(self, record: ChangeRecord) -> None:
+        if record.change.rename:
+            old, new = record.change.rename
+            self._first_names[new] = self._first_names.get(old, old)
+        if self._records is None or self._record_bytes >= RECORDS_BYTES:
+            if self._records is not None:
+                self._records.close()
+            self._records = self._parts.lines(layout.RECORDS.format(self._record_parts))
+            self._record_parts, self._record_bytes = self._record_parts + 1, 0
+        line = encode(record)
+        self._records.write(line)
+        self._record_bytes += len(line)
+        self.records += 1
+        self.observed += record.observed
+
+    def table(self, table: Table) -> None:
+        """A touched table as it is at the end of the range."""
+        if self._tables is None:
+            self._tables = self._parts.lines(layout.TABLES)
+        self._tables.write(msgspec.json.encode(table))
+
+    def entries(self, rows: pa.Table) -> None:
+        """File entries, with the columns of cmroot.log.FILES. A rename's record comes before its entries."""
+        if not rows.num_rows:
+            return
+        rows = conform(rows, SCHEMA)
+        added = rows["op"].to_pylist().count("add")
+        self.files += added
+        self.removed += rows.num_rows - added
+        self.bytes += sum(size or 0 for size in rows["size"].to_pylist())
+        if self._buckets:
+            self._distribute(rows)
+            return
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        if self._waiting_rows > SMALL:
+            self._open(BUCKETS)
+
+    def _open(self, count: int) -> None:
+        self._buckets = [
+            _Bucket(self._parts.parquet(layout.FILES.format(number), SCHEMA, DICTIONARY, ROW_GROUP))
+            for number in range(count)
+        ]
+        waiting, self._waiting = self._waiting, []
+        for rows in waiting:
+            self._distribute(rows)
+
+    def _distribute(self, rows: pa.Table) -> None:
+        count = len(self._buckets)
+        if count == 1:
+            self._buckets[0].add(rows)
+            return
+        columns = (rows[name].to_pylist() for name in ("db", "table", "partition", "path"))
+        numbers = pa.array(
+            [
+                xxhash.xxh3_64_intdigest("/".join(self._first_name(db, table, part, path)).encode()) % count
+                for db, table, part, path in zip(*columns, strict=True)
+            ],
+            pa.int32(),
+        )
+        order = pa.compute.sort_indices(numbers)
+        rows, numbers = rows.take(order), numbers.take(order)
+        counts = pa.compute.value_counts(numbers)
+        start = 0
+        for number, length in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):
+            self._buckets[number].add(rows.slice(start, length))
+            start += length
+
+    def _first_name(self, db: str, table: str, partition: str, path: str) -> tuple[str, ...]:
+        """What an entry is about, under the names that table and partition had at the beginning."""
+        partition = self._first_names.get((db, table, partition), (partition,))[-1]
+        return *self._first_names.get((db, table), (db, table)), partition, path
+
+    def finish(
+        self,
+        metadata: layout.DumpMetadata,
+        keys: Keys | None = None,
+        *,
+        before_publishing: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Closes the parts, writes `_dumpmetadata`, with `keys` the signature, and last the marker, unless
+        `before_publishing` raises."""
+        if not self._buckets:
+            self._open(1)
+        others = (part for part in (self._records, self._tables) if part is not None)
+        close_together([*(bucket.flushed() for bucket in self._buckets), *others])
+        self._parts.finish(layout.METADATA, msgspec.to_builtins(metadata), format=layout.FORMAT, version=layout.VERSION)
+        if keys is not None:
+            sign(self.place, metadata.id, (part.name for part in self._parts.parts), layout.METADATA, keys)
+        checksum = xxhash.xxh3_128_hexdigest((Place(self.place) / layout.METADATA).read_bytes())
+        finished = layout.Finished(layout.FORMAT, layout.VERSION, metadata.id, checksum)
+        before_publishing()
+        # The marker, after everything else is durable: from here on the dump exists.
+        (Place(self.place) / layout.FINISHED).write_bytes(msgspec.json.encode(finished) + b"\n")
+
+    @property
+    def buckets(self) -> int:
+        return len(self._buckets) or 1
+
+    def abort(self) -> None:
+        """Removes what was written; the next dump may use the place."""
+        for bucket in self._buckets:
+            bucket.abort()
+        for part in (self._records, self._tables):
+            if part is not None:
+                part.abort()
+        _remove_unfinished(Place(self.place))
+
+    def __enter__(self) -> DumpWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+
+
+class _Bucket:
+    """A bucket's Parquet writer, fed in larger pieces."""
+
+    def __init__(self, writer: ParquetWriter) -> None:
+        self._writer = writer
+        self._pieces: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        self._pieces.append(rows)
+        self._rows += rows.num_rows
+        if self._rows >= FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pieces:
+            self._writer.write(pa.concat_tables(self._pieces).combine_chunks())
+            self._pieces, self._rows = [], 0
+
+    def flushed(self) -> ParquetWriter:
+        self._flush()
+        return self._writer
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+_OURS = ("_metadata", "_files", layout.METADATA, SIGNATURE)
+
+
+def _make_room(place: Place) -> None:
+    names = place.list()
+    if layout.FINISHED in names:
+        raise UsageError(f"{place}: holds a finished dump", hint="choose another directory for --out")
+    if any(name not in _OURS for name in names):
+        raise UsageError(f"{place}: is not empty and no dump", hint="choose an empty or new directory for --out")
+    _remove_unfinished(place)
+    place.mkdirs(private=True)
+
+
+def _remove_unfinished(place: Place) -> None:
+    for name in ("_metadata", "_files"):
+        (place / name).remove_own_tree()
+    (place / layout.METADATA).remove_own()
+    (place / SIGNATURE).remove_own()

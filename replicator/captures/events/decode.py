@@ -1,0 +1,327 @@
+"""Decode: a notification event becomes a change in our words. Pure: no metastore, no files, no clock.
+
+Message layouts: Hive 2.3 to 4.2 (JSON text, or base64 of gzip of JSON); metadata objects inside are thrift TJSON
+strings. An event that changes nothing becomes a marker, as does one of another catalog. A type or message that cannot
+be read becomes an UnknownEvent that keeps it as it came.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from cmroot.errors import FormatError
+from cmroot.log.parts import LINE_BYTES
+from replicator.captures.events import record as kinds
+from replicator.captures.events.record import Change
+from replicator.captures.events.unread import is_irrelevant
+from replicator.core.model import (
+    CHECK,
+    DEFAULT,
+    FOREIGN_KEY,
+    NOT_NULL,
+    PRIMARY_KEY,
+    UNIQUE,
+    Column,
+    Database,
+    NotificationEvent,
+    Statistics,
+    Table,
+    Value,
+    partition_name,
+)
+from replicator.metastore.convert.constraints import KINDS, of_message
+from replicator.metastore.values import (
+    database_from_text,
+    function_from_text,
+    partition_from_text,
+    place_from_text,
+    table_from_text,
+)
+
+_GZIP_FORMATS = ("gzip", "gzip(json-2.0)")
+MESSAGE_BYTES = LINE_BYTES
+"""The longest message that is read, unpacked. A longer one is kept as it came, and its table compared."""
+_PIECE = 4 << 20
+KEPT_MESSAGE = 16 << 20
+"""How much of a message that cannot be read is kept, in characters."""
+_read_json = msgspec.json.Decoder().decode
+Message = dict[str, Any]
+
+
+class NamedFile(Value, frozen=True, omit_defaults=True):
+    """A file as an event's message names it: its partition (None for a table's own), URI and the store's checksum."""
+
+    uri: str
+    partition: str | None = None
+    checksum: str = ""
+
+
+class Decoded(Value, frozen=True, omit_defaults=True):
+    """What one event says: the change, and the files its message names (often incomplete, see the lab notes)."""
+
+    change: Change
+    files: tuple[NamedFile, ...] = ()
+
+
+def decode(event: NotificationEvent) -> Decoded:
+    """The change an event announces: a marker when it changes nothing in this catalog, an UnknownEvent when its type or
+    message is not understood. Never raises."""
+    if is_irrelevant(event):
+        return Decoded(change=kinds.EventsRead())
+    reader = _READERS.get(event.type)
+    if reader is None and event.type not in _STATISTICS:
+        return Decoded(change=_unknown(event))
+    try:
+        message = _read_json(message_text(event))
+        return reader(message) if reader else _statistics(event, message)
+    except (
+        FormatError,
+        msgspec.DecodeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ):
+        return Decoded(change=_unknown(event))
+
+
+def message_text(event: NotificationEvent) -> str | bytes:
+    """The JSON text of an event's message. Raises FormatError when it is packed and cannot be unpacked."""
+    message = event.message or ""
+    if event.format not in _GZIP_FORMATS and message[:100].lstrip()[:1] == "{":
+        if len(message) > MESSAGE_BYTES:
+            raise _too_long(event)
+        return message
+    try:
+        return _unpacked(base64.b64decode(message, validate=True), event)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise FormatError(f"event {event.id}: message is neither JSON nor base64 of gzip: {error}") from error
+
+
+def _unpacked(packed: bytes, event: NotificationEvent) -> bytes:
+    """In pieces, so that no more is ever held than a message may have."""
+    unpacking, pieces, length = zlib.decompressobj(47), [], 0
+    while not unpacking.eof:
+        piece = unpacking.decompress(packed, _PIECE)
+        packed = unpacking.unconsumed_tail
+        if not piece and not packed and not unpacking.eof:
+            raise FormatError(f"event {event.id}: message ends early")
+        pieces.append(piece)
+        length += len(piece)
+        if length > MESSAGE_BYTES:
+            raise _too_long(event)
+    return b"".join(pieces)
+
+
+def _too_long(event: NotificationEvent) -> FormatError:
+    return FormatError(f"event {event.id}: message is longer than {MESSAGE_BYTES >> 20} MiB")
+
+
+def _unknown(event: NotificationEvent) -> kinds.UnknownEvent:
+    message = event.message[:KEPT_MESSAGE] if event.message else event.message
+    return kinds.UnknownEvent(type=event.type, db=event.db, table=event.table, message=message, format=event.format)
+
+
+@lru_cache(maxsize=256)
+def _table(text: str) -> Table:
+    return table_from_text(text)
+
+
+def _name(keys: tuple[Column, ...], values: Mapping[str, str]) -> str:
+    """Name of a partition that a message gives as a map; `keys` empty means the map's own order."""
+    keys = keys or tuple(Column(name=key, type="string") for key in values)
+    by_key = {key.lower(): value for key, value in values.items()}
+    return partition_name(keys, tuple(by_key[key.name.lower()] or "" for key in keys))
+
+
+def _files(encoded: list[str] | None, partition: str | None = None) -> tuple[NamedFile, ...]:
+    """File strings `uri#checksum[#cmroot#subdirectory]`; the URI itself may hold no raw `#`."""
+    named = []
+    for text in encoded or ():
+        uri, _, rest = text.partition("#")
+        named.append(NamedFile(uri=uri, partition=partition, checksum=rest.partition("#")[0]))
+    return tuple(named)
+
+
+def _create_database(message: Message) -> Decoded:
+    if "dbJson" in message:
+        return Decoded(change=kinds.CreateDatabase(database=database_from_text(message["dbJson"])))
+    return Decoded(change=kinds.CreateDatabase(database=Database(name=message["db"])))
+
+
+def _alter_database(message: Message) -> Decoded:
+    return Decoded(change=kinds.AlterDatabase(database=database_from_text(message["dbObjAfterJson"])))
+
+
+def _drop_database(message: Message) -> Decoded:
+    return Decoded(change=kinds.DropDatabase(db=message["db"]))
+
+
+def _create_table(message: Message) -> Decoded:
+    return Decoded(change=kinds.CreateTable(table=_table(message["tableObjJson"])), files=_files(message.get("files")))
+
+
+def _drop_table(message: Message) -> Decoded:
+    return Decoded(change=kinds.DropTable(db=message["db"], name=message["table"]))
+
+
+def _alter_table(message: Message) -> Decoded:
+    before, after = _table(message["tableObjBeforeJson"]), _table(message["tableObjAfterJson"])
+    renamed = (before.db, before.name) != (after.db, after.name)
+    moved = renamed and before.moves_with_name and before.location != after.location
+    change = kinds.AlterTable(db=before.db, name=before.name, table=after, moved=moved, location_before=before.location)
+    return Decoded(change=change)
+
+
+def _add_partition(message: Message) -> Decoded:
+    table = _table(message["tableObjJson"])
+    partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
+    if not partitions:  # MSCK REPAIR and ifNotExists announce empty lists
+        return Decoded(change=kinds.ChangeFiles(db=message["db"], table=message["table"]))
+    files: tuple[NamedFile, ...] = ()
+    for entry in message.get("partitionFiles") or ():
+        files += _files(entry.get("files"), entry.get("partitionName"))
+    keys = tuple(key.name for key in table.partition_keys)
+    return Decoded(
+        change=kinds.AddPartitions(db=message["db"], table=message["table"], keys=keys, partitions=partitions),
+        files=files,
+    )
+
+
+def _drop_partition(message: Message) -> Decoded:
+    keys = _table(message["tableObjJson"]).partition_keys if message.get("tableObjJson") else ()
+    names = tuple(_name(keys, values) for values in message["partitions"])
+    return Decoded(change=kinds.DropPartitions(db=message["db"], table=message["table"], names=names))
+
+
+def _alter_partition(message: Message) -> Decoded:
+    table = _table(message["tableObjJson"])
+    before, location_before = place_from_text(message["partitionObjBeforeJson"])
+    after = partition_from_text(message["partitionObjAfterJson"])
+    old = partition_name(table.partition_keys, before)
+    new = partition_name(table.partition_keys, after.values)
+    moved = old != new and table.moves_with_name and location_before != after.location
+    change = kinds.AlterPartition(
+        db=message["db"],
+        table=message["table"],
+        before=old,
+        name=new,
+        partition=after,
+        moved=moved,
+        location_before=location_before,
+    )
+    return Decoded(change=change)
+
+
+def _alter_partitions(message: Message) -> Decoded:
+    """4.1's and newer servers' batch: the state after, never a rename, so it reads like adding them in place."""
+    keys = tuple(key.name for key in _table(message["tableObjJson"]).partition_keys)
+    partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
+    return Decoded(
+        change=kinds.AddPartitions(
+            db=message["db"], table=message["table"], keys=keys, partitions=partitions, replace=False
+        )
+    )
+
+
+def _insert(message: Message) -> Decoded:
+    """2.3 gives the partition as a map, later versions as an object; which files were replaced, none of them says."""
+    keys = _table(message["tableObjJson"]).partition_keys if message.get("tableObjJson") else ()
+    partition = None
+    if message.get("ptnObjJson"):
+        partition = partition_name(keys, partition_from_text(message["ptnObjJson"]).values)
+    elif message.get("partKeyVals"):
+        partition = _name(keys, message["partKeyVals"])
+    return Decoded(
+        change=kinds.ChangeFiles(db=message["db"], table=message["table"], partition=partition),
+        files=_files(message.get("files"), partition),
+    )
+
+
+def _create_function(message: Message) -> Decoded:
+    return Decoded(change=kinds.CreateFunction(function=function_from_text(message["functionObjJson"])))
+
+
+def _drop_function(message: Message) -> Decoded:
+    return Decoded(change=kinds.DropFunction(db=message["db"], name=message["functionName"]))
+
+
+def _index(message: Message) -> Decoded:
+    """Indexes exist up to 2.3 only. Thrift Index: 1 name, 4 table."""
+    text = message.get("afterIndexObjJson") or message.get("indexObjJson")
+    index = _read_json(text) if text else {}
+    name = message.get("indexName") or index["1"]["str"]
+    table = message.get("origTableName") or index["4"]["str"]
+    return Decoded(change=kinds.AlterIndex(db=message["db"], table=table, name=name, index=index or None))
+
+
+def _add_constraints(kind: str) -> Callable[[Message], Decoded]:
+    """The event's row names the table that a foreign key refers to, its message the one that has it."""
+
+    def read(message: Message) -> Decoded:
+        ((db, table), constraints) = next(iter(of_message(kind, message[KINDS[kind].message]).items()))
+        change = kinds.SetConstraints(db=db, table=table, constraints=tuple(constraints), whole=False)
+        return Decoded(change=change)
+
+    return read
+
+
+def _drop_constraint(message: Message) -> Decoded:
+    name = message["constraintName"]
+    change = kinds.SetConstraints(db=message["dbName"], table=message["tableName"], whole=False, dropped=(name,))
+    return Decoded(change=change)
+
+
+def _statistics(event: NotificationEvent, message: Message) -> Decoded:
+    """Set or deleted; only the event's row always names the table. Who records them asks the metastore for all that
+    there is now: a message has some columns, of one engine."""
+    name = message.get("partName")
+    if "colStatsJson" in message:
+        description = _read_json(message["colStatsJson"])["1"]["rec"]
+        name = description["4"]["str"] if "4" in description else None
+    if event.db is None or event.table is None:
+        raise FormatError(f"event {event.id}: statistics of no table")
+    about = (Statistics(db=event.db, table=event.table, partition=name),)
+    return Decoded(change=kinds.SetStatistics(db=event.db, table=event.table, statistics=about, whole=False))
+
+
+_STATISTICS = (
+    "UPDATE_TBL_COL_STAT_EVENT",
+    "DELETE_TBL_COL_STAT_EVENT",
+    "UPDATE_PART_COL_STAT_EVENT",
+    "DELETE_PART_COL_STAT_EVENT",
+)
+_READERS: dict[str, Callable[[Message], Decoded]] = {
+    "CREATE_DATABASE": _create_database,
+    "ALTER_DATABASE": _alter_database,
+    "DROP_DATABASE": _drop_database,
+    "CREATE_TABLE": _create_table,
+    "ALTER_TABLE": _alter_table,
+    "DROP_TABLE": _drop_table,
+    "ADD_PARTITION": _add_partition,
+    "ALTER_PARTITION": _alter_partition,
+    "ALTER_PARTITIONS": _alter_partitions,
+    "DROP_PARTITION": _drop_partition,
+    "INSERT": _insert,
+    "CREATE_FUNCTION": _create_function,
+    "DROP_FUNCTION": _drop_function,
+    "CREATE_INDEX": _index,
+    "ALTER_INDEX": _index,
+    "DROP_INDEX": _index,
+    "ADD_PRIMARYKEY": _add_constraints(PRIMARY_KEY),
+    "ADD_FOREIGNKEY": _add_constraints(FOREIGN_KEY),
+    "ADD_UNIQUECONSTRAINT": _add_constraints(UNIQUE),
+    "ADD_NOTNULLCONSTRAINT": _add_constraints(NOT_NULL),
+    "ADD_DEFAULTCONSTRAINT": _add_constraints(DEFAULT),
+    "ADD_CHECKCONSTRAINT": _add_constraints(CHECK),
+    "DROP_CONSTRAINT": _drop_constraint,
+}

@@ -1,0 +1,395 @@
+"""ChangeRecord: one change of the warehouse in our words, with its place in the captured log.
+
+Here are the kinds of change, with their facts; `lines` has their JSON. What a notification event means is in `decode`,
+what a record does to the known state in `replicator.captures.apply`, what it does to a target in
+`replicator.replay.plan.squash`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from cmroot.names import LARGEST
+from replicator.captures.events.facts import Facts, Name, OfDatabase, OfTable
+from replicator.core.model import (
+    Column,
+    Constraint,
+    Database,
+    Function,
+    Partition,
+    Statistics,
+    Table,
+    Value,
+    partition_name,
+)
+
+
+class CreateDatabase(OfDatabase, frozen=True, omit_defaults=True, tag_field="kind", tag="create_database"):
+    """A database exists from here on, with these properties."""
+
+    @property
+    def creates(self) -> Database:
+        return self.database
+
+
+class AlterDatabase(OfDatabase, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_database"):
+    """A database has these properties from here on."""
+
+    @property
+    def altered_database(self) -> Database:
+        return self.database
+
+
+class DropDatabase(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_database"):
+    """A database and all in it is gone."""
+
+    db: str
+
+    @property
+    def touched_db(self) -> str:
+        return self.db
+
+
+class CreateTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="create_table"):
+    """A table or view exists from here on; whatever had its name before is gone, its partitions and files too."""
+
+    table: Table
+
+    @property
+    def objects(self) -> tuple[Table]:
+        return (self.table,)
+
+    @property
+    def touched(self) -> Name:
+        return (self.table.db, self.table.name)
+
+    @property
+    def creates(self) -> Table:
+        return self.table
+
+    @property
+    def detail(self) -> str:
+        return f"{self.table.kind} {self.table.location or ''}".strip()
+
+
+class AlterTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_table"):
+    """A table is `table` from here on. A rename when `db`.`name`, the name before, differs from the table's.
+
+    `moved`: its directory moved along (partitions below it too), so its files are the same ones at a new place.
+    Without it a new location means other files."""
+
+    db: str
+    name: str
+    table: Table
+    moved: bool = False
+    location_before: str | None = None
+
+    @property
+    def objects(self) -> tuple[Table]:
+        return (self.table,)
+
+    @property
+    def touched(self) -> Name:
+        return (self.table.db, self.table.name)
+
+    @property
+    def rename(self) -> tuple[Name, Name] | None:
+        before = (self.db, self.name)
+        return (before, self.touched) if before != self.touched else None
+
+    @property
+    def renames(self) -> bool:
+        return self.rename is not None
+
+    @property
+    def object(self) -> str:
+        return f"{self.db}.{self.name}"
+
+    @property
+    def detail(self) -> str:
+        renamed = f"renamed to {'.'.join(self.touched)}" if self.rename else ""
+        return " ".join(filter(None, [renamed, "moved" if self.moved else ""]))
+
+
+class DropTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_table"):
+    """A table, its partitions and its files are gone."""
+
+    db: str
+    name: str
+
+    @property
+    def touched(self) -> Name:
+        return (self.db, self.name)
+
+
+class AddPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="add_partitions"):
+    """These partitions exist from here on. With `replace` (a partition was added) their files begin again, even where
+    one of that name was known; without it (a batch of alters) known files stay."""
+
+    keys: tuple[str, ...]
+    partitions: tuple[Partition, ...]
+    replace: bool = True
+
+    @property
+    def written_partitions(self) -> tuple[()]:
+        return ()
+
+    @property
+    def objects(self) -> tuple[Partition, ...]:
+        return self.partitions
+
+    @property
+    def partition_names(self) -> tuple[str, ...]:
+        return tuple(partition_names(self.keys, self.partitions))
+
+    @property
+    def size(self) -> int:
+        return len(self.partitions)
+
+    @property
+    def detail(self) -> str:
+        return _some(self.partition_names)
+
+
+class AlterPartition(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_partition"):
+    """A partition is `partition` from here on. A rename when `before`, its name until now, differs from `name`;
+    `moved` as for a table."""
+
+    before: str
+    name: str
+    partition: Partition
+    moved: bool = False
+    location_before: str | None = None
+
+    @property
+    def objects(self) -> tuple[Partition]:
+        return (self.partition,)
+
+    @property
+    def rename(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        return ((*self.touched, self.before), (*self.touched, self.name)) if self.before != self.name else None
+
+    @property
+    def partition_names(self) -> tuple[str, ...]:
+        return (self.before, self.name) if self.rename else (self.name,)
+
+    @property
+    def detail(self) -> str:
+        return self.before + (f" renamed to {self.name}" if self.rename else "")
+
+
+class DropPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_partitions"):
+    """Partitions, by escaped name, and their files are gone."""
+
+    names: tuple[str, ...]
+
+    @property
+    def partition_names(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def detail(self) -> str:
+        return _some(self.names)
+
+
+class ChangeFiles(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="change_files"):
+    """Data was written or removed; the record's file entries say which, and in which partitions. `partition` is the one
+    that an INSERT event named; an observed change names none."""
+
+    partition: str | None = None
+
+    @property
+    def partition_names(self) -> tuple[str, ...]:
+        return (self.partition,) if self.partition is not None else ()
+
+    @property
+    def detail(self) -> str:
+        return self.partition or ""
+
+
+class AlterIndex(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_index"):
+    """A Hive 2.3 index was created or altered (`index`, thrift TJSON) or dropped (None). Recorded, not replicated:
+    Hive 3 removed indexes, and their tables are ordinary tables."""
+
+    name: str
+    index: dict[str, Any] | None = None
+
+    @property
+    def detail(self) -> str:
+        return f"index {self.name}"
+
+
+class CreateFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="create_function"):
+    """A function exists from here on as given, replacing one of the same name."""
+
+    function: Function
+
+    @property
+    def objects(self) -> tuple[Function]:
+        return (self.function,)
+
+    @property
+    def touched_db(self) -> str:
+        return self.function.db
+
+    @property
+    def object(self) -> str:
+        return f"{self.function.db}.{self.function.name}"
+
+    @property
+    def detail(self) -> str:
+        return self.function.class_name
+
+
+class DropFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_function"):
+    """A function is gone."""
+
+    db: str
+    name: str
+
+    @property
+    def touched_db(self) -> str:
+        return self.db
+
+    @property
+    def object(self) -> str:
+        return f"{self.db}.{self.name}"
+
+
+class SetStatistics(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_statistics"):
+    """Column statistics of a table, or of partitions of it, are these from here on; without columns there are none.
+    Without `whole`, as events tell it, they only say of what statistics have changed; captures read and record all."""
+
+    statistics: tuple[Statistics, ...]
+    whole: bool = True
+
+    @property
+    def written_partitions(self) -> tuple[str, ...]:
+        return tuple(each.partition for each in self.statistics if each.partition is not None)
+
+    @property
+    def detail(self) -> str:
+        return f"{len(self.statistics)} of table or partitions"
+
+
+class SetConstraints(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_constraints"):
+    """The constraints of a table are these from here on. Without `whole`, as events tell it, these beside those that it
+    had, of which the `dropped` are gone; captures complete such a change before they record it."""
+
+    constraints: tuple[Constraint, ...] = ()
+    whole: bool = True
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def detail(self) -> str:
+        return "; ".join(map(str, self.constraints)) or "none"
+
+
+class UnknownEvent(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="unknown_event"):
+    """A notification this release cannot read, kept as it came. It is reported, and changes nothing on a target."""
+
+    type: str
+    db: str | None = None
+    table: str | None = None
+    message: str | None = None
+    format: str | None = None
+
+    @property
+    def touched_db(self) -> str | None:
+        return self.db
+
+    @property
+    def unread(self) -> str:
+        return self.type
+
+    @property
+    def object(self) -> str:
+        return ".".join(filter(None, [self.db, self.table]))
+
+    @property
+    def detail(self) -> str:
+        return self.type
+
+
+class EventsRead(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="events_read"):
+    """Events up to the record's `event` were read and none of them concerned a captured database."""
+
+    @property
+    def is_marker(self) -> bool:
+        return True
+
+
+class EventsLost(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="events_lost"):
+    """Events after `after` and before `next` were cleaned away before they were read. `repaired`: every captured
+    database was compared with the metastore afterwards and the differences follow as observed changes."""
+
+    after: int
+    next: int
+    repaired: bool = False
+
+    @property
+    def lost(self) -> range:
+        return range(self.after + 1, self.next)
+
+    @property
+    def is_repaired(self) -> bool:
+        return self.repaired
+
+    @property
+    def detail(self) -> str:
+        return f"events {self.after + 1} to {self.next - 1}" + (", repaired" if self.repaired else "")
+
+
+Change = (
+    CreateDatabase
+    | AlterDatabase
+    | DropDatabase
+    | CreateTable
+    | AlterTable
+    | DropTable
+    | AddPartitions
+    | AlterPartition
+    | DropPartitions
+    | ChangeFiles
+    | AlterIndex
+    | CreateFunction
+    | DropFunction
+    | SetStatistics
+    | SetConstraints
+    | UnknownEvent
+    | EventsRead
+    | EventsLost
+)
+
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Moment = Annotated[int, msgspec.Meta(ge=0, le=253402300799)]  # to the end of the year 9999, where calendars end
+
+
+class ChangeRecord(Value, frozen=True, omit_defaults=True):
+    """A change with its place: `position` orders all records of one captured log, without holes, from 1.
+
+    `event` is the id of the notification it comes from, or, for an observed change, of the last one read before it;
+    `time` is the event's, or the moment of observation, in seconds."""
+
+    position: Number
+    event: Number
+    time: Moment
+    change: Change
+    observed: bool = False
+
+
+def partition_names(keys: Iterable[str], partitions: Iterable[Partition]) -> Iterator[str]:
+    """Escaped names of partitions, given the names of the partition keys."""
+    columns = tuple(Column(name=key, type="string") for key in keys)
+    return (partition_name(columns, partition.values) for partition in partitions)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    """For people."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{len(names)} partitions, {names[0]} to {names[-1]}"

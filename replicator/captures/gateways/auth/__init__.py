@@ -1,0 +1,1 @@
+"""Authentication of gateway clients: TLS, Kerberos, frames, and refusals in other protocols."""

@@ -1,0 +1,263 @@
+"""What a drop takes away: the directories that the metastore would delete, whose data they hold, and afterwards whether
+it was dropped. Asks the metastore, and changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from cmroot.keep.journal import InterceptSource, Journal, Owner
+from cmroot.store.place import normal, parent
+from replicator.captures.events.decode import decode, message_text
+from replicator.captures.events.record import DropDatabase, DropPartitions, DropTable
+from replicator.captures.gateways.calls import Drop
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.model import DEFAULT_PARTITION, Database, NotificationEvent, Partition, Table, partition_name
+from replicator.core.table_format import table_format
+from replicator.errors import FormatError, ObjectNotFound
+from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+
+VIEW = "VIRTUAL_VIEW"
+_ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
+
+
+class Upstream(MetastoreReader, Protocol):
+    """The metastore as the gateway asks it."""
+
+    @property
+    def config(self) -> MetastoreConfig: ...
+
+    def partitions_by_expression(self, db: str, table: str, expression: bytes) -> list[Partition]: ...
+
+
+@dataclass(frozen=True)
+class Targets:
+    """`sources`: what the server would delete. `partitions`: names of the partitions that a call drops one by one.
+    `emptied`: directories that go besides, if nothing is in them then; in this order. `must_delete`: the call goes on
+    as it came, and its server finds nothing to delete: of a transactional table, Hive 4 reads the option to delete
+    nothing as the order to write an empty base, which is not what the client asked for."""
+
+    sources: Sequence[InterceptSource] = ()
+    owners: Sequence[Owner] = ()
+    partitions: Sequence[str] = ()
+    emptied: Sequence[str] = ()
+    must_delete: bool = False
+
+    def about(self) -> dict[str, object]:
+        """What is needed later, for the journal."""
+        return {"partitions": list(self.partitions), "emptied": list(self.emptied)}
+
+
+def find_targets(upstream: Upstream, drop: Drop) -> Targets:
+    """What a call would have the server delete now. Raises ObjectNotFound for what does not exist, MetastoreError when
+    the metastore cannot tell."""
+    match drop.kind:
+        case "database":
+            return _of_database(upstream, drop)
+        case "truncate":
+            return _of_truncation(upstream, drop)
+        case "partitions":
+            return _of_partitions(upstream, drop)
+        case "table":
+            return _of_tables(upstream, [upstream.table(drop.db, drop.table)])
+
+
+def server_deletes(table: Table) -> bool:
+    """Whether dropping a table makes a server delete its data: it is managed, or says external.table.purge=true, which
+    Hive 4 heeds. `EXTERNAL` decides, as in the server, and not the type. Materialized views have data."""
+    if table.kind == VIEW or table.storage is None or not table.storage.location:
+        return False
+    external = table.parameters.get("EXTERNAL", "").lower() == "true"
+    return not external or table.parameters.get("external.table.purge", "").lower() == "true"
+
+
+def _of_database(upstream: Upstream, drop: Drop) -> Targets:
+    database = upstream.database(drop.db)
+    tables = upstream.tables(drop.db, upstream.table_names(drop.db)) if drop.cascade else []
+    found = _of_tables(upstream, tables)
+    return Targets(found.sources, found.owners, emptied=homes_of(database))
+
+
+def homes_of(database: Database) -> list[str]:
+    """Directories of its tables: its location, and that of managed ones (Hive 4: managedLocationUri)."""
+    return [place for place in (database.location, database.managed_location) if place]
+
+
+def _of_tables(upstream: Upstream, tables: Iterable[Table]) -> Targets:
+    sources, owners = [], []
+    for table in tables:
+        if not server_deletes(table):
+            continue
+        assert table.storage and table.storage.location
+        sources.append(InterceptSource(table.storage.location, table.name))
+        if not table.is_partitioned:
+            owners.append(Owner(table.name, "", table.storage.location))
+            continue
+        for partition, location in _located(table, _all_partitions(upstream, table)):
+            sources.append(InterceptSource(location, table.name))
+            owners.append(Owner(table.name, partition, location))
+    return Targets(sources, owners)
+
+
+def _of_partitions(upstream: Upstream, drop: Drop) -> Targets:
+    table = upstream.table(drop.db, drop.table)
+    if not server_deletes(table):
+        return Targets()
+    located = _located(table, _chosen(upstream, drop, table))
+    return Targets(
+        [InterceptSource(location, table.name) for _, location in located],
+        [Owner(table.name, name, location) for name, location in located],
+        [name for name, _ in located],
+        _above(table, [location for _, location in located]),
+    )
+
+
+def _above(table: Table, locations: Iterable[str]) -> list[str]:
+    """The directories between a table's own and its partitions', the deepest first."""
+    home = normal(table.storage.location) if table.storage and table.storage.location else ""
+    found = set()
+    for location in locations:
+        place = parent(normal(location))
+        while home and place.startswith(home + "/"):
+            found.add(place)
+            place = parent(place)
+    return sorted(found, key=len, reverse=True)
+
+
+def _chosen(upstream: Upstream, drop: Drop, table: Table) -> list[Partition]:
+    if drop.expressions is not None:
+        by_name = {
+            partition.values: partition
+            for expression in drop.expressions
+            for partition in upstream.partitions_by_expression(drop.db, drop.table, expression)
+        }
+        return list(by_name.values())
+    if drop.values is not None:
+        names = [_name(table, drop.values)]
+    elif drop.name is not None:
+        names = [_name(table, values_of(drop.name))]
+    else:
+        names = list(dict.fromkeys(_name(table, values_of(name)) for name in drop.names or ()))
+    return [each for batch in upstream.partitions(drop.db, drop.table, names) for each in batch]
+
+
+def _name(table: Table, values: Sequence[str]) -> str:
+    if len(values) != len(table.partition_keys):
+        raise ObjectNotFound(f"{table.db}.{table.name} has no partition {list(values)}")
+    return partition_name(table.partition_keys, tuple(values))
+
+
+def values_of(name: str) -> tuple[str, ...]:
+    """The values in an escaped partition name, in its order."""
+    parts = (part.partition("=")[2] for part in name.split("/"))
+    return tuple(
+        "" if part == DEFAULT_PARTITION else _ESCAPE.sub(lambda hex: chr(int(hex[1], 16)), part) for part in parts
+    )
+
+
+def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
+    """The server empties what it is asked to, be it managed or external."""
+    table = upstream.table(drop.db, drop.table)
+    acid = table_format(table) == "acid"
+    if table.kind == VIEW or table.storage is None or not table.storage.location:
+        return Targets()
+    if drop.names is None and not table.is_partitioned:
+        location = table.storage.location
+        return Targets([InterceptSource(location, table.name)], [Owner(table.name, "", location)], must_delete=acid)
+    partitions = _all_partitions(upstream, table) if drop.names is None else _chosen(upstream, drop, table)
+    located = _located(table, partitions)
+    return Targets(
+        [InterceptSource(location, table.name) for _, location in located],
+        [Owner(table.name, name, location) for name, location in located],
+        [name for name, _ in located],
+        must_delete=acid,
+    )
+
+
+def _all_partitions(upstream: Upstream, table: Table) -> list[Partition]:
+    return [each for batch in upstream.all_partitions(table.db, table.name) for each in batch]
+
+
+def _located(table: Table, partitions: Iterable[Partition]) -> list[tuple[str, str]]:
+    """(escaped name, location) of partitions that have one."""
+    return [(partition_name(table.partition_keys, each.values), each.location) for each in partitions if each.location]
+
+
+# ---- afterwards ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class DropOutcome:
+    """Of a drop that was sent: the tables it concerned that were really dropped (lost the partitions, were emptied), by
+    the event that says so, or by the newest one; `announced`: those with an event of their own."""
+
+    events: dict[str, int] = field(default_factory=dict)
+    announced: set[str] = field(default_factory=set)
+
+
+def find_outcome(upstream: MetastoreReader, journal: Journal, kind: str) -> DropOutcome:
+    """What became of a drop, from the events since and from what exists. May be asked again. Of a truncation only an
+    event tells."""
+    outcome = DropOutcome()
+    tables = {source.table for source in journal.sources}
+    newest = upstream.current_event_id()
+    for event in _events(upstream, journal.before_event):
+        for table in _reported(event, journal, kind, tables) - outcome.announced:
+            outcome.events[table] = event.id
+            outcome.announced.add(table)
+    if kind != "truncate":
+        for table in tables - outcome.announced:
+            if not _exists(upstream, journal, table):
+                outcome.events[table] = newest
+    return outcome
+
+
+def _events(upstream: MetastoreReader, after: int) -> Iterable[NotificationEvent]:
+    while page := upstream.next_events(after, EVENT_BATCH):
+        yield from page
+        after = page[-1].id
+
+
+def _reported(event: NotificationEvent, journal: Journal, kind: str, tables: set[str]) -> set[str]:
+    """The tables among these that an event says to be dropped, to have lost one of the partitions, or to be changed
+    after a truncation."""
+    if (event.db or "").lower() != journal.db:
+        return set()
+    if kind == "truncate":
+        return {(event.table or "").lower()} & tables if is_truncation(event) else set()
+    match decode(event).change:
+        case DropTable(name=name):
+            return {name} & tables
+        case DropPartitions(table=table, names=names):
+            return {table} & tables if kind == "partitions" and set(names) & set(_partitions(journal)) else set()
+        case DropDatabase():
+            return set(tables)
+    return set()
+
+
+def is_truncation(event: NotificationEvent) -> bool:
+    """Servers that truncate announce it as an alteration with a mark; any other may be somebody else's."""
+    try:
+        message = msgspec.json.decode(message_text(event)) if event.type.startswith("ALTER_") else {}
+    except (FormatError, msgspec.DecodeError):
+        return False
+    return isinstance(message, dict) and str(message.get("isTruncateOp")).lower() == "true"
+
+
+def _exists(upstream: MetastoreReader, journal: Journal, table: str) -> bool:
+    """Whether what was to be dropped is still there, or some of it."""
+    try:
+        there = upstream.table(journal.db, table)
+        if not _partitions(journal):
+            return True
+        return any(batch for batch in upstream.partitions(journal.db, there.name, _partitions(journal)))
+    except ObjectNotFound:
+        return False
+
+
+def _partitions(journal: Journal) -> list[str]:
+    return list(journal.about.get("partitions", ()))

@@ -1,0 +1,192 @@
+"""The demo's second story: a table of a PostgreSQL, landed by request, replicated, a person erased, an earlier moment
+restored. Each step says which command a user would type, and what landed is compared with the source by other readers
+than those that copied it: psycopg and pyarrow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import replicator
+from replicator.commands.demos.demo_postgres import running_postgres
+from replicator.commands.demos.story import DemoReport, start_sides, stop_sides, timed
+from replicator.core.config import Config, parse_config
+from replicator.errors import Error
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
+
+PEOPLE = "crm_public.people"
+ERASED = 7
+MAKER, APPROVER = "ann", "bob"
+_ROWS = "SELECT id, name, joined, score FROM people"
+_BEFORE = (
+    "CREATE TABLE people (id bigint PRIMARY KEY, name text, joined date, score numeric(10, 2))",
+    "INSERT INTO people SELECT n, 'p' || n, date '2020-01-01' + n, n / 4.0 FROM generate_series(1, 1000) n",
+    "INSERT INTO people VALUES (5000, 'größer ''\"`', NULL, NULL)",
+    "CREATE TABLE erased (person bigint)",
+    "INSERT INTO erased VALUES (0)",
+)
+_CHANGES = (
+    "DELETE FROM people WHERE id BETWEEN 501 AND 1000",
+    "UPDATE people SET name = 'changed' WHERE id = 8",
+    "INSERT INTO people VALUES (6000, 'new', '2026-01-01', 1)",
+)
+
+Row = tuple[Any, ...]
+
+
+class LandingStory:
+    """directory: of the two warehouses. say: called with the story, line by line."""
+
+    def __init__(self, directory: Path, say: Callable[[str], object]) -> None:
+        self._directory, self._say = directory, say
+        self.reported = DemoReport(directory=str(directory))
+        self._closing = contextlib.ExitStack()
+        self._dumps: list[str] = []
+
+    def run(self, engine: Any) -> None:
+        self._engine = engine
+        self._step("start a PostgreSQL, and two Hive metastores", self._start)
+        self._step("source: a table of people, and a list of those who are erased", lambda: self._sql(*_BEFORE))
+        self._step("assets: who may bring in what; somebody else approves them", self._create_assets)
+        self._step("request the tables, and land them", lambda: self._land("erased", "people"))
+        first = self._same_as_source()
+        self._step("replicate the landing table to the second metastore", self._replicate)
+        moment = self._event()
+        self._step("source: rows deleted, changed and added", lambda: self._sql(*_CHANGES))
+        self._step("request it again, and land what is there now", lambda: self._land("people"))
+        self._same_as_source()
+        self._step("replicate what has changed", self._replicate)
+        self._step(f"person {ERASED} is erased: in the list, not in the source's table", self._erase)
+        self._step("land once more: the source still has the person", lambda: self._land("people"))
+        self._same_as_source(without=ERASED)
+        self._step("replicate it", self._replicate)
+        self._step("restore the first version beside it", lambda: self._restore(moment, first))
+
+    def close(self) -> None:
+        """Ends all that was started. May run twice."""
+        self._closing.close()
+
+    def _start(self) -> None:
+        postgres = self._closing.enter_context(running_postgres())  # says what is not installed
+        import psycopg
+
+        self._closing.callback(stop_sides, self._directory)
+        self._sides: list[Running] = start_sides(self._directory)
+        self._source = self._closing.enter_context(psycopg.connect(postgres.url, autocommit=True))
+        url, password = f"jdbc:postgresql://127.0.0.1:{postgres.port}/postgres", f"file:{postgres.password_file}"
+        source = {"url": url, "user": "postgres", "password": password, "readers": 2}
+        tables = {
+            "metastore": self._sides[0].uri,
+            "landing": str(self._directory / "landing"),
+            "store": f"sqlite:///{self._directory / 'jobs.sqlite'}",
+            "sources": {"crm": source},
+        }
+        self._config: Config = parse_config({"ingestion": tables}, "the demo")
+
+    def _sql(self, *statements: str) -> None:
+        for each in statements:
+            self._source.execute(each.encode())
+
+    def _create_assets(self) -> None:
+        self._typed("asset create gdpr --owner ann --source crm")
+        self._typed(
+            "asset create crm --owner ann --source crm --consumer analysts --classification personal "
+            "--erasure-ids gdpr_public.erased:person --erasure-column id"
+        )
+        config, sources = self._config, ["crm"]
+        replicator.asset_create("gdpr", owner=MAKER, sources=sources, by=MAKER, config=config)
+        replicator.asset_create(
+            "crm",
+            owner=MAKER,
+            sources=sources,
+            consumers=["analysts"],
+            classification="personal",
+            erasure_ids="gdpr_public.erased:person",
+            erasure_column="id",
+            by=MAKER,
+            config=config,
+        )
+        for name in ("gdpr", "crm"):
+            self._say(f"    $ sudo -u {APPROVER} replicator asset approve {name}")
+            replicator.asset_approve(name, by=APPROVER, config=self._config)
+
+    def _land(self, *tables: str) -> None:
+        for table in tables:
+            asset = "gdpr" if table == "erased" else "crm"
+            self._typed(f"ingest request crm:public.{table} --asset {asset}")
+            replicator.ingest_request(f"crm:public.{table}", asset=asset, by=MAKER, config=self._config)
+            self._typed("ingest run")  # the list is landed before the people are
+            done = replicator.ingest_run(config=self._config, engine=self._engine)
+            if done.done != 1:
+                raise Error(f"{table} was not landed: {done.errors}", hint="this is a bug: report it")
+            self._say(f"    {done.rows} rows, {done.bytes} bytes, counted again from the files before they were shown")
+
+    def _erase(self) -> None:
+        self._sql(f"INSERT INTO erased VALUES ({ERASED})")
+        self._land("erased")
+
+    def _replicate(self) -> None:
+        out = str(self._directory / "dumps" / str(len(self._dumps) + 1))
+        since = self._dumps[-1] if self._dumps else None
+        more = f" --since {since}" if since else ""
+        source, target = (each.uri for each in self._sides)
+        self._typed(f"dump --source {source} --cmroot {self._cmroot} --db crm_public --out {out}{more}")
+        dumped = replicator.dump(
+            source=source, cmroot=self._cmroot, db="crm_public", out=out, engine="local", since=since
+        )
+        self._typed(f"load {dumped.dump} --target {target}")
+        replicator.load(dumped.dump, target=target, engine="local")
+        self._dumps.append(dumped.dump)
+        self._expect("the replica", self._landed(1), self._landed(0))
+
+    def _restore(self, moment: int, wanted: list[Row]) -> None:
+        into, target = "crm_then", self._sides[1].uri
+        self._typed(f"restore --cmroot {self._cmroot} --db crm_public --to {moment} --target {target} --into {into}")
+        replicator.restore(
+            cmroot=self._cmroot, db="crm_public", to=moment, target=target, into=into, engine="local", config=None
+        )
+        self._expect("the first version", self._landed(1, f"{into}.people"), wanted)
+        self._say(f"    it still has person {ERASED}: `replicator purge` erases them from versions that are kept, too")
+
+    def _same_as_source(self, without: int | None = None) -> list[Row]:
+        """The rows, as both have them."""
+        rows = [row for row in self._source.execute(_ROWS).fetchall() if row[0] != without]
+        return self._expect("what landed", self._landed(0), sorted(rows))
+
+    def _expect(self, what: str, found: list[Row], wanted: list[Row]) -> list[Row]:
+        if found != wanted:
+            self.reported.differences += 1
+            more, less = (
+                [row for row in one if row not in other][:3] for one, other in ((found, wanted), (wanted, found))
+            )
+            told = f"{what}: {len(found)} rows instead of {len(wanted)}; too many: {more}; missing: {less}"
+            raise Error(told, hint="this is a bug: report it")
+        self._say(f"    {what}: {len(found)} rows, the same by another reader")
+        return found
+
+    def _landed(self, side: int, name: str = PEOPLE) -> list[Row]:
+        """As they lie, by pyarrow."""
+        import pyarrow.dataset as datasets
+
+        with connect(self._sides[side].uri) as metastore:
+            location = metastore.table(*name.split(".")).location or ""
+        rows = datasets.dataset(location.removeprefix("file:"), format="parquet").to_table().to_pylist()
+        return sorted(tuple(row[column] for column in ("id", "name", "joined", "score")) for row in rows)
+
+    def _event(self) -> int:
+        with connect(self._sides[0].uri) as metastore:
+            return metastore.current_event_id()
+
+    @property
+    def _cmroot(self) -> str:
+        return os.fspath(self._directory / "cmroot")
+
+    def _typed(self, command: str) -> None:
+        self._say(f"    $ replicator {command}")
+
+    def _step(self, title: str, work: Callable[[], Any]) -> Any:
+        return timed(self.reported, self._say, title, work)

@@ -1,0 +1,301 @@
+"""A database of our own: SQLite in a file, or PostgreSQL by URL; opened, migrated, its errors in our words."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import NullPool, QueuePool
+
+from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable
+
+WROTE = "replicator.wrote"
+"""Of a connection: its transaction has changed something."""
+
+LITTLE = 256
+"""KiB of SQLite's pages that one of several connections remembers: each fills its own, and the system has them, too."""
+
+WAIT = 10.0  # seconds for one of several connections, while all are in use
+PATIENCE = 30.0
+"""Seconds that one writer of SQLite waits for others."""
+
+LOOK = 0.001
+"""Seconds from one look to the next of who waits to write in SQLite. Its own handler sleeps longer each time, up to
+0.1 s, while others write that came later: of 400 changes beside another process, the slowest took 0.4 s so."""
+
+ANSWER = 20.0
+"""Seconds for one answer to who asks all the time: PostgreSQL gives up then, and its client a quarter later, also where
+a server hangs."""
+
+IDLE = 30.0
+"""Seconds after which PostgreSQL ends a transaction whose process asks nothing more: one that is stopped, or whose
+machine sleeps, would keep all others waiting for what it has locked."""
+
+LIVELY = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+"""Of connections to PostgreSQL, where its URL says nothing else: a host that is gone is known after a minute."""
+
+AWAY = ("SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT", "SQLITE_LOCKED", "40001", "40P01", "57P01", "57014")
+"""Codes of errors after which the same query may be repeated."""
+
+_ALEMBIC = threading.Lock()
+"""It has one context for a whole process."""
+
+UNANSWERED = ("OperationalError", "ConnectionTimeout")
+"""Errors of PostgreSQL's client that have no code."""
+
+
+class Database:
+    """Connections to one database. Several threads may use it. All that it does raises StoreUnreachable (try again),
+    NoSpace, or Error with the database's words.
+
+    url: without its password. file: of SQLite; None for PostgreSQL. changes: transactions of this object that wrote."""
+
+    def __init__(self, url: str, name: str, given_by: str, connections: int = 0) -> None:
+        """Nothing is sent before the first query. name, given_by: in messages, the database and the option or key of
+        its URL. connections: that stay open, for who asks all the time, remember little, and wait for no answer
+        longer than `ANSWER`; 0: few. Raises ConfigError for a URL that names no known database."""
+        try:
+            parsed = make_url(url)
+            if parsed.drivername in ("postgresql", "postgres"):
+                parsed = parsed.set(drivername="postgresql+psycopg")
+            if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+                raise ConfigError(f"{given_by}: {parsed.drivername}: only sqlite and postgresql are known")
+            self._engine = _engine(parsed, connections)
+        except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is no number
+            raise ConfigError(f"{given_by}: {error}", hint="e.g. postgresql://user@host/replicator") from error
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{given_by}: {error}", hint="pip install 'replicator[postgres]'") from error
+        self._name = name
+        self.url = _without_secrets(parsed)
+        self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+        self._open = threading.local()
+        self.changes, self._counting = 0, threading.Lock()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All that is done in the block becomes durable together, or nothing."""
+        if (shared := getattr(self._open, "connection", None)) is not None:
+            yield shared
+            return
+        with self._named(), self._engine.begin() as connection:
+            yield connection
+            wrote = connection.info.pop(WROTE, False)
+        if wrote:
+            with self._counting:
+                self.changes += 1
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All queries of this thread in the block are one transaction: many small ones cost more to begin and end
+        than to answer."""
+        with self.transaction() as connection:
+            before, self._open.connection = getattr(self._open, "connection", None), connection
+            try:
+                yield
+            finally:
+                self._open.connection = before
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """As `together`, for who is going to write: in SQLite it first waits until no other transaction does, and keeps
+        them waiting. PostgreSQL does this by itself, row by row."""
+        within = getattr(self._open, "connection", None) is not None
+        with self.together(), self.transaction() as connection:
+            if self.file is not None and not within:
+                _await_writers(connection)
+            yield connection
+
+    def revision(self, table: str, newest: str) -> str | None:
+        """Its migrations' state, which stands in `table`; None without tables. Raises FormatError for one above
+        `newest`."""
+        if self.file is not None and not self.file.exists():
+            return None
+        with self.transaction() as connection:
+            if not inspect(connection).has_table(table):
+                return None
+            found = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()
+        if found is not None and str(found) > newest:
+            raise FormatError(f"{self.url}: revision {found}, this release knows {newest}", hint="use a newer release")
+        return None if found is None else str(found)
+
+    def migrate(self, migrations: Path) -> None:
+        """Brings its tables to the newest revision of a directory of migrations, or leaves them as they are."""
+        from alembic import command  # half a second, which reading does not need
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(migrations).replace("%", "%%"))
+        with _ALEMBIC, self.writing() as connection, unhurried(connection):
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What a database says of itself, in our words."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._error(error) from error
+        except PoolTimeout as error:
+            message = f"{self._name} {self.url}: all connections are in use"
+            raise StoreUnreachable(message, hint="try again; look at its load, and whether it hangs") from error
+        except SQLAlchemyError as error:
+            raise Error(f"{self.url}: {error}") from error
+
+    def _error(self, error: DBAPIError) -> Error:
+        said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+        message = f"{self._name} {self.url}: {said}"
+        code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", None) or ""
+        if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "53100"):
+            return NoSpace(message, hint="free space, then run the same command again")
+        away = error.connection_invalidated or code in AWAY
+        if away or (type(error.orig).__name__ in UNANSWERED and self.file is None):
+            return StoreUnreachable(message, hint="nothing is lost; run the same command again when it answers")
+        return Error(message, hint="check the rights of the file, or the URL, user and database")
+
+
+def _without_secrets(url: URL) -> str:
+    """libpq takes passwords in the query, too."""
+    hidden = {key: "***" if "password" in key.lower() else value for key, value in url.query.items()}
+    return url.set(query=hidden).render_as_string(hide_password=True)
+
+
+@functools.lru_cache(maxsize=16)
+def _engine(url: URL, connections: int) -> Engine:
+    """The same one for the same database: it remembers compiled queries, which take longer to compile than to run.
+    Who closes it closes the connections that are idle."""
+    engine = _made(url, connections)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def executed(connection: Connection, *given: Any) -> None:
+        context = given[-2]
+        if context is not None and (context.isinsert or context.isupdate or context.isdelete):
+            connection.info[WROTE] = True
+
+    return engine
+
+
+def _made(url: URL, connections: int) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        given = {name: value for name, value in {"connect_timeout": 10, **LIVELY}.items() if name not in url.query}
+        size = {"pool_size": connections or 2, "pool_timeout": WAIT}
+        engine = create_engine(url, pool_pre_ping=True, connect_args=given, **size)
+        if connections:
+            _hurry(engine, ANSWER)
+        _end_idle(engine, IDLE)
+        return engine
+    if connections:
+        size = {"pool_size": connections, "max_overflow": 2 * connections, "pool_timeout": WAIT}
+        engine = create_engine(url, poolclass=QueuePool, **size)
+    else:
+        engine = create_engine(url, poolclass=NullPool)
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # SQLAlchemy says when a transaction begins
+        cache = f"cache_size=-{LITTLE if connections else 65536}"
+        for pragma in (f"busy_timeout={PATIENCE * 1000:.0f}", "journal_mode=WAL", "synchronous=FULL", cache):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def _end_idle(engine: Engine, seconds: float) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.execute(f"SET idle_in_transaction_session_timeout = {seconds * 1000:.0f}")
+        connection.commit()
+
+
+def _hurry(engine: Engine, seconds: float) -> None:
+    """Ends queries to PostgreSQL that take longer, there and here. A process that hangs says nothing, while its
+    machine still takes what is sent: only the client's own clock ends that."""
+    import psycopg
+
+    class Impatient(psycopg.Connection[Any]):
+        """Closed when an answer takes longer than `patience`."""
+
+        patience: float | None = 1.25 * seconds
+
+        def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **more: Any) -> Any:
+            return super().wait(gen if self.patience is None else self._in_time(gen, self.patience), *arguments, **more)
+
+        def _in_time(self, asking: Generator[Any, Any, Any], patience: float) -> Generator[Any, Any, Any]:
+            """As psycopg's own generators: gives what it waits for; is given what is ready, now and then nothing."""
+            deadline = time.monotonic() + patience
+            try:
+                wanted = next(asking)
+                while True:
+                    ready = yield wanted
+                    if not ready and time.monotonic() > deadline:
+                        self.close()
+                        raise psycopg.OperationalError(f"it did not answer for {patience:g} s")
+                    wanted = asking.send(ready)
+            except StopIteration as end:
+                return end.value
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, arguments: Any, more: Any) -> Any:
+        made = Impatient.connect(*arguments, **more)
+        made.execute(f"SET statement_timeout = {seconds * 1000:.0f}")
+        made.commit()
+        return made
+
+
+def _await_writers(connection: Connection) -> None:
+    """Begins a transaction of SQLite anew, as one that writes: one that has read before another wrote may not."""
+    driver: Any = connection.connection.driver_connection
+    driver.execute("COMMIT")
+    driver.execute("PRAGMA busy_timeout=0")
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                    break
+            time.sleep(LOOK)
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # says why in the words of all other errors
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={PATIENCE * 1000:.0f}")
+
+
+@contextmanager
+def unhurried(connection: Connection) -> Iterator[None]:
+    """A migration may take long, and wait for another server's."""
+    driver: Any = connection.connection.driver_connection
+    before = getattr(driver, "patience", None)
+    if before is None:
+        yield
+        return
+    driver.patience = None
+    try:
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        yield
+    finally:
+        driver.patience = before

@@ -1,0 +1,1 @@
+"""Adapters of ingestion: who sends requests, permitted values, and requests as files and as tables."""

@@ -1,0 +1,214 @@
+"""Cleaning: due items go, a page at a time. `plan` decides about a page, `Cleaning.carry_out` acts on it.
+
+The order, for a crash between any two of its steps:
+1. what stays is noted, and what goes is marked as begun;
+2. partitions and tables are dropped, metadata only: from here on no reader is led to their data;
+3. their paths, to which nothing may refer any more at that moment, are recycled into `$cmroot`;
+4. the items are DELETED.
+A killed run leaves items that are due still. The next one finds the object gone and the path there, and goes on at 3;
+or finds neither, and goes on at 4. So no data is left behind, and none goes that something refers to.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from replicator.core.engine import AutoEngine
+from replicator.core.text.quantity import count_text
+from replicator.errors import MetastoreError, ObjectNotFound
+from replicator.lifecycle.housekeeping import writing
+from replicator.lifecycle.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
+from replicator.lifecycle.housekeeping.housekept import Housekept
+from replicator.lifecycle.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
+from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
+from replicator.lifecycle.housekeeping.store import PAGE, ItemStore
+from replicator.lifecycle.removal.removal import Refusal, Removal
+from replicator.lifecycle.removal.remove import Remover, measured
+from replicator.metastore.client import Metastore, MetastoreReader
+
+FIRST_RETRY, LONGEST_RETRY = 300, 86_400
+"""Seconds to the next try after a failure; twice as many after each."""
+
+LATER = 3600
+"""Seconds until what a rule forbids, or what still waits for something, is looked at again."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A plan for some due items."""
+
+    going: list[Going] = field(default_factory=list)
+    staying: list[Staying] = field(default_factory=list)
+
+
+def plan(
+    store: ItemStore,
+    metastore: MetastoreReader,
+    remover: Remover,
+    defaults: LifecycleDefaults,
+    now: int,
+    *,
+    sized: bool = False,
+    page: int = PAGE,
+) -> Iterator[Page]:
+    """What is due at `now`, page by page: partitions and paths, then tables. Each page is decided when it is asked for.
+    sized: count files and bytes, too. Changes nothing."""
+    for tables in (False, True):
+        for items in store.due(now, tables=tables, page=page):
+            facts = look(metastore, items, defaults)
+            verdicts = [decide(one, facts, now, remover.limits.min_depth) for one in items]
+            below = store.waiting_below([each.item for each in verdicts if isinstance(each, Going)], now)
+            found = Page()
+            wanted: dict[Removal, list[Going]] = defaultdict(list)
+            for each in verdicts:
+                if isinstance(each, Staying):
+                    found.staying.append(each)
+                elif each.item.id in below:
+                    found.staying.append(Staying(each.item, f"{below[each.item.id]} is in it, and is not due yet"))
+                else:
+                    wanted[each.removal].append(each)
+            judged = remover.look(wanted)
+            for refusal in judged.refused:
+                theirs = wanted[refusal.removal]
+                found.staying.extend(Staying(each.item, refusal.why, refused=refusal.removal) for each in theirs)
+            for removal in judged.allowed:
+                found.going.extend(wanted[removal])
+            yield _sized(found, remover.engine) if sized else found
+
+
+def _sized(page: Page, engine: AutoEngine) -> Page:
+    sized = measured([each.removal for each in page.going], engine)
+    going = [replace(each, removal=removal) for each, removal in zip(page.going, sized, strict=True)]
+    return Page(going, page.staying)
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Carries plans out. Safe to run twice: see the module."""
+
+    store: ItemStore
+    metastore: Metastore
+    remover: Remover
+    done: Housekept
+
+    def carry_out(self, page: Page) -> None:
+        """Raises what cannot be an item's fault: a metastore or a store that is away, a lease that is held. What was
+        done until then is recorded."""
+        now, event = int(self.remover.clock()), max(1, self.metastore.current_event_id()) if page.going else 0
+        self.remover.audit.refused(
+            [Refusal(each.refused, each.reason) for each in page.staying if each.refused and _is_new(each)]
+        )
+        changes = [change for each in page.staying if (change := self._stays(each, now))]
+        begun = [_after(each.item, now, begun=each.item.begun or event) for each in page.going]
+        self._settle([*changes, *begun])
+        failed = self._drop(page.going)
+        wanted: dict[Removal, list[Item]] = defaultdict(list)
+        for each, one in zip(page.going, begun, strict=True):
+            if one.id in failed:
+                continue
+            wanted[each.removal.bare].append(one)
+        removed = self.remover.remove(wanted)
+        ended = self.metastore.current_event_id() if removed.removals else 0
+        outcomes = [self._failed(one, failed[one.id], now) for one in begun if one.id in failed]
+        for removal in removed.removals:
+            said = (
+                f"{count_text(removal.files, 'file')}, {count_text(removal.bytes, 'byte')}"
+                if removal.files
+                else "nothing was there"
+            )
+            gone = wanted[removal.bare]
+            outcomes += [
+                _after(one, now, status=DELETED, reason=said, attempts=one.attempts + 1, ended=ended) for one in gone
+            ]
+            self.done.removed += len(gone)
+        for refusal in removed.refused:
+            outcomes += [self._refused(one, refusal.why, now) for one in wanted[refusal.removal]]
+        for removal, why in removed.failed:
+            outcomes += [self._failed(one, why, now) for one in wanted[removal]]
+        self.done.files += removed.files
+        self.done.bytes += removed.bytes
+        self._settle(outcomes)
+
+    # ---- the metastore --------------------------------------------------------------------------------------------
+
+    def _drop(self, going: Sequence[Going]) -> dict[int, str]:
+        """Drops objects; which items failed, and why. What somebody has dropped meanwhile counts as dropped."""
+        failed: dict[int, str] = {}
+        by_table: dict[tuple[str, str], list[Going]] = defaultdict(list)
+        for each in going:
+            if each.drops:
+                by_table[each.item.db, each.item.table].append(each)
+        self.remover.audit.intended([each.removal for each in going if each.drops])
+        for (db, table), some in by_table.items():
+            names = [each.item.partition for each in some if each.drops == "partition"]
+            try:
+                self._drop_some(db, table, names, drops_table=len(names) < len(some))
+            except ObjectNotFound:
+                continue
+            except MetastoreError as error:
+                if error.transient:
+                    raise
+                failed |= {each.item.id: str(error) for each in some}
+        return failed
+
+    def _drop_some(self, db: str, table: str, names: list[str], *, drops_table: bool) -> None:
+        audit = self.remover.audit
+        if names:
+            self.metastore.drop_partitions(db, table, names)
+            self.done.partitions_dropped += len(names)
+            audit.changed(f"{db}.{table}", "expired", what="drop partitions", detail={"partitions": names})
+        if drops_table:
+            self.metastore.drop_table(db, table)
+            self.done.tables_dropped += 1
+            audit.changed(f"{db}.{table}", "expired", what="drop table")
+
+    # ---- the store ------------------------------------------------------------------------------------------------
+
+    def _stays(self, each: Staying, now: int) -> Item | None:
+        """The change that notes why an item stays; None when there is none."""
+        one = each.item
+        if each.refused:
+            return self._refused(one, each.reason, now, each.status)
+        if each.status:
+            self.done.skipped += each.status == "SKIPPED"
+            self.done.cancelled += each.status == "DISABLED"
+            return _after(one, now, status=each.status, reason=each.reason)
+        self.done.waiting += 1
+        if each.reason == UNCAPTURED:  # the next capture tells
+            return None if one.reason == each.reason else _after(one, now, reason=each.reason)
+        return _after(one, now, reason=each.reason, next_try=now + LATER)
+
+    def _refused(self, one: Item, why: str, now: int, status: str = "") -> Item:
+        """No attempt is counted: a rule that forbids is no failure, and may pass."""
+        self.done.refused.append(f"{one.name} at {one.path}: {why}")
+        self.done.skipped += status == "SKIPPED"
+        return _after(one, now, status=status or SCHEDULED, reason=why, next_try=0 if status else now + LATER)
+
+    def _failed(self, one: Item, why: str, now: int) -> Item:
+        attempts = one.attempts + 1
+        self.done.failed.append(f"{one.name} at {one.path}: {why}")
+        exhausted = attempts >= MAX_ATTEMPTS
+        self.done.exhausted += exhausted
+        wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (attempts - 1))
+        status = EXHAUSTED if exhausted else FAILED
+        return _after(one, now, status=status, reason=why, attempts=attempts, next_try=now + wait)
+
+    def _settle(self, changes: Sequence[Item]) -> None:
+        if changes:
+            with self.store.transaction() as work:
+                writing.settle_each(work, changes)
+
+
+def _is_new(each: Staying) -> bool:
+    """What is refused each hour is recorded once."""
+    return each.item.reason != each.reason
+
+
+def _after(one: Item, now: int, **changes: Any) -> Item:
+    """An item as it is from now on; tried again at once, unless it is said."""
+    return msgspec.structs.replace(one, **({"next_try": 0, "modified": now} | changes))

@@ -1,0 +1,195 @@
+"""A run of housekeeping: capture, schedule, clean. And its rehearsal, which changes nothing.
+
+`Housekeeping` is what the runs of one program share: with `--follow` the metastore is walked once, then followed by its
+events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cmroot.log.captured import segments
+from cmroot.store.scratch import scratch
+from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.events.scope import captured_databases
+from replicator.lifecycle.housekeeping import writing
+from replicator.lifecycle.housekeeping.clean import Cleaning, Page, plan
+from replicator.lifecycle.housekeeping.housekept import Housekept
+from replicator.lifecycle.housekeeping.schedule import fold_path, schedule
+from replicator.lifecycle.housekeeping.schema import ACTIVE_ONLY, item
+from replicator.lifecycle.housekeeping.settings import UNREFERENCED, LifecycleDefaults, outside_with_settings
+from replicator.lifecycle.housekeeping.store import ItemStore
+from replicator.lifecycle.removal.job import Job
+from replicator.lifecycle.removal.removal import Limits, refuse_counts
+from replicator.metastore.client import Metastore
+
+JOB = "housekeeping"
+REMEMBERED = 182 * 86_400
+"""Seconds for which items that are DELETED or DISABLED stay; the audit stays longer."""
+
+LOOK_OUTSIDE = 3600.0
+"""Seconds between two looks at the databases that the root does not capture."""
+
+SHOWN = 10_000
+"""Items that a rehearsal names; the rest it counts."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run does. databases: captured from now on, beside those captured before; everything: all that the
+    metastore has. at: of a rehearsal, the moment for which it tells what is due, in seconds since 1970; None: now."""
+
+    defaults: LifecycleDefaults = field(default_factory=LifecycleDefaults)
+    captures: bool = True
+    databases: Sequence[str] = ()
+    scan: bool = True
+    everything: bool = False
+    at: int | None = None
+
+
+@dataclass(kw_only=True)
+class Housekeeping(Job[Page, Housekept]):
+    """store: of the items, which a rehearsal only reads."""
+
+    name: ClassVar[str] = JOB
+    purpose: ClassVar[str] = JOB
+
+    metastore: Metastore
+    store: ItemStore
+    options: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._outside: list[str] | None = None
+        self._looked = 0.0
+
+    def report(self) -> Housekept:
+        return Housekept(self.root.place, self.store.url)
+
+    @contextmanager
+    def planned(self) -> Iterator[None]:
+        """A rehearsal goes by the captured log as it is, and schedules in a copy of the store."""
+        with ExitStack() as stack:
+            self._items, fold = self.store, None
+            if self.rehearses:
+                here = stack.enter_context(scratch("rehearsal"))
+                self._items = stack.enter_context(self.store.copied(here / "items.sqlite"))
+                fold = here / fold_path(self.root).name
+            elif self.options.captures:
+                self._capture()
+            self._schedule(fold)
+            self._now = int(self.runtime.clock() if self.options.at is None else self.options.at)
+            due = (ACTIVE_ONLY, item.c.cleanup_timestamp <= self._now, item.c.next_try <= self._now)
+            self.done.due = self._items.count(*due)
+            if self.done.due:
+                with self.runtime.progress.task("read what the metastore refers to"):
+                    self.live.refresh()
+                self._refuse_excess()
+            else:
+                self.done.run = ""
+            yield
+
+    def pages(self) -> Iterator[Page]:
+        if self.done.due:
+            with self.runtime.progress.task("clean", total=self.done.due) as advance:
+                for page in self._plan(sized=self.rehearses):
+                    yield page
+                    advance(len(page.going) + len(page.staying))
+
+    def carry_out(self, page: Page) -> None:
+        Cleaning(self.store, self.metastore, self.remover, self.done).carry_out(page)
+
+    def finish(self) -> None:
+        """Forgets old items once a day: it reads every item."""
+        day = str(self._now // 86_400)
+        if self.store.state("forgotten") != day:
+            with self.store.transaction() as work:
+                writing.forget(work, self._now - REMEMBERED)
+                writing.set_state(work, "forgotten", day)
+
+    def _capture(self) -> None:
+        chosen = CaptureSettings(self.options.databases, self.options.everything, self.options.scan)
+        capture(self.metastore, self.root, chosen, self.runtime)
+
+    def _schedule(self, fold: Path | None) -> None:
+        self._items.prepare(self.root)
+        vars(self.done).update(
+            vars(schedule(self.root, self._items, self.options.defaults, clock=self.runtime.clock, fold=fold))
+        )
+        captured = captured_databases(segments(self.root.place))
+        if captured is None:
+            return
+        self.done.databases = captured
+        if (
+            self._outside is None or self.runtime.clock() - self._looked > LOOK_OUTSIDE
+        ):  # all of their tables are read for it
+            self._outside, self._looked = outside_with_settings(self.metastore, captured), self.runtime.clock()
+        if self._outside:
+            self.done.warnings.append(
+                f"{', '.join(self._outside)}: tables have properties for housekeeping, but {self.root.place} does not "
+                "capture them, so nothing of theirs is scheduled: name them with --db, or use --all-databases"
+            )
+
+    def _plan(self, *, sized: bool) -> Iterator[Page]:
+        return plan(self._items, self.metastore, self.remover, self.options.defaults, self._now, sized=sized)
+
+    def _refuse_excess(self) -> None:
+        """Plans all of it once, where there is a limit, and keeps the sums only: of each table, and of all."""
+        limits = self.limits
+        if self.rehearses or not limits.of_a_whole:
+            return
+        count = size = 0
+        partitions = Counter[tuple[str, str]]()
+        for page in self._plan(sized=limits.max_bytes is not None):
+            count += len(page.going)
+            size += sum(each.removal.bytes for each in page.going)
+            partitions.update((each.item.db, each.item.table) for each in page.going if each.drops == "partition")
+        share = Limits(limits.max_share)
+        for (db, table), gone in partitions.items():
+            refuse_counts(gone, 0, share, self.live.partitions(db, table), f"partitions of {db}.{table}")
+        left = self.store.count(ACTIVE_ONLY, (item.c.lifecycle_type == UNREFERENCED) | item.c.detached)
+        looked_at = self.live.held(captured_databases(segments(self.root.place))) + left
+        refuse_counts(count, size, limits, max(looked_at, count), "places of the databases that are captured")
+
+    def show(self, page: Page) -> None:
+        """A page of a rehearsal: the first ones by name, all of them as sums."""
+        done = self.done
+        rows: list[dict[str, Any]] = []
+        for going in page.going:
+            done.removed += 1
+            done.files += going.removal.files
+            done.bytes += going.removal.bytes
+            done.partitions_dropped += going.drops == "partition"
+            done.tables_dropped += going.drops == "table"
+            rows.append(
+                {
+                    "action": f"drop {going.drops}, remove" if going.drops else "remove",
+                    "object": going.item.name,
+                    "path": going.item.path,
+                    "files": going.removal.files,
+                    "bytes": going.removal.bytes,
+                    "reason": going.removal.reason,
+                }
+            )
+        for staying in page.staying:
+            if staying.refused:
+                done.refused.append(f"{staying.item.name} at {staying.item.path}: {staying.reason}")
+            done.cancelled += staying.status == "DISABLED"
+            done.skipped += staying.status == "SKIPPED"
+            done.waiting += not staying.status and not staying.refused
+            rows.append(
+                {
+                    "action": {"DISABLED": "cancel", "SKIPPED": "skip"}.get(staying.status, "keep"),
+                    "object": staying.item.name,
+                    "path": staying.item.path,
+                    "reason": staying.reason,
+                }
+            )
+        room = max(0, SHOWN - len(done.plan))
+        done.plan += rows[:room]
+        done.more += len(rows) - len(rows[:room])

@@ -1,0 +1,170 @@
+"""What a table's owner asks of housekeeping: TBLPROPERTIES as a value.
+
+Names and meanings are Beekeeper's, so tables work unchanged. What cannot be understood is a problem of that table and
+that lifecycle alone: nothing of it is removed, and a person is warned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from replicator.core.batches import batched
+from replicator.core.model import Table
+from replicator.core.shadow import is_shadow
+from replicator.core.table_format import ICEBERG, Format, table_format
+from replicator.core.text.period import Period, parse_period
+from replicator.errors import ObjectNotFound, UsageError
+from replicator.metastore.client import MetastoreReader
+
+_TABLES = 500  # fetched at once
+
+UNREFERENCED, EXPIRED = "UNREFERENCED", "EXPIRED"
+"""Lifecycles: data that a table or partition has left behind; tables and partitions that have lived long enough."""
+
+REMOVE_UNREFERENCED = "beekeeper.remove.unreferenced.data"
+UNREFERENCED_PERIOD = "beekeeper.unreferenced.data.retention.period"
+EVENTS = "beekeeper.hive.event.whitelist"
+REMOVE_EXPIRED = "beekeeper.remove.expired.data"
+EXPIRED_PERIOD = "beekeeper.expired.data.retention.period"
+DROP_TABLES = "beekeeper.expired.data.table.deletion.enabled"
+
+ALTER_PARTITION, ALTER_TABLE, DROP_PARTITION, DROP_TABLE = (
+    "alter_partition",
+    "alter_table",
+    "drop_partition",
+    "drop_table",
+)
+THREE_DAYS, THIRTY_DAYS = parse_period("P3D"), parse_period("P30D")
+DEFAULT_EVENTS = frozenset({ALTER_PARTITION, ALTER_TABLE})
+
+
+def outside_with_settings(metastore: MetastoreReader, captured: Collection[str]) -> list[str]:
+    """Databases other than the captured ones of which a table asks for a lifecycle, sorted. Reads in batches, and of
+    each database no more than up to the first such table."""
+    return sorted(db for db in metastore.database_names() if db not in captured and _has_settings(metastore, db))
+
+
+def _has_settings(metastore: MetastoreReader, db: str) -> bool:
+    with suppress(ObjectNotFound):  # dropped meanwhile
+        if is_shadow(metastore.database(db)):
+            return False
+        names = metastore.table_names(db)
+        for some in batched(names, _TABLES):
+            for table in metastore.tables(db, some):
+                if any(
+                    table.parameters.get(key, "").lower() == "true" for key in (REMOVE_UNREFERENCED, REMOVE_EXPIRED)
+                ):
+                    return True
+    return False
+
+
+@dataclass(frozen=True)
+class LifecycleDefaults:
+    """What holds where a table does not say. allow_immediate: zero and negative periods are meant."""
+
+    unreferenced: Period = THREE_DAYS
+    expired: Period = THIRTY_DAYS
+    allow_immediate: bool = False
+
+    def as_text(self) -> str:
+        return " ".join((self.unreferenced.text, self.expired.text, str(self.allow_immediate)))
+
+    @classmethod
+    def given(cls, unreferenced: str, expired: str, allow_immediate: bool) -> LifecycleDefaults:
+        """Of periods as people write them. Raises UsageError, which names the option."""
+        periods = []
+        for text, option in ((unreferenced, "--default-unreferenced"), (expired, "--default-expired")):
+            try:
+                periods.append(parse_period(text))
+            except ValueError as error:
+                raise UsageError(f"{option}: {error}", hint="or [housekeeping] of the configuration") from error
+            if not periods[-1].is_positive and not allow_immediate:
+                raise UsageError(f"{option}: {text!r} leaves no time at all", hint="--allow-immediate lets it")
+        return cls(periods[0], periods[1], allow_immediate)
+
+    @classmethod
+    def from_text(cls, text: str) -> LifecycleDefaults:
+        unreferenced, expired, immediate = text.split()
+        return cls(parse_period(unreferenced), parse_period(expired), immediate == str(True))
+
+
+@dataclass(frozen=True)
+class LifecycleSettings:
+    """unreferenced, expired: how long such data stays; None: it is not to be removed. events: after which changes old
+    locations are scheduled. drops_table: whether an expired table goes itself, not only its partitions. problems: by
+    lifecycle, why its properties cannot be followed."""
+
+    unreferenced: Period | None = None
+    events: frozenset[str] = DEFAULT_EVENTS
+    expired: Period | None = None
+    drops_table: bool = False
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def period(self, lifecycle: str) -> Period | None:
+        return self.unreferenced if lifecycle == UNREFERENCED else self.expired
+
+
+NOTHING = LifecycleSettings()
+
+
+_LISTED: dict[Format, str] = {
+    ICEBERG: "an Iceberg table lists its files itself; use its own expiry of snapshots",
+    "acid": "a transactional table's files belong to transactions; its compactor removes them",
+}
+
+
+def read_settings(table: Table | None, defaults: LifecycleDefaults) -> LifecycleSettings:
+    """Never raises. A view has none, nor has a table whose files are listed in metadata of their own (Iceberg,
+    transactional tables)."""
+    if table is None or table.is_view or not any(key.startswith("beekeeper.") for key in table.parameters):
+        return NOTHING
+    given = table.parameters
+    problems: dict[str, str] = {}
+    found: dict[str, Period | None] = {}
+    for lifecycle, switch, key, default in (
+        (UNREFERENCED, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD, defaults.unreferenced),
+        (EXPIRED, REMOVE_EXPIRED, EXPIRED_PERIOD, defaults.expired),
+    ):
+        try:
+            wanted = _switch(given, switch)
+            if wanted and (why := _LISTED.get(table_format(table))):
+                raise ValueError(f"{switch}: {why}")
+            found[lifecycle] = _period(given, key, default, defaults) if wanted else None
+        except ValueError as error:
+            problems[lifecycle] = str(error)
+    drops = False
+    if EXPIRED not in problems:
+        try:
+            drops = _switch(given, DROP_TABLES)
+        except ValueError as error:
+            problems[EXPIRED] = str(error)
+            found[EXPIRED] = None
+    return LifecycleSettings(found.get(UNREFERENCED), _events(given), found.get(EXPIRED), drops, problems)
+
+
+def _switch(given: Mapping[str, str], key: str) -> bool:
+    text = given.get(key, "false").strip().lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"{key}: {given[key]!r} is neither true nor false")
+    return text == "true"
+
+
+def _period(given: Mapping[str, str], key: str, default: Period, defaults: LifecycleDefaults) -> Period:
+    if key not in given:
+        return default
+    try:
+        period = parse_period(given[key])
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    if not period.is_positive and not defaults.allow_immediate:
+        raise ValueError(f"{key}: {given[key]!r} leaves no time at all (--allow-immediate lets it)")
+    return period
+
+
+def _events(given: Mapping[str, str]) -> frozenset[str]:
+    """The list replaces the default; what is no event's name is ignored, and an empty list lets nothing through."""
+    if EVENTS not in given:
+        return DEFAULT_EVENTS
+    return frozenset(name.strip().lower() for name in given[EVENTS].split(","))

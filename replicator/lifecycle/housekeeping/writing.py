@@ -1,0 +1,320 @@
+"""Changing items: putting, following, detaching, cancelling them. Everything acts on an open transaction of the store.
+
+The one writer is whoever has the run's lease; so what is read here does not change before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
+
+from cmroot.store.place import normal
+from replicator.core.batches import batched
+from replicator.core.text.period import Period
+from replicator.lifecycle.housekeeping.items import (
+    ACTIVE,
+    DELETED,
+    DISABLED,
+    EXHAUSTED,
+    OPEN,
+    SCHEDULED,
+    SKIPPED,
+    Item,
+    object_slot,
+    path_slot,
+    problem_slot,
+    slot_of,
+)
+from replicator.lifecycle.housekeeping.schema import ACTIVE_ONLY, HEAD, VALUES, item, state, to_item, to_row
+from replicator.lifecycle.housekeeping.settings import EXPIRED, UNREFERENCED
+
+CHUNK = 500  # values in one statement
+
+TABLES_STAY = "an expired table is dropped only with beekeeper.expired.data.table.deletion.enabled=true"
+DATA_STAYS = "its table was dropped, and its data stays: beekeeper.expired.data.table.deletion.enabled was not true"
+NOT_ASKED = "the table does not ask for it any more"
+
+
+def set_state(work: Connection, key: str, value: str) -> None:
+    if not work.execute(update(state).where(state.c.key == key).values(value=value)).rowcount:
+        work.execute(state.insert().values(key=key, value=value))
+
+
+def put(work: Connection, items: Sequence[Item], period: Period, *, restarted: bool = False) -> int:
+    """Adds items, or goes on with the open ones of the same objects: their path, period and event are the new ones,
+    their time begins where it began (`restarted`: now). How many are new. All have the same period; no two the same
+    slot."""
+    new = 0
+    for some in batched(items, CHUNK):
+        slots = {slot_of(each): each for each in some}
+        query = select(item.c.id, item.c.slot, item.c.creation_timestamp, item.c.housekeeping_status, item.c.reason)
+        known = {row.slot: row for row in work.execute(query.where(item.c.slot.in_(list(slots))))}
+        changed = []
+        for slot, row in known.items():
+            one = slots[slot]
+            created = one.created if restarted else row.creation_timestamp
+            given_up = row.housekeeping_status in (SKIPPED, EXHAUSTED) and row.reason != TABLES_STAY
+            stays = given_up and one.lifecycle == EXPIRED and not restarted
+            changed.append(
+                {
+                    "b_id": row.id,
+                    "path": one.path,
+                    "place": one.place,
+                    "place_head": one.place[:HEAD],
+                    "housekeeping_status": row.housekeeping_status if stays else one.status,
+                    "reason": row.reason if stays else one.reason,
+                    "creation_timestamp": created,
+                    "cleanup_timestamp": period.end(created),
+                    "modified_timestamp": one.modified,
+                    "cleanup_delay": one.delay,
+                    "event": one.event,
+                    "client_id": one.client,
+                    "begun": 0,
+                    "next_try": 0,
+                }
+            )
+        _change(work, changed)
+        fresh = [to_row(each) for slot, each in slots.items() if slot not in known]
+        if fresh:
+            work.execute(item.insert(), fresh)
+        new += len(fresh)
+    return new
+
+
+def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | None, now: int) -> int:
+    """The objects of these items are gone (partitions None: the table is): the items stay, and go at their time; but
+    that of a table which was not to go itself."""
+    gone = and_(_of(db, table), ~item.c.detached, item.c.housekeeping_status.in_(OPEN))
+    if partitions is None:
+        kept = and_(gone, item.c.housekeeping_status == SKIPPED, item.c.reason == TABLES_STAY)
+        work.execute(
+            update(item)
+            .where(kept)
+            .values(housekeeping_status=DISABLED, reason=DATA_STAYS, detached=True, slot=None, modified_timestamp=now)
+        )
+        paths = and_(gone, item.c.lifecycle_type == UNREFERENCED)
+        found = work.execute(update(item).where(paths).values(detached=True, modified_timestamp=now)).rowcount
+        objects = and_(gone, item.c.lifecycle_type == EXPIRED)
+        values = {"detached": True, "slot": None, "modified_timestamp": now}
+        return int(found + work.execute(update(item).where(objects).values(values)).rowcount)
+    found = 0
+    for some in batched(partitions, CHUNK):
+        objects = and_(gone, item.c.lifecycle_type == EXPIRED, item.c.partition_name.in_(some))
+        values = {"detached": True, "slot": None, "modified_timestamp": now}
+        found += work.execute(update(item).where(objects).values(values)).rowcount
+    return found
+
+
+def disable(work: Connection, db: str, table: str, lifecycle: str, reason: str, now: int) -> int:
+    """Cancels what waits for a table's objects; not what has begun to go, which must come to its end, and not what was
+    made for objects that are gone."""
+    waiting = and_(
+        _of(db, table),
+        item.c.lifecycle_type == lifecycle,
+        item.c.housekeeping_status.in_(OPEN),
+        ~item.c.detached,
+        item.c.begun == 0,
+    )
+    values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
+    return int(work.execute(update(item).where(waiting).values(values)).rowcount)
+
+
+def revive(work: Connection, db: str, table: str, period: Period, begins: int, event: int, now: int) -> int:
+    """A table asks again for the removal of what it has left: its locations that were cancelled because it did not wait
+    again, one item a place, from this moment on."""
+    cancelled = and_(
+        _of(db, table),
+        item.c.lifecycle_type == UNREFERENCED,
+        item.c.housekeeping_status == DISABLED,
+        ~item.c.detached,
+        item.c.reason.endswith(NOT_ASKED, autoescape=True),
+    )
+    found = 0
+    for rows in _pages(work, cancelled, item.c.id, item.c.place):
+        wanted = {path_slot(row.place): row.id for row in rows}
+        taken = set(occupied(work, [(id, slot) for slot, id in wanted.items()]))
+        changes = [{"b_id": id, "slot": slot} for slot, id in wanted.items() if id not in taken]
+        _change(
+            work,
+            changes,
+            housekeeping_status=SCHEDULED,
+            reason="",
+            creation_timestamp=begins,
+            cleanup_timestamp=period.end(begins),
+            cleanup_delay=period.text,
+            cleanup_attempts=0,
+            next_try=0,
+            begun=0,
+            event=event,
+            modified_timestamp=now,
+        )
+        found += len(changes)
+    return found
+
+
+def referenced_again(work: Connection, places: Iterable[str], reason: str, now: int) -> int:
+    """Old locations, and those of objects that are gone, are not to go when something refers to them again."""
+    found = 0
+    values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
+    for some in batched(places, CHUNK):
+        slots = [path_slot(place) for place in some]
+        found += work.execute(update(item).where(item.c.slot.in_(slots)).values(values)).rowcount
+        gone = and_(
+            ACTIVE_ONLY,
+            item.c.place_head.in_([place[:HEAD] for place in some]),
+            item.c.place.in_(some),
+            item.c.lifecycle_type == EXPIRED,
+            item.c.detached,
+        )
+        found += work.execute(update(item).where(gone).values(values)).rowcount
+    return found
+
+
+def retime(work: Connection, db: str, table: str, lifecycle: str, period: Period, now: int) -> int:
+    """The period of a table has changed: the times of all that waits, from where they began."""
+    waiting = and_(
+        _of(db, table), item.c.lifecycle_type == lifecycle, item.c.housekeeping_status.in_(OPEN), ~item.c.detached
+    )
+    common = {"cleanup_delay": period.text, "modified_timestamp": now}
+    if period.fixed is not None:
+        values = {**common, "cleanup_timestamp": item.c.creation_timestamp + period.fixed}
+        return int(work.execute(update(item).where(waiting).values(values)).rowcount)
+    found = 0
+    for rows in _pages(work, waiting, item.c.id, item.c.creation_timestamp):
+        times = [{"b_id": row.id, "cleanup_timestamp": period.end(row.creation_timestamp)} for row in rows]
+        _change(work, times, **common)
+        found += len(rows)
+    return found
+
+
+def switch_table(work: Connection, db: str, table: str, drops: bool, now: int) -> None:
+    """Whether the table itself may go was changed."""
+    own = item.c.slot == object_slot(db, table, "")
+    before, after = (SKIPPED, SCHEDULED) if drops else (SCHEDULED, SKIPPED)
+    values = {"housekeeping_status": after, "reason": "" if drops else TABLES_STAY, "modified_timestamp": now}
+    which = and_(own, item.c.housekeeping_status == before, *([item.c.reason == TABLES_STAY] if drops else []))
+    work.execute(update(item).where(which).values(values))
+
+
+def follow(
+    work: Connection,
+    before: tuple[str, str, str | None],
+    after: tuple[str, str, str | None],
+    moved: tuple[str, str] | None,
+    now: int,
+) -> int:
+    """A table (db, name, None) or a partition has another name; attached items go by it. moved: its directory moved
+    along, from, to: paths in it are at new places. All items of a table; of a partition its own."""
+    attached = and_(_of(before[0], before[1]), ~item.c.detached)
+    if before[2] is not None:
+        attached = and_(attached, item.c.partition_name == before[2])
+    found = 0
+    for rows in _pages(work, attached, *item.c):
+        changed = []
+        for row in rows:
+            partition = row.partition_name if after[2] is None else after[2]
+            path, place = _moved(row.path, row.place, moved)
+            one = replace(to_item(row), db=after[0], table=after[1], partition=partition, path=path, place=place)
+            changed.append(_columns(one, "database_name table_name partition_name path place place_head slot"))
+        _change(work, changed, modified_timestamp=now)
+        found += len(changed)
+    return found
+
+
+def trouble(work: Connection, one: Item) -> bool:
+    """Notes that a table's properties cannot be understood; whether that is new, or said differently."""
+    slot = problem_slot(one.db, one.table, one.lifecycle)
+    known = work.execute(select(item.c.id, item.c.reason).where(item.c.slot == slot)).first()
+    if known is None:
+        work.execute(item.insert(), to_row(one))
+        return True
+    values = {"reason": one.reason, "path": one.path, "modified_timestamp": one.modified}
+    work.execute(update(item).where(item.c.id == known.id).values(values))
+    return bool(known.reason != one.reason)
+
+
+def settle(work: Connection, db: str, table: str, lifecycle: str, now: int) -> None:
+    """The properties are right again, or gone."""
+    values = {
+        "housekeeping_status": DISABLED,
+        "slot": None,
+        "reason": "the properties were corrected",
+        "modified_timestamp": now,
+    }
+    work.execute(update(item).where(item.c.slot == problem_slot(db, table, lifecycle)).values(values))
+
+
+def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[str], event: int) -> set[tuple[str, str]]:
+    """(partition, place) of objects that a run dropped with this event: it is none to act on."""
+    found: set[tuple[str, str]] = set()
+    done_since = and_(item.c.housekeeping_status == DELETED, item.c.ended >= event)
+    for some in batched(partitions, CHUNK):
+        query = select(item.c.partition_name, item.c.place).where(
+            _of(db, table),
+            item.c.lifecycle_type == EXPIRED,
+            item.c.partition_name.in_(some),
+            item.c.begun > 0,
+            item.c.begun < event,
+            item.c.housekeeping_status.in_(ACTIVE) | done_since,
+        )
+        found |= {(str(row.partition_name), str(row.place)) for row in work.execute(query)}
+    return found
+
+
+def settle_each(work: Connection, items: Sequence[Item]) -> None:
+    """Writes outcomes: what of items changes by a run, or by a person."""
+    columns = "housekeeping_status reason cleanup_attempts next_try begun ended modified_timestamp slot"
+    _change(work, [_columns(one, columns) for one in items])
+
+
+def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
+    """Of items (id, slot), those whose slot another one has."""
+    found = []
+    for some in batched(wanted, CHUNK):
+        holders = dict(
+            work.execute(select(item.c.slot, item.c.id).where(item.c.slot.in_([slot for _, slot in some]))).all()
+        )
+        found += [one for one, slot in some if holders.get(slot, one) != one]
+    return found
+
+
+def forget(work: Connection, before: int) -> int:
+    """Removes items that came to their end before a moment; SKIPPED and EXHAUSTED ones stay, for somebody to look."""
+    ended = and_(item.c.housekeeping_status.in_((DELETED, DISABLED)), item.c.modified_timestamp < before)
+    return int(work.execute(item.delete().where(ended)).rowcount)
+
+
+def _columns(one: Item, names: str) -> dict[str, Any]:
+    """A change that `_change` takes."""
+    return {"b_id": one.id} | {name: VALUES[name](one) for name in names.split()}
+
+
+def _change(work: Connection, changes: Sequence[dict[str, Any]], **common: Any) -> None:
+    """Writes columns of items: each change has the item's id as b_id and its own values, by the same columns."""
+    if changes:
+        own: dict[str, Any] = {name: bindparam(name) for name in changes[0] if name != "b_id"}
+        work.execute(update(item).where(item.c.id == bindparam("b_id")).values(common | own), changes)
+
+
+def _of(db: str, table: str) -> ColumnElement[bool]:
+    return and_(item.c.database_name == db, item.c.table_name == table)
+
+
+def _moved(path: str, place: str, moved: tuple[str, str] | None) -> tuple[str, str]:
+    if moved:
+        old, new = normal(moved[0]), normal(moved[1])
+        if place == old or place.startswith(old + "/"):
+            tail = place[len(old) :]
+            return moved[1].rstrip("/") + tail, new + tail
+    return path, place
+
+
+def _pages(work: Connection, where: ColumnElement[bool], *columns: Any) -> Iterator[Sequence[Any]]:
+    """Rows by id, a page at a time; they may be changed meanwhile."""
+    last = 0
+    while rows := work.execute(select(*columns).where(where, item.c.id > last).order_by(item.c.id).limit(5000)).all():
+        last = rows[-1].id
+        yield rows

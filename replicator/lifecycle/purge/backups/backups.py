@@ -1,0 +1,161 @@
+"""Backups: the directories that purges and restores have swapped out, as the runs remember them. Reads only.
+
+A backup is complete when its files are those that were recorded before the swap. What a writer that had begun before
+has put there since is late: those rows are in no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from cmroot.pins import iso
+from cmroot.store.listing import FileState
+from cmroot.store.place import join, normal
+from replicator.core.report import Rows
+from replicator.core.text.quantity import time_text
+from replicator.lifecycle.purge.options import RetainOptions
+from replicator.lifecycle.purge.partitions import Look, is_data
+from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
+from replicator.lifecycle.removal.audit import REMOVED, read_audit
+
+
+@dataclass(frozen=True)
+class Backup:
+    """directory: of the run that made it; unit: its last word. trash: a restore made it."""
+
+    directory: RunDirectory
+    unit: Unit
+    trash: bool = False
+
+    @property
+    def place(self) -> str:
+        return self.unit.old
+
+    @property
+    def swapped(self) -> str:
+        """When, in ISO 8601; by the second, so not after what has happened since."""
+        return iso(int(self.unit.time))
+
+    def set(self, **changes: object) -> Backup:
+        """Records what became of it."""
+        unit = msgspec.structs.replace(self.unit, **changes)
+        self.directory.write_units([unit])
+        return Backup(self.directory, unit, self.trash)
+
+
+def backups(root: str) -> Iterator[Backup]:
+    """All there ever were, oldest run first, with what became of them."""
+    for directory in runs(root):
+        trash = directory.is_restore
+        for unit in directory.units().values():
+            if unit.backup:
+                yield Backup(directory, unit, trash)
+
+
+@dataclass
+class BackupList(Rows):
+    """Backups, oldest run first, with what became of them."""
+
+    listed = "backups"
+    columns = ("table", "partition", "path", "state", "time", "run", "rows", "rows_erased", "trash")
+    status: str = "listed"
+    backups: list[dict[str, Any]] = field(default_factory=list)
+
+
+def list_backups(root: str, table: str | None = None) -> BackupList:
+    """Those of a table ("db.table"), or all."""
+    rows = [
+        {
+            "table": each.unit.table,
+            "partition": each.unit.partition,
+            "path": each.place,
+            "state": each.unit.backup,
+            "time": time_text(each.unit.time),
+            "run": each.directory.id,
+            "rows": each.unit.rows,
+            "rows_erased": each.unit.matched,
+            "trash": each.trash,
+        }
+        for each in backups(root)
+        if table is None or each.unit.table == table.lower()
+    ]
+    return BackupList(backups=rows)
+
+
+def recorded(backup: Backup) -> dict[str, FileState]:
+    """The files that a backup had when it was swapped out, by name; but for those that nobody reads."""
+    found: dict[str, FileState] = {}
+    for table in backup.directory.files():
+        fits = pc.and_(pc.equal(table["table"], backup.unit.table), pc.equal(table["partition"], backup.unit.partition))
+        unread = pc.and_(pc.equal(table["matched"], 0), pc.is_valid(table["checksum"]))
+        rows = table.filter(pc.and_not(fits, unread)).to_pylist()
+        if rows:  # of a later try, which takes the place of one before
+            found = {row["name"]: FileState(row["name"], row["size"], row["mtime_ns"], row["identity"]) for row in rows}
+    return found
+
+
+def recycled_of(root: str, backup: Backup, before: Mapping[str, FileState], look: Look) -> set[str]:
+    """Names of its files (before: as recorded) that `$cmroot` has, and the backup has no more: of a retain that was
+    killed where a directory goes file by file. Only since its swap: its place may have been a backup before."""
+    missing = before.keys() - {state.path_relative for state in look.files}
+    if not missing:
+        return set()
+    rows = read_audit(root, job=PURGE, path=normal(backup.place), outcome=REMOVED, since=backup.swapped)
+    gone = {normal(row.path) for row in rows if row.what == "file"}
+    return {name for name in missing if join(normal(backup.place), name) in gone}
+
+
+@dataclass(frozen=True)
+class Late:
+    """Data files that came into a backup after the swap; `gone`: recorded ones that are not as they were."""
+
+    came: tuple[FileState, ...]
+    gone: tuple[str, ...]
+
+
+def late(look: Look, before: Mapping[str, FileState]) -> Late:
+    """Pure."""
+    now = {state.path_relative: state for state in look.files}
+    came = tuple(state for name, state in now.items() if name not in before and is_data(name) and state.size)
+    gone = tuple(name for name, state in before.items() if now.get(name) != state)
+    return Late(came, gone)
+
+
+@dataclass(frozen=True)
+class Due:
+    """A backup that is to go, and why."""
+
+    backup: Backup
+    reason: str
+
+
+def due(known: list[Backup], options: RetainOptions, now: float) -> list[Due]:
+    """Those beyond policy. Pure. Of each partition the newest `versions` stay, while they are younger than `days`; and
+    whatever is younger than `readers` stays."""
+    found = []
+    by_part: dict[tuple[str, str, bool], list[Backup]] = {}
+    for each in known:
+        if each.unit.backup == "kept":
+            by_part.setdefault((*each.unit.key, each.trash), []).append(each)
+    for several in by_part.values():
+        several.sort(key=lambda each: -each.unit.time)
+        for index, each in enumerate(several):
+            age = timedelta(seconds=max(0.0, now - each.unit.time))
+            limit = options.trash if each.trash else options.days
+            if age < options.readers:
+                continue
+            if not each.trash and index >= options.versions:
+                found.append(Due(each, f"{index} newer backups of it are kept, {options.versions} may be"))
+            elif age >= limit:
+                found.append(Due(each, f"it is {_days(age)} old, {_days(limit)} are kept"))
+    return found
+
+
+def _days(age: timedelta) -> str:
+    return f"{age.total_seconds() / 86400:.1f} days"

@@ -1,0 +1,384 @@
+"""`replicator purge certify`: the proof that nothing holds what was erased, or the list of what does and until when.
+
+    tables      searched once more for the ids: no row may have one; what no search reads is named
+    backups     directories of before that are still there
+    $cmroot     the source's and each replica's, by checksum: files that had rows erased, and older states
+    replicas    how far they are
+    disks       of source and replicas, below the directories that the tables have and had, by checksum
+    versions    that an S3 bucket keeps of any of these
+
+When it expedites, backups are recycled and entries expired first, but for what a slot, hold, dump or legal hold needs.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any, Self
+
+from cmroot.expire.expedite import expedite, look_at_contents
+from cmroot.expire.retention import LIVE, ends_when
+from cmroot.keep.content import content_name
+from cmroot.keep.versions import keeps_versions, why_versions_unseen
+from cmroot.pins import iso
+from cmroot.root import ChangeRoot
+from cmroot.store.place import Place, join, normal
+from cmroot.store.resolve import resolved
+from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.captures.events.scope import Patterns
+from replicator.core.engine import AutoEngine
+from replicator.core.policy import Policy, matching_databases
+from replicator.core.progress import watched
+from replicator.core.report import Report
+from replicator.core.runtime import Runtime
+from replicator.core.spark import hive_settings
+from replicator.errors import Error, ObjectNotFound, UsageError
+from replicator.lifecycle.purge.backups.backups import backups
+from replicator.lifecycle.purge.backups.retain import Retain
+from replicator.lifecycle.purge.copies import copies, directories_of, is_below, kept_versions
+from replicator.lifecycle.purge.erased_contents import Content, erased_contents, older_contents
+from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap, WhiteList
+from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, RetainOptions
+from replicator.lifecycle.purge.partitions import look_at, parts_of
+from replicator.lifecycle.purge.run import described, warehouse_of
+from replicator.lifecycle.purge.search import matching
+from replicator.lifecycle.purge.search.ids import Ids, open_ids, read_ids
+from replicator.lifecycle.purge.search.searching import look_at_all, searched
+from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
+from replicator.lifecycle.removal.audit import AuditLog, begin_audit
+from replicator.lifecycle.removal.legal import ResolvedHold, read_holds
+from replicator.metastore.catalogs import refuse_for_spark
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.replay.places.replica import LAST_ID
+
+VERSIONS = "this version is deleted, by hand or a rule of the bucket"
+"""When a version goes that is not current."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica under management: a policy's name, its target, the target's `$cmroot`, what databases are called
+    there, and whether a table ("db", "table") of the source is replicated."""
+
+    name: str
+    target: MetastoreReader
+    root: str
+    target_name: Callable[[str], str]
+    replicates: Callable[[str, str], bool]
+
+    @classmethod
+    def of(cls, policy: Policy, target: MetastoreReader) -> Self:
+        """The replica that a policy makes. A table counts when partitions of it are replicated, too."""
+        patterns = Patterns.parse(policy.include, policy.exclude)
+
+        def replicates(db: str, table: str) -> bool:
+            return bool(matching_databases(policy, [db])) and patterns.match(table)
+
+        return cls(policy.name, target, normal(policy.target_cmroot), policy.target_name, replicates)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Something that still holds bytes from before. what: table, backup, $cmroot, replica, replica's $cmroot. why: the
+    reason that it must go; until: what has to happen for it to go."""
+
+    what: str
+    object: str
+    path: str
+    bytes: int
+    why: str
+    until: str
+    where: str = ""
+
+
+@dataclass
+class Certificate(Report):
+    """status: certified; remaining, while something is left; gaps, when nothing is left of what was searched. holding:
+    all that is left. searched: tables in which no row has an id, and of which every file was read. gaps: white-listed
+    tables, and partitions of others, that nobody searched. replicas: those that replicate one of the tables."""
+
+    status: str
+    ids: str
+    count: int
+    runs: list[str]
+    time: str
+    event: int
+    searched: list[str] = field(default_factory=list)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    contents: int = 0
+    replicas: list[str] = field(default_factory=list)
+    holding: list[dict[str, Any]] = field(default_factory=list)
+    expedited_files: int = 0
+    expedited_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is left, and nothing stayed unsearched that had to be searched."""
+        return self.status == "certified"
+
+
+def certify(
+    metastore: Metastore,
+    root: ChangeRoot,
+    asked: PurgeOptions,
+    options: CertifyOptions,
+    replicas: Sequence[Replica],
+    runtime: Runtime,
+) -> Certificate:
+    """For the ids of a run, or of `asked.ids` and all its runs. Changes nothing but the audit, unless it expedites.
+    Safe to run twice.
+
+    Raises Refused when there are no ids, UsageError for an unknown run."""
+    began, engines = clocks.monotonic(), runtime.engines
+    refuse_other_catalog(root.place, metastore)
+    refuse_for_spark(metastore)
+    directories = _runs(metastore, root, asked, options.run)
+    if options.run is not None:
+        request = directories[0].read_run().request
+        asked = PurgeOptions(request["ids"], request["whitelist"], request["field_path"])
+    audit = begin_audit(root.place, PURGE, clock=runtime.clock)
+    certificate = Certificate(
+        "certified", asked.ids, 0, [each.id for each in directories], iso(runtime.clock()), metastore.current_event_id()
+    )
+    if options.expedited:
+        everything = RetainOptions(0, timedelta(0), options.readers, timedelta(0))
+        with Retain(
+            root=root, metastore=metastore, runtime=runtime, limits=options.limits, options=everything
+        ) as backups_of_all:
+            certificate.expedited_files += backups_of_all.run().files
+    found: list[Holding] = []
+    session = engines.session(hive_settings(metastore.config, warehouse_of(metastore), engines.settings))
+    ids = _ids(session, asked, directories if options.run is not None else [])
+    certificate.count = ids.count
+    tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)
+    certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
+    for table in watched(runtime.progress, "search tables", tables):
+        rows, unread = _rows_left(metastore, ids, table, engines)
+        certificate.gaps += [{"table": gap.table, "reason": gap.reason} for gap in unread]
+        if rows:
+            found.append(
+                Holding(
+                    "table", table.name, table.table.location or "", 0, f"{rows:,} rows have an id", "the next purge"
+                )
+            )
+        elif not unread:
+            certificate.searched.append(table.name)
+    ids.close()
+    replicas = [each for each in replicas if any(each.replicates(table.table.db, table.table.name) for table in tables)]
+    certificate.replicas = [each.name for each in replicas]
+    contents = {each.key: each for each in erased_contents(directories)}
+    contents = older_contents(root.place, [table.name for table in tables]) | contents
+    certificate.contents = len(contents)
+    found += _backups(root.place, directories, {table.name for table in tables})
+    places = [("$cmroot", root.place, "")] + [("replica's $cmroot", each.root, each.name) for each in replicas]
+    places += [("replica's $cmroot", each, "") for each in options.roots]
+    for what, place, name in places:
+        if options.expedited:
+            _expedite(place, contents, root.place, certificate, runtime)
+        found += _kept(what, place, name, contents, engines)
+    swapped = _swapped(directories)
+    found += _left_at(metastore, "table", "", swapped, contents, engines, str)
+    for replica in replicas:
+        found += _replica(replica, swapped, contents, engines)
+    looked_at = {(place, place) for _, place, _ in places} | {(each.name, each.table.location or "") for each in tables}
+    seen = [{"table": name, "reason": why_versions_unseen(place)} for name, place in sorted(looked_at)]
+    certificate.gaps += [each for each in seen if each["reason"]]
+    certificate.holding = [asdict(each) for each in found]
+    if found:
+        certificate.status = "remaining"
+    elif certificate.gaps and not options.allow_gaps:
+        certificate.status = "gaps"
+    certificate.seconds = clocks.monotonic() - began
+    _record(audit, certificate)
+    return certificate
+
+
+def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: str | None) -> list[RunDirectory]:
+    """Oldest first. `latest` is the newest."""
+    known = []
+    for directory in runs(root.place):
+        request = directory.read_run().request
+        if "ids" in request and request["metastore"] == metastore.uri:
+            known.append((directory, request["ids"]))
+    if run is not None:
+        found = [directory for directory, _ in known if run in (directory.id, "latest")][-1:]
+        if not found:
+            raise UsageError(f"{root.place}: no purge {run!r}", hint=f"there are: {', '.join(d.id for d, _ in known)}")
+        return found
+    return [directory for directory, ids in known if ids == options.ids]
+
+
+def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory]) -> Ids:
+    for directory in directories:
+        if Place(directory.ids).list():
+            return open_ids(session, directory.ids)
+    return read_ids(session, options.ids, None)
+
+
+def _rows_left(
+    metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
+) -> tuple[int, list[PurgeGap]]:
+    """Rows with an id, and what was not searched for them."""
+    parts = list(parts_of(metastore, table.table))
+    try:
+        found, gaps = searched(ids, table, parts, look_at_all(engines, parts))
+        return sum(matching.ask_counts(found).values()), gaps
+    except matching.LossyIds as error:
+        raise UsageError(f"{table.name}: {error}", hint="correct the ids, then certify again") from error
+    except Error:
+        raise
+    except Exception as error:
+        if not matching.is_sparks(error):
+            raise
+        return 0, [PurgeGap(table.name, f"not searched: {matching.failed(error).message}")]
+
+
+def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[str]) -> Iterator[Holding]:
+    """Of these runs, and of any other that purged one of the tables: nobody has searched those."""
+    ours = {directory.id for directory in directories}
+    for backup in backups(root):
+        unit = backup.unit
+        if unit.backup == "kept" and (backup.directory.id in ours or backup.trash or unit.table in tables):
+            look = look_at(backup.place)
+            if not look.missing:
+                size = sum(state.size for state in look.files)
+                yield Holding(
+                    "backup",
+                    unit.name,
+                    backup.place,
+                    size,
+                    f"swapped out {iso(unit.time)}",
+                    "`purge retain` recycles it; --expedite does it now",
+                )
+
+
+def _expedite(
+    place: str, contents: dict[tuple[str, int], Content], root: str, certificate: Certificate, runtime: Runtime
+) -> None:
+    held = [ResolvedHold(hold) for hold in read_holds(root, runtime.clock())]
+
+    def is_held(each: Content) -> bool:
+        path = resolved(each.path) if held else ""
+        return any(hold.covers(_name(each), path) for hold in held)
+
+    free = [key for key, each in contents.items() if not is_held(each)]
+    gone = expedite(look_at_contents(place, free, runtime.engines.for_work(len(free))), now=runtime.clock)
+    certificate.expedited_files += gone.entries
+    certificate.expedited_bytes += gone.bytes
+
+
+def _name(content: Content) -> str:
+    return f"{content.table}/{content.partition}" if content.partition else content.table
+
+
+def _kept(
+    what: str, place: str, name: str, contents: dict[tuple[str, int], Content], engines: AutoEngine
+) -> Iterator[Holding]:
+    rows = look_at_contents(place, contents, engines.for_work(len(contents))).rows
+    for row in rows.select(["checksum", "size", "bytes", "reason", "keep", "released"]).to_pylist():
+        content = contents[row["checksum"], row["size"]]
+        path = join(place, "files", row["checksum"][:2], f"xxh3_128-{row['checksum']}-{row['size']}")
+        yield Holding(what, _name(content), path, row["bytes"], content.why, _until(row), name)
+    paths = {normal(join(place, "files", key[0][:2], content_name(*key))): each for key, each in contents.items()}
+    for old in kept_versions(list(paths), engines):
+        content = paths[old.path]
+        yield Holding(what, _name(content), _of_version(old.path, old.version), old.size, content.why, VERSIONS, name)
+
+
+def _of_version(path: str, version: str) -> str:
+    return f"{path}?versionId={version}"
+
+
+def _until(row: dict[str, Any]) -> str:
+    if not row["keep"]:
+        return "the next expiry; --expedite does it now"
+    live = "a capture records that the source has it no more"
+    return ends_when(row["reason"], row["released"]) or (live if row["reason"] == LIVE else row["reason"])
+
+
+def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
+    """By table, its partitions that were purged, as the last run left them."""
+    units = [unit for directory in directories for unit in directory.units().values() if unit.backup]
+    latest: dict[tuple[str, str], Unit] = {unit.key: unit for unit in units}
+    by_table: dict[str, list[Unit]] = {}
+    for unit in latest.values():
+        by_table.setdefault(unit.table, []).append(unit)
+    return by_table
+
+
+def _replica(
+    replica: Replica, swapped: Mapping[str, list[Unit]], contents: dict[tuple[str, int], Content], engines: AutoEngine
+) -> Iterator[Holding]:
+    """How far it is, and its copies of what was purged at the source."""
+    ours = {name: units for name, units in swapped.items() if replica.replicates(*_split(name))}
+    for name, units in ours.items():
+        db, table_name = _split(name)
+        there = replica.target_name(db)
+        try:
+            at = int(replica.target.database(there).parameters.get(LAST_ID, "0"))
+        except ObjectNotFound:
+            continue
+        if at < (newest := max(unit.event for unit in units)):
+            yield Holding(
+                "replica",
+                f"{there}.{table_name}",
+                "",
+                0,
+                f"it is at event {at}, and the purge at {newest}",
+                "its next run",
+                replica.name,
+            )
+    yield from _left_at(replica.target, "replica", replica.name, ours, contents, engines, replica.target_name)
+
+
+def _left_at(
+    metastore: MetastoreReader,
+    what: str,
+    where: str,
+    swapped: Mapping[str, list[Unit]],
+    contents: dict[tuple[str, int], Content],
+    engines: AutoEngine,
+    target_name: Callable[[str], str],
+) -> Iterator[Holding]:
+    """Files with such contents in the directories of purged tables, in tables or in none. Backups are reported as
+    such."""
+    kept = {normal(unit.old) for units in swapped.values() for unit in units if unit.backup == "kept"}
+    reported = kept if what == "table" else set()
+    for name, units in swapped.items():
+        db, table_name = _split(name)
+        try:
+            home = metastore.database(target_name(db)).location or ""
+            table = metastore.table(target_name(db), table_name)
+            parts = list(parts_of(metastore, table, [unit.partition for unit in units]))
+        except ObjectNotFound:
+            continue
+        swapped_out = [unit.old for unit in units if unit.old and what == "table" and keeps_versions(unit.old)]
+        for copy in copies([*directories_of(table, parts, home), *swapped_out], contents, engines):
+            if copy.version or not is_below(copy.place, reported):
+                until = "its next run" if what == "replica" else "it is removed by hand"
+                yield Holding(
+                    what,
+                    f"{table.db}.{table.name}",
+                    _of_version(copy.place, copy.version) if copy.version else copy.place,
+                    copy.size,
+                    contents[copy.checksum, copy.size].why,
+                    VERSIONS if copy.version else until,
+                    where,
+                )
+
+
+def _split(name: str) -> tuple[str, str]:
+    db, _, table = name.partition(".")
+    return db, table
+
+
+def _record(audit: AuditLog, certificate: Certificate) -> None:
+    audit.changed(
+        "",
+        f"{certificate.status}: {certificate.count:,} ids, {len(certificate.holding):,} holdings",
+        what="certificate",
+        detail=asdict(certificate),
+    )

@@ -1,0 +1,278 @@
+"""Which tables a purge takes up: the white list, and the descriptor in a table's properties. Pure.
+
+Grammar and names are those of Gobblin compliance, so properties and lists work unchanged (docs/migrating.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cmroot.errors import UNREADABLE
+from replicator.core.model import Column, Table
+from replicator.core.table_format import SAID, table_format
+from replicator.core.text.sql_text import quoted_name, scalar_type
+from replicator.errors import UsageError
+
+DESCRIPTOR = "dataset.descriptor"
+FIELD_PATH = "gobblin.compliance.dataset.descriptor.fieldPath"
+FIELD_PATH_ALIASES = (FIELD_PATH, "dataset.descriptor.fieldPath")
+
+
+@dataclass(frozen=True)
+class WhiteList:
+    """`db.table1|table2,db2`: commas between entries, bars between tables, `*` for any text; what else stands there is
+    regular expression. Regardless of case, whole names. An empty list has every table."""
+
+    entries: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> WhiteList:
+        """Raises UsageError naming the entry."""
+        found = []
+        for entry in filter(None, (part.strip() for part in text.split(","))):
+            db, dot, tables = entry.partition(".")
+            if "." in tables.replace(".*", ""):
+                raise UsageError(f"{entry!r}: more than one dot", hint="write db.table1|table2,db2; `*` is any text")
+            try:
+                names = [_pattern(name) for name in tables.split("|")] if dot else [".*"]
+                found.append((_compiled(_pattern(db)), _compiled("|".join(names))))
+            except re.error as error:
+                raise UsageError(f"{entry!r}: {error}", hint="write db.table1|table2,db2; `*` is any text") from error
+        return cls(tuple(found))
+
+    def has(self, db: str, table: str) -> bool:
+        return not self.entries or any(d.fullmatch(db) and t.fullmatch(table) for d, t in self.entries)
+
+    def has_database(self, db: str) -> bool:
+        """Whether it may have a table of this database."""
+        return not self.entries or any(d.fullmatch(db) for d, _ in self.entries)
+
+
+def _pattern(text: str) -> str:
+    return ".*".join(text.strip().split("*"))
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(f"(?:{pattern})", re.IGNORECASE)
+
+
+class PurgeGap(msgspec.Struct, frozen=True):
+    """A table on the white list that no purge reaches, and why: what it says of people stays. `invalid`: it is
+    described, but wrongly."""
+
+    table: str
+    reason: str
+    invalid: bool = False
+
+
+@dataclass(frozen=True)
+class Onboarded:
+    """A table to purge. field: the path to its column of ids, a column first; type: the column's Hive type."""
+
+    table: Table
+    field: tuple[str, ...]
+    type: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.db}.{self.table.name}"
+
+
+def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
+    """What becomes of a white-listed table. field_path: where in the descriptor the column's name stands, unless the
+    table's own properties say so; without either, the only value of the descriptor."""
+    name = f"{table.db}.{table.name}"
+    if table.is_view:
+        return PurgeGap(name, "a view: it has no data of its own")
+    text = table.parameters.get(DESCRIPTOR)
+    if text is None:
+        return PurgeGap(name, f"not onboarded: its properties have no {DESCRIPTOR}")
+    if why := _foreign(table):
+        return PurgeGap(name, why)
+    own = next((table.parameters[key] for key in FIELD_PATH_ALIASES if table.parameters.get(key)), "")
+    try:
+        field = _column(text, own or field_path)
+    except ValueError as error:
+        return PurgeGap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
+    parts = tuple(part for part in field.lower().split(".") if part)
+    for key in table.partition_keys:
+        if parts[:1] == (key.name.lower(),):
+            return PurgeGap(name, f"{field} is a partition key: drop its partitions instead", invalid=True)
+    try:
+        columns = {column.name.lower(): column.type for column in data_columns(table)}
+    except ValueError as error:
+        return PurgeGap(name, str(error), invalid=True)
+    if not parts or parts[0] not in columns:
+        return PurgeGap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
+    try:
+        return Onboarded(table, parts, type_at(columns[parts[0]], parts[1:]))
+    except ValueError as error:
+        return PurgeGap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
+
+
+def _foreign(table: Table) -> str:
+    """Why files behind a metastore's back say what the table is, or who owns them."""
+    match table_format(table):
+        case "plain":
+            return ""
+        case "acid":
+            return "a transactional table: erase with DELETE, and compact"
+        case "symlink":
+            return "a table of symbolic links: its rows are other tables' files, so erase them there"
+        case "handler":
+            handlers = (value for key, value in table.parameters.items() if key.lower() == "storage_handler")
+            return f"its data lie with {next(handlers)}"
+        case known:
+            return f"{SAID[known]}: its own log says which files count, so erase with its own tools"
+
+
+def _column(text: str, path: str) -> str:
+    try:
+        value: Any = msgspec.json.decode(text)
+    except UNREADABLE as error:
+        raise ValueError(f"no JSON: {error}") from error
+    parts = [part for part in (each.strip() for each in path.split(".")) if part]
+    if not parts:
+        return _only(value)
+    for part in parts:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"there is nothing at {path}: {part} is asked of what is no object")
+        if value.get(part) is None:
+            raise ValueError(f"it has nothing at {path}")
+        value = value[part]
+    if isinstance(value, (Mapping, list)):
+        raise ValueError(f"at {path} is no name but {msgspec.json.encode(value).decode()[:80]}")
+    return str(value)
+
+
+def _only(value: Any) -> str:
+    """The only text in a descriptor of which nobody said where the name stands."""
+    found: list[str] = []
+
+    def walk(each: Any) -> None:
+        if isinstance(each, Mapping):
+            for below in each.values():
+                walk(below)
+        elif isinstance(each, str):
+            found.append(each)
+
+    walk(value)
+    if len(found) != 1:
+        raise ValueError(f"it has {len(found)} texts, and nobody says which is the column: set {FIELD_PATH}")
+    return found[0]
+
+
+def is_sparks(table: Table) -> bool:
+    """Whether it is of one of Spark's own kinds (`USING parquet`), not of Hive's."""
+    return table.parameters.get("spark.sql.sources.provider", "hive").lower() != "hive"
+
+
+def data_columns(table: Table) -> tuple[Column, ...]:
+    """The columns in a table's files. Spark keeps those of its own kinds of tables in the properties; where Hive cannot
+    read the files, the metastore's columns say nothing. Raises ValueError for a schema that is none."""
+    own = table.storage.columns if table.storage else ()
+    if not is_sparks(table):
+        return own
+    text = _spark_schema(table.parameters)
+    if not text:
+        return own
+    keys = {key.name.lower() for key in table.partition_keys}
+    try:
+        fields = msgspec.json.decode(text, type=_Schema).fields
+        return tuple(Column(field.name, _hive_type(field.type)) for field in fields if field.name.lower() not in keys)
+    except UNREADABLE as error:
+        raise ValueError(f"spark.sql.sources.schema is invalid: {error}") from error
+
+
+def _spark_schema(parameters: Mapping[str, str]) -> str:
+    if whole := parameters.get("spark.sql.sources.schema"):
+        return whole
+    count = parameters.get("spark.sql.sources.schema.numParts", "0")
+    if not count.isdecimal():
+        raise ValueError(f"spark.sql.sources.schema.numParts is no number: {count[:80]!r}")
+    parts = []
+    for number in range(int(count)):
+        part = parameters.get(f"spark.sql.sources.schema.part.{number}")
+        if part is None:
+            raise ValueError(f"spark.sql.sources.schema has no part {number} of {count}")
+        parts.append(part)
+    return "".join(parts)
+
+
+class _Field(msgspec.Struct):
+    name: str
+    type: Any
+
+
+class _Schema(msgspec.Struct):
+    fields: list[_Field]
+
+
+_SPARK_TYPES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
+_WORD = re.compile(r"[a-z][a-z0-9_ ]*(\([\w:, -]*\))?", re.ASCII)
+_PLAIN = re.compile(r"\w+", re.ASCII)
+
+
+def _hive_type(type_: Any) -> str:
+    """Names of a struct's fields are in backticks where a type's own letters are among theirs."""
+    match type_:
+        case str() if _WORD.fullmatch(type_):
+            return _SPARK_TYPES.get(type_, type_)
+        case {"type": "struct", "fields": list(fields)}:
+            inner = msgspec.convert(fields, list[_Field])
+            return f"struct<{','.join(f'{_field_name(field.name)}:{_hive_type(field.type)}' for field in inner)}>"
+        case {"type": "array", "elementType": element}:
+            return f"array<{_hive_type(element)}>"
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return f"map<{_hive_type(key)},{_hive_type(value)}>"
+        case {"type": "udt"}:
+            return "udt"
+    raise ValueError(f"spark.sql.sources.schema has a type that is none: {str(type_)[:80]!r}")
+
+
+def _field_name(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else quoted_name(name)
+
+
+def type_at(type_: str, path: tuple[str, ...]) -> str:
+    """The Hive type of a field inside of structs. Raises ValueError for one that is not there or cannot be compared."""
+    type_ = type_.strip()
+    if not path:
+        try:
+            return scalar_type(type_.lower())
+        except ValueError as error:
+            raise ValueError(f"a {type_[:80]} cannot be compared with an id") from error
+    if not type_.lower().startswith("struct<") or not type_.endswith(">"):
+        raise ValueError(f"{type_[:80]} has no field {path[0]}")
+    for name, inner in struct_fields(type_[len("struct<") : -1]):
+        if name.lower() == path[0]:
+            return type_at(inner, path[1:])
+    raise ValueError(f"{type_[:80]} has no field {path[0]}")
+
+
+def spelled_in(type_: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a field inside of structs as the type spells them; the path must be one that `type_at` takes."""
+    if not path:
+        return ()
+    name, inner = next(each for each in struct_fields(type_[len("struct<") : -1]) if each[0].lower() == path[0])
+    return name, *spelled_in(inner, path[1:])
+
+
+def struct_fields(text: str) -> Iterator[tuple[str, str]]:
+    """Names and types of a struct's fields."""
+    tokens = re.findall(r"`(?:[^`]|``)*`|[<(>),]|[^`<(>),]+", text)
+    depth, field = 0, ""
+    for token in [*tokens, ","]:
+        depth += (token in ("<", "(")) - (token in (">", ")"))
+        if token != "," or depth:
+            field += token
+            continue
+        match = re.fullmatch(r"\s*(?:`((?:[^`]|``)*)`|([^:]*?))\s*:(.*)", field, re.DOTALL)
+        if match:
+            yield (match[2] if match[1] is None else match[1].replace("``", "`")), match[3]
+        field = ""

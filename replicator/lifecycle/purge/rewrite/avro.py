@@ -1,0 +1,370 @@
+"""Rewriting one Avro file without the records of some ids. Runs in a task.
+
+What a record is, the writer's schema in the file says, so what the table does not know stays. Records that stay are
+copied byte for byte, blocks without an id as they are compressed; the header and its sync marker stay.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from decimal import Context
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from cmroot.errors import FormatError
+from replicator.lifecycle.purge.rewrite.avro_schema import AvroType, Names, find_field, parse_schema
+from replicator.lifecycle.purge.rewrite.blocks import Input, avro_codec
+from replicator.lifecycle.purge.rewrite.columnar import Counts
+from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
+
+_MAGIC = b"Obj\x01"
+_SYNC = 16
+_WIDE = Context(prec=100)  # decimals have 76 digits at most
+
+Locate = Callable[[bytes, int], tuple[int, Any]]
+"""(block, where a record begins) -> (where it ends, its id as the keys are written; None: it has none)."""
+Read = Callable[[bytes, int], Any]
+"""(block, where a value begins) -> the value as the keys are written."""
+
+
+def rewrite_avro(
+    source: BinaryIO, target: AbstractContextManager[BinaryIO], format_: FileFormat, keys: pa.Array
+) -> Counts:
+    """Copies a file but for the records whose field is one of `keys`; records without an id stay."""
+    file = _Container(Input(source))
+    names = format_.spellings or tuple((part,) for part in format_.field)
+    locate = compile_locate(file.schema, names, format_.type, keys.type)
+    wanted = {key: position for position, key in enumerate(_canonical(keys))}
+    rows, dropped = 0, Counter[int]()
+    with target as out:
+        out.write(file.header)
+        for count, packed in file.blocks():
+            kept, left_out = _without(file.codec.decompress(packed), count, locate, wanted)
+            rows, left = rows + count, count - len(left_out)
+            dropped.update(left_out)
+            if left_out:
+                packed = file.codec.compress(kept)
+            if left:
+                out.write(_long(left) + _long(len(packed)) + packed + file.sync)
+    return rows, dropped
+
+
+def count_avro(source: BinaryIO) -> int:
+    file = Input(source)
+    return sum(count for count, _ in _Container(file).blocks(read=False)) if file.left else 0
+
+
+class _Container:
+    """An object container file: header (magic, metadata, sync marker), then blocks."""
+
+    def __init__(self, file: Input) -> None:
+        self._file = file
+        if file.take(len(_MAGIC)) != _MAGIC:
+            raise FormatError("it is no Avro file")
+        found = dict(self._metadata())
+        self.sync = file.take(_SYNC)
+        self.header = file.before()
+        self.codec = avro_codec(found.get("avro.codec", b"null").decode("utf-8", "replace"))
+        try:
+            self.schema = parse_schema(found.get("avro.schema", b""))
+        except ValueError as error:
+            raise Unsupported(f"its header is not understood: {error}") from error
+
+    def _metadata(self) -> Iterator[tuple[str, bytes]]:
+        while count := self._number():
+            if count < 0:
+                self._number()  # bytes
+            for _ in range(abs(count)):
+                yield self._file.take(self._number()).decode("utf-8", "replace"), self._file.take(self._number())
+
+    def blocks(self, read: bool = True) -> Iterator[tuple[int, bytes]]:
+        """(records, their bytes as compressed). read: False leaves the bytes out."""
+        file = self._file
+        while file.left:
+            count, size = self._number(), self._number()
+            packed = file.take(size) if read else b""
+            if not read:
+                file.skip(size)
+            if file.take(_SYNC) != self.sync or count < 0:
+                raise FormatError(f"a block does not end at byte {file.at:,} as it says")
+            yield count, packed
+
+    def _number(self) -> int:
+        found = self._file.take(1)
+        while found[-1] > 127:
+            found += self._file.take(1)
+        return number(found, 0)[0]
+
+
+def _without(data: bytes, count: int, locate: Locate, wanted: Mapping[Any, int]) -> tuple[bytes, list[int]]:
+    """A block's records but for those with an id, and the positions of those ids."""
+    kept, dropped, begun, at = list[bytes](), list[int](), 0, 0
+    if count > len(data):
+        raise FormatError(f"{count:,} records are not in {len(data):,} bytes")
+    try:
+        for _ in range(count):
+            end, value = locate(data, at)
+            if value in wanted:
+                kept.append(data[begun:at])
+                dropped.append(wanted[value])
+                begun = end
+            at = end
+    except (IndexError, struct.error) as error:
+        raise FormatError("a record is longer than its block") from error
+    except RecursionError as error:
+        raise Unsupported("its records are nested too deep") from error
+    if at != len(data):
+        raise FormatError(f"{count:,} records take {at:,} bytes, and their block has {len(data):,}")
+    kept.append(data[begun:])
+    return b"".join(kept), dropped
+
+
+# Binary encoding
+
+
+def number(data: bytes, at: int) -> tuple[int, int]:
+    """An int or long, and where it ends."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        found |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return (found >> 1) ^ -(found & 1), at
+        if shift > 63:
+            raise FormatError("a number has more than 64 bits")
+
+
+def _behind(data: bytes, at: int) -> int:
+    """Where bytes or a string end."""
+    length, at = number(data, at)
+    if length < 0:
+        raise FormatError(f"a text has {length} bytes")
+    return at + length
+
+
+def _long(value: int) -> bytes:
+    """value: not negative."""
+    value, found = value << 1, bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*found, value))
+
+
+def _damaged() -> None:
+    raise FormatError("a value is not as the file's schema says")
+
+
+# Where records end, and their id
+
+
+def compile_locate(schema: AvroType, path: Sequence[Names], declared: str, ids: pa.DataType) -> Locate:
+    """path: names of a column, and of the fields in it. declared: the column's type in the table; ids: that of the
+    keys. Raises Unsupported when the schema does not have it, or as something that cannot be compared."""
+    compiler = _Compiler(lambda type_: _reader(type_, declared, ids))
+    try:
+        found = compiler.locate(schema, path)
+    except ValueError as error:
+        raise Unsupported(f"the file's own schema does not say where the id is: {error}") from error
+    except RecursionError as error:
+        raise Unsupported("its schema is nested too deep") from error
+    locate: Locate = compiler.compiled()[found]
+    return locate
+
+
+class _Compiler:
+    """Python functions of (d: a block, p: where a value begins), one for each record, array and map, as each line takes
+    its time for each record. Nothing of a schema's own text comes into the source: only sizes, and names made here."""
+
+    def __init__(self, reader: Callable[[AvroType], Read]) -> None:
+        self._reader = reader
+        self._lines: list[str] = []
+        self._names: dict[AvroType, str] = {}
+        self._known: dict[str, Any] = {"number": number, "behind": _behind, "damaged": _damaged}
+
+    def compiled(self) -> dict[str, Any]:
+        exec(compile("\n".join(self._lines), "<Avro schema>", "exec"), self._known)
+        return self._known
+
+    def locate(self, record: AvroType, path: Sequence[Names]) -> str:
+        """The name of a function that returns (where a record ends, its field's value)."""
+        if record.kind != "record":
+            raise ValueError(f"{path[0][0]} is asked of a {record.kind}")
+        wanted, lines = find_field(record, path[0]), []
+        for each in record.fields:
+            lines += self._value(each.type, path[1:]) if each is wanted else self._skip(each.type)
+        return self._function([*lines, "return p, v"])
+
+    def _value(self, type_: AvroType, path: Sequence[Names]) -> list[str]:
+        """Statements that read a value into `v`, and move `p` behind it."""
+        if type_.kind == "union":
+            return self._union([self._value(branch, path) for branch in type_.inner])
+        if type_.kind == "null":
+            return ["v = None"]
+        if path:
+            return [f"p, v = {self.locate(type_, path)}(d, p)"]
+        name = f"read{len(self._known)}"
+        self._known[name] = self._reader(type_)
+        return [f"v = {name}(d, p)", *self._skip(type_)]
+
+    def _skip(self, type_: AvroType) -> list[str]:
+        """Statements that move `p` behind a value."""
+        width = type_.width
+        if width is not None:
+            return [f"p += {width}"]
+        match type_.kind:
+            case "int" | "long" | "enum":
+                return ["while d[p] > 127:", " p += 1", "p += 1"]
+            case "bytes" | "string":  # of less than 64 bytes, mostly
+                return ["n = d[p]", "p = behind(d, p) if n & 129 else p + 1 + (n >> 1)"]
+            case "union":
+                return self._union([self._skip(branch) for branch in type_.inner])
+        return [f"p = {self._named(type_)}(d, p)"]
+
+    def _union(self, branches: list[list[str]]) -> list[str]:
+        few = len(branches) <= 64  # which one is a single byte, twice its number
+        lines = ["n = d[p]", "p += 1"] if few else ["n, p = number(d, p)"]
+        for index, branch in enumerate(branches):
+            said = 2 * index if few else index
+            lines += [f"{'elif' if index else 'if'} n == {said}:", *(f" {line}" for line in branch)]
+        return [*lines, "else:", " damaged()"] if branches else ["damaged()"]
+
+    def _named(self, type_: AvroType) -> str:
+        """The name of a function that returns where a record, array or map ends; one that calls itself has it before
+        it is written."""
+        if type_ in self._names:
+            return self._names[type_]
+        name = self._names[type_] = f"skip{len(self._names)}"
+        if type_.kind == "record":
+            lines = [line for each in type_.fields for line in self._skip(each.type)]
+            self._function([*lines, "return p"], name)
+        else:
+            self._function(self._items(type_), name)
+        return name
+
+    def _items(self, type_: AvroType) -> list[str]:
+        """Blocks of an array or a map; one with a negative count says its bytes, too."""
+        width = type_.inner[0].width if type_.kind == "array" else None
+        if width is None:
+            key = ["p = behind(d, p)"] if type_.kind == "map" else []
+            item = ["for _ in range(c):", *(f" {line}" for line in [*key, *self._skip(type_.inner[0])])]
+        else:
+            item = [f"p += {width} * c"]
+        block = [
+            "c, p = number(d, p)",
+            "if c == 0:",
+            " return p",
+            "if c < 0:",
+            " c, (e, p) = -c, number(d, p)",
+            " e += p",
+            "else:",
+            " e = -1",
+            *item,
+            "if e not in (-1, p):",
+            " damaged()",
+        ]
+        return ["while True:", *(f" {line}" for line in block)]
+
+    def _function(self, lines: list[str], name: str = "") -> str:
+        name = name or f"locate{len(self._lines)}"
+        self._lines += [f"def {name}(d, p):", *(f" {line}" for line in lines)]
+        return name
+
+
+# Values
+
+
+def _canonical(keys: pa.Array) -> list[Any]:
+    """The keys as `_reader` reads values."""
+    if pa.types.is_timestamp(keys.type):
+        keys = keys.cast(pa.timestamp("ms", keys.type.tz)).cast(pa.int64())
+    elif pa.types.is_date(keys.type):
+        keys = keys.cast(pa.int32())
+    found = keys.to_pylist()
+    if pa.types.is_decimal(keys.type):
+        return [int(_WIDE.scaleb(key, keys.type.scale)) for key in found]
+    if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type):
+        return [key.encode() for key in found]
+    return [_real(key) for key in found] if pa.types.is_floating(keys.type) else found
+
+
+def _real(value: float) -> float | str:
+    """All that are no number are one, as in the engine's joins."""
+    return value if value == value else "NaN"
+
+
+def _reader(type_: AvroType, declared: str, ids: pa.DataType) -> Read:
+    """As Hive reads them: a date is days, a timestamp milliseconds, whatever else the file says of it. Raises
+    Unsupported."""
+    kind, of = type_.kind, pa.types
+    if kind in ("int", "long") and (of.is_integer(ids) or of.is_date(ids) or of.is_timestamp(ids)):
+        return lambda data, at: number(data, at)[0]
+    if kind == "boolean" and of.is_boolean(ids):
+        return lambda data, at: data[at] == 1
+    if kind in ("int", "long", "float", "double") and of.is_floating(ids):
+        return _real_reader(kind, single=of.is_float32(ids))
+    if kind in ("bytes", "string", "fixed"):
+        raw = _raw_reader(type_)
+        if type_.scale is not None and of.is_decimal(ids):
+            return _decimal_reader(raw, ids.scale - type_.scale)
+        if of.is_binary(ids):
+            return raw
+        if (of.is_string(ids) or of.is_large_string(ids)) and kind != "fixed":
+            return _text_reader(raw, declared)
+    if kind == "enum" and (of.is_string(ids) or of.is_large_string(ids)):
+        symbols = dict(enumerate(symbol.encode() for symbol in type_.symbols))
+        return lambda data, at: symbols.get(number(data, at)[0])
+    raise Unsupported(f"an Avro {kind} cannot be compared with ids of type {ids}")
+
+
+def _raw_reader(type_: AvroType) -> Read:
+    if type_.kind == "fixed":
+        return lambda data, at: data[at : at + type_.size]
+
+    def read(data: bytes, at: int) -> bytes:
+        length, at = number(data, at)
+        return data[at : at + length]
+
+    return read
+
+
+def _decimal_reader(raw: Read, more: int) -> Read:
+    """Its digits as the ids have them behind the point. more: those that the file lacks; below 0: has too many of."""
+    factor = 10 ** abs(more)
+
+    def read(data: bytes, at: int) -> int | None:
+        digits: int = int.from_bytes(raw(data, at), "big", signed=True)
+        if more >= 0:
+            return digits * int(factor)
+        whole, rest = divmod(digits, factor)
+        return None if rest else whole
+
+    return read
+
+
+def _real_reader(kind: str, *, single: bool) -> Read:
+    if kind in ("float", "double"):
+        unpack = struct.Struct("<f" if kind == "float" else "<d").unpack_from
+        return lambda data, at: _real(unpack(data, at)[0])
+    if single:
+        return lambda data, at: struct.unpack("<f", struct.pack("<f", number(data, at)[0]))[0]
+    return lambda data, at: float(number(data, at)[0])
+
+
+def _text_reader(raw: Read, declared: str) -> Read:
+    """A char or varchar is cut to its length, and a char's blanks do not count."""
+    kind, _, length = declared.partition("(")
+    if kind not in ("char", "varchar"):
+        return raw
+    most = int(length.rstrip(")"))
+
+    def read(data: bytes, at: int) -> bytes:
+        text = raw(data, at).decode("utf-8", "replace")[:most]
+        return bytes((text.rstrip(" ") if kind == "char" else text).encode())
+
+    return read

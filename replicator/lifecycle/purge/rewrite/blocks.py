@@ -1,0 +1,255 @@
+"""What containers of records (Avro, SequenceFile) have in common: reading exactly so many bytes, and codecs of blocks.
+
+A length that a file claims is believed only as far as the file goes; what does not add up raises FormatError before
+memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from cmroot.errors import FormatError
+from replicator.lifecycle.purge.rewrite.formats import Unsupported
+
+MOST = (1 << 31) - 1
+"""Bytes of a block or record: what readers in Java can hold."""
+PIECE = 1 << 22
+_FRAMED = 1 << 16  # bytes in a frame of Hadoop's: below the buffers that any reader of them has
+_HADOOP = "org.apache.hadoop.io.compress."
+
+
+class Input:
+    """A file from its beginning, which is never believed to be longer than it is."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self.size = source.seek(0, os.SEEK_END)
+        self.at = 0
+        source.seek(0)
+
+    @property
+    def left(self) -> int:
+        return self.size - self.at
+
+    def take(self, count: int) -> bytes:
+        self._claim(count)
+        found = self._source.read(count)
+        if len(found) != count:
+            raise FormatError("the file ended while it was read")
+        return found
+
+    def skip(self, count: int) -> None:
+        self._claim(count)
+        self._source.seek(self.at)
+
+    def before(self) -> bytes:
+        """All that was taken so far."""
+        self._source.seek(0)
+        return self._source.read(self.at)
+
+    def again(self) -> Input:
+        """The same file, from its beginning."""
+        return Input(self._source)
+
+    def _claim(self, count: int) -> None:
+        if not 0 <= count <= min(self.left, MOST):
+            raise FormatError(f"{count:,} bytes are claimed at byte {self.at:,}, where {self.left:,} are left")
+        self.at += count
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Of one block. `decompress` raises FormatError for anything but one whole compressed block."""
+
+    name: str
+    compress: Callable[[bytes], bytes]
+    unpack: Callable[[bytes], bytes]
+
+    def decompress(self, data: bytes) -> bytes:
+        try:
+            return self.unpack(data)
+        except (zlib.error, lzma.LZMAError, pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
+            raise FormatError(f"what is compressed with {self.name} is damaged: {error}") from error
+
+
+def avro_codec(name: str) -> Codec:
+    """Raises Unsupported."""
+    return _named(_AVRO, name, f"Avro compressed with {name}")
+
+
+def hadoop_codec(name: str) -> Codec:
+    """By the class that a SequenceFile names. Raises Unsupported."""
+    known = name.removeprefix(_HADOOP) if name.startswith(_HADOOP) else ""
+    return _named(_OF_HADOOP, known, f"a SequenceFile compressed with {name}")
+
+
+def _named(codecs: dict[str, Codec], name: str, what: str) -> Codec:
+    if name not in codecs:
+        raise Unsupported(f"{what[:200]} cannot be rewritten")
+    return codecs[name]
+
+
+# Streams
+
+
+def _streams(make: Callable[[], Any]) -> Callable[[bytes], bytes]:
+    """make: a decompressor of one stream; several after each other are one block."""
+
+    def unpack(data: bytes) -> bytes:
+        found, size = list[bytes](), 0
+        while data or not found:
+            stream = make()
+            found.append(stream.decompress(data, MOST - size))
+            if not stream.eof:
+                raise ValueError("it ends inside of a stream")
+            size += len(found[-1])
+            data = stream.unused_data
+        return b"".join(found)
+
+    return unpack
+
+
+def _unpack_deflate(data: bytes) -> bytes:
+    """What is behind the stream does not count: writers in Python leave a part of its checksum there."""
+    stream = zlib.decompressobj(-15)
+    found = stream.decompress(data, MOST)
+    if not stream.eof:
+        raise ValueError("it ends inside of its stream")
+    return found
+
+
+def _zlib(bits: int) -> Callable[[bytes], bytes]:
+    def compress(data: bytes) -> bytes:
+        stream = zlib.compressobj(wbits=bits)
+        return stream.compress(data) + stream.flush()
+
+    return compress
+
+
+def unpack_zstd(data: bytes) -> bytes:
+    stream, found, size = pa.CompressedInputStream(pa.BufferReader(data), "zstd"), [], 0
+    while piece := stream.read(PIECE):
+        found.append(piece)
+        size += len(piece)
+        if size > MOST:
+            raise ValueError(f"it holds more than {MOST:,} bytes")
+    return b"".join(found)
+
+
+def _packed(name: str) -> Callable[[bytes], bytes]:
+    return lambda data: pa.Codec(name).compress(data, asbytes=True)
+
+
+# Snappy and LZ4
+
+
+def unpack_snappy(data: bytes) -> bytes:
+    size = shift = at = 0
+    while True:
+        size |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 128 or shift > 28:
+            break
+    if size > min(MOST, 64 * len(data)):  # 3 bytes repeat 64 at most
+        raise ValueError(f"{len(data):,} bytes cannot hold {size:,}")
+    return bytes(pa.Codec("snappy").decompress(data, size, asbytes=True))
+
+
+def unpack_lz4(data: bytes) -> bytes:
+    size = at = 0
+    while at < len(data):
+        token = data[at]
+        literals, at = _lz4_length(data, at + 1, token >> 4)
+        size, at = size + literals, at + literals
+        if at == len(data):  # the last sequence repeats nothing
+            break
+        repeated, at = _lz4_length(data, at + 2, token & 15)
+        size += repeated + 4
+    if at != len(data):
+        raise ValueError("it ends inside of a sequence")
+    return bytes(pa.Codec("lz4_raw").decompress(data, size, asbytes=True))
+
+
+def _lz4_length(data: bytes, at: int, length: int) -> tuple[int, int]:
+    more = 255 if length == 15 else 0
+    while more == 255:
+        more, at = data[at], at + 1
+        length += more
+    return length, at
+
+
+def _checked_snappy(data: bytes) -> bytes:
+    """As Avro has it: with the checksum of what is in it."""
+    found = unpack_snappy(data[:-4])
+    if zlib.crc32(found).to_bytes(4, "big") != data[-4:]:
+        raise ValueError("its checksum is another")
+    return found
+
+
+def _framed(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """As Hadoop's BlockCompressorStream: (size of what follows, (compressed size, compressed)+)*."""
+
+    def pack(data: bytes) -> bytes:
+        found = []
+        for at in range(0, len(data), _FRAMED):
+            piece = data[at : at + _FRAMED]
+            packed = compress(piece)
+            found += [struct.pack(">ii", len(piece), len(packed)), packed]
+        return b"".join(found) or bytes(4)
+
+    return pack
+
+
+def _unframed(unpack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    def unpack_all(data: bytes) -> bytes:
+        found, at, left = [], 0, 0
+        while at < len(data):
+            (left,) = struct.unpack_from(">i", data, at)
+            at += 4
+            if left <= 0 and at < len(data):  # readers take nothing for the end
+                raise ValueError("there is more behind its end")
+            while left > 0:
+                (size,) = struct.unpack_from(">i", data, at)
+                if not 0 < size <= len(data) - at - 4:
+                    raise ValueError(f"a piece of {size:,} bytes is not there")
+                found.append(unpack(data[at + 4 : at + 4 + size]))
+                at, left = at + 4 + size, left - len(found[-1])
+            if left < 0:
+                raise ValueError("its pieces are longer than it says")
+        return b"".join(found)
+
+    return unpack_all
+
+
+_AVRO = {
+    codec.name: codec
+    for codec in (
+        Codec("null", lambda data: data, lambda data: data),
+        Codec("deflate", _zlib(-15), _unpack_deflate),
+        Codec("snappy", lambda data: _packed("snappy")(data) + zlib.crc32(data).to_bytes(4, "big"), _checked_snappy),
+        Codec("bzip2", bz2.compress, _streams(bz2.BZ2Decompressor)),
+        Codec("zstandard", _packed("zstd"), unpack_zstd),
+        Codec("xz", lzma.compress, _streams(lzma.LZMADecompressor)),
+    )
+}
+_OF_HADOOP = {
+    codec.name: codec
+    for codec in (
+        Codec("DefaultCodec", _zlib(15), _streams(lambda: zlib.decompressobj(15))),
+        Codec("DeflateCodec", _zlib(15), _streams(lambda: zlib.decompressobj(15))),
+        Codec("GzipCodec", _zlib(31), _streams(lambda: zlib.decompressobj(31))),
+        Codec("BZip2Codec", bz2.compress, _AVRO["bzip2"].unpack),
+        Codec("ZStandardCodec", _packed("zstd"), unpack_zstd),
+        Codec("SnappyCodec", _framed(_packed("snappy")), _unframed(unpack_snappy)),
+        Codec("Lz4Codec", _framed(_packed("lz4_raw")), _unframed(unpack_lz4)),
+    )
+}

@@ -1,0 +1,347 @@
+"""Rewriting one Parquet or ORC file without the rows of some ids: values, names, order, types and codecs stay. Runs in
+a task.
+
+The file is read by its own schema, not its table's: columns that the table does not know are kept, and a partition may
+have another schema than its table.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import re
+import shutil
+import struct
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from replicator.lifecycle.purge.rewrite import orc_footer, parquet_footer
+from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark, Unsupported
+from replicator.lifecycle.purge.rewrite.orc_stripes import GMT, TIMESTAMP, with_zone, zones_and_blooms
+from replicator.lifecycle.purge.rewrite.parquet_footer import Bare
+from replicator.lifecycle.purge.rewrite.thrift_compact import Struct, elements, given
+
+BATCH = 1 << 16
+"""Rows decoded at once."""
+GROUP_BYTES = 256 << 20
+"""Decoded rows of one row group that are held until they are written."""
+
+Counts = tuple[int, Counter[int]]
+"""Rows read, and rows left out by the position of their key."""
+Rewrite = Callable[..., Counts]
+
+
+@dataclass
+class RowTally:
+    """The same while they are counted."""
+
+    rows: int = 0
+    left_out: Counter[int] = field(default_factory=Counter)
+
+
+def _refusing_damaged(rewrite: Rewrite) -> Rewrite:
+    """Footers are read here field by field, and a damaged one may say anything."""
+
+    @functools.wraps(rewrite)
+    def guarded(*arguments: Any, **options: Any) -> Counts:
+        try:
+            return rewrite(*arguments, **options)
+        except (pa.ArrowException, OSError):
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, EOFError, struct.error, zlib.error) as error:
+            raise Unsupported(f"the file is damaged, or of a kind that is not known: {error!r}") from error
+
+    return guarded
+
+
+@_refusing_damaged
+def rewrite_parquet(
+    source: BinaryIO,
+    target: AbstractContextManager[BinaryIO],
+    field: tuple[str, ...],
+    keys: pa.Array,
+    padded: bool = False,
+) -> Counts:
+    """Copies a file but for the rows whose field is one of `keys`; null fields stay. Schema, keys and writer of the
+    footer are the source's, byte for byte, and so are the codec of each column, dictionaries, row groups (those that
+    are larger than GROUP_BYTES become several), sorting, and which columns have bloom filters and page indexes. Every
+    value that stays has the same bytes. padded: blanks at the end of a text do not count. Raises Unsupported."""
+    footer = parquet_footer.read_footer(source)
+    bare = parquet_footer.bare(footer, field)
+    metadata = pq.read_metadata(io.BytesIO(parquet_footer.as_file(bare.footer)))
+    file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+    path = _path(file.schema_arrow, field)
+    wanted = _as_type(keys, _type_at(file.schema_arrow, path))
+    options = _as_written(footer, bare, file.schema_arrow)
+    tally, origins = RowTally(), list[int]()
+    with target as out:
+        held = _HeldEnd(out)
+        writer = pq.ParquetWriter(held, file.schema_arrow, **options)
+        for group in range(metadata.num_row_groups):
+            for table in _bundles(file.iter_batches(BATCH, row_groups=[group]), path, wanted, padded, tally):
+                writer.write_table(table, row_group_size=table.num_rows)
+                origins.append(group)
+        held.holding = True
+        writer.close()
+        before, written = parquet_footer.of_end(bytes(held.end))
+        out.write(before)
+        out.write(parquet_footer.as_end(parquet_footer.as_source(footer, written, origins)))
+    return tally.rows, tally.left_out
+
+
+def _bundles(
+    batches: Iterator[pa.RecordBatch], path: tuple[str, ...], keys: pa.Array, padded: bool, tally: RowTally
+) -> Iterator[pa.Table]:
+    """What stays, in tables of at most about GROUP_BYTES; counted on the way."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        kept, left_out = _without(batch, path, keys, padded)
+        tally.rows += batch.num_rows
+        tally.left_out.update(left_out)
+        if kept.num_rows:
+            waiting.append(kept)
+            size += kept.nbytes
+        if size >= GROUP_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+class _HeldEnd:
+    """A file to write to that keeps what comes once it is `holding`: the end, which is to be another."""
+
+    closed = False
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._at = out, 0
+        self.holding, self.end = False, bytearray()
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._at += size
+        if self.holding:
+            self.end += data
+        else:
+            self._out.write(data)
+        return size
+
+    def tell(self) -> int:
+        return self._at
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def count_parquet(source: BinaryIO) -> int:
+    return int(pq.ParquetFile(source).metadata.num_rows)
+
+
+def _as_written(footer: Struct, bare: Bare, schema: pa.Schema) -> dict[str, Any]:
+    """Options of a writer that writes as the file was written. Raises Unsupported where it cannot."""
+    options: dict[str, Any] = {"version": "2.6", "store_schema": False, "store_decimal_as_integer": bare.integers}
+    example = io.BytesIO()
+    pq.ParquetWriter(example, schema, **options).close()
+    _, written = parquet_footer.of_end(example.getvalue())
+    parquet_footer.check_shape(footer, written)
+    names = [leaf.name for leaf in parquet_footer.leaves(written)]
+    columns = [list(parquet_footer.columns_of(footer, index)) for index in range(len(names))]
+    codecs = {name: _codec(column) for name, column in zip(names, columns, strict=True) if column}
+    blooms = {name: _bloom(column) for name, column in zip(names, columns, strict=True) if _bloom(column)}
+    if blooms:
+        if "bloom_filter_options" not in inspect.signature(pq.ParquetWriter).parameters:
+            raise Unsupported(f"this pyarrow ({pa.__version__}) cannot write the file's bloom filters")
+        options["bloom_filter_options"] = blooms
+    return {
+        **options,
+        "compression": codecs or "NONE",
+        "compression_level": {name: 3 for name, codec in codecs.items() if codec == "ZSTD"} or None,
+        "use_dictionary": [
+            name
+            for name, column in zip(names, columns, strict=True)
+            if any(set(elements(chunk, parquet_footer.ENCODINGS)) & parquet_footer.DICTIONARIES for chunk in column)
+        ]
+        or False,
+        "write_statistics": [name for index, name in enumerate(names) if index not in bare.uncounted] or False,
+        "write_page_index": parquet_footer.has_page_index(footer),
+    }
+
+
+def _codec(column: list[Struct]) -> str:
+    for codec in {given(chunk, parquet_footer.CODEC) for chunk in column}:
+        if codec == 5:
+            raise Unsupported("Parquet compressed with Hadoop's LZ4 cannot be written, only read")
+        if codec not in parquet_footer.CODECS:
+            raise Unsupported(f"Parquet compressed with {'LZO' if codec == 3 else f'codec {codec}'} cannot be written")
+    return parquet_footer.CODECS[given(column[0], parquet_footer.CODEC)]
+
+
+def _bloom(column: list[Struct]) -> dict[str, Any] | None:
+    """Of the size that the column's largest bloom filter has, as far as the file says it."""
+    if not any(parquet_footer.BLOOM in chunk for chunk in column):
+        return None
+    values = max(given(chunk, 5) for chunk in column)
+    sizes = [given(chunk, parquet_footer.BLOOM_LENGTH, 0) for chunk in column]
+    bits = 8 << max(0, max(sizes).bit_length() - 1)  # a power of two, besides a short header
+    distinct = min(values, int(bits / 9.7)) if all(sizes) else values
+    return {"ndv": max(1, distinct), "fpp": 0.01}
+
+
+@_refusing_damaged
+def rewrite_orc(
+    source: BinaryIO,
+    target: AbstractContextManager[BinaryIO],
+    field: tuple[str, ...],
+    keys: pa.Array,
+    padded: bool = False,
+) -> Counts:
+    """The same for ORC, stripe by stripe: types with their attributes, keys, calendar and the zone of timestamps are
+    the source's. Raises OnlyBySpark for what pyarrow cannot hold, Unsupported for what nobody can write."""
+    from pyarrow import orc
+
+    tail = orc_footer.read_tail(source)
+    if not orc_footer.times_fit(tail.footer):
+        raise OnlyBySpark("ORC with timestamps that nanoseconds in 64 bits do not reach")
+    kinds = orc_footer.kinds(tail.footer)
+    zones, blooms = zones_and_blooms(source, tail)
+    if TIMESTAMP in kinds and len(zones) > 1:
+        raise Unsupported("ORC with stripes of several time zones cannot be rewritten")
+    zone = next(iter(zones), GMT)
+    same = zone in (GMT, b"UTC")
+    file = orc.ORCFile(source if zone == GMT else with_zone(source, tail, GMT, tail.footer, False))
+    if all(re.fullmatch(r"_col\d+", name) for name in file.schema.names):
+        raise OnlyBySpark("ORC without the names of columns")
+    path = _path(file.schema, field)
+    wanted = _as_type(keys, _type_at(file.schema, path))
+    rows, dropped = 0, Counter[int]()
+    with target as out, tempfile.TemporaryFile() as staged:
+        with orc.ORCWriter(
+            staged,
+            compression=str(file.compression).lower(),
+            row_index_stride=int(file.row_index_stride),
+            compression_block_size=int(file.compression_size) or 65536,
+            file_version="0.12",
+            batch_size=1024,
+            bloom_filter_columns=[each for each in blooms if same or kinds[each] != TIMESTAMP],
+        ) as writer:
+            written = False
+            for stripe in range(file.nstripes):
+                batch = file.read_stripe(stripe)
+                kept, left_out = _without(batch, path, wanted, padded)
+                rows += batch.num_rows
+                dropped.update(left_out)
+                if TIMESTAMP in kinds and any(map(_has_early_fraction, kept.columns)):
+                    raise OnlyBySpark("ORC with fractions of seconds before 1970")
+                if kept.num_rows:
+                    writer.write(pa.Table.from_batches([kept]))
+                    written = True
+            if not written:
+                writer.write(file.schema.empty_table())
+        made = orc_footer.read_tail(staged)
+        footer = orc_footer.as_source(tail.footer, made.footer)
+        shutil.copyfileobj(with_zone(staged, made, zone, footer, not same), out, 1 << 20)
+    return rows, dropped
+
+
+def _has_early_fraction(array: pa.Array) -> bool:
+    """Whether a timestamp, at any depth, is before 1970 and between two seconds: of such, pyarrow's writer for ORC
+    makes negative nanoseconds, which Java does not read."""
+    if pa.types.is_timestamp(array.type):
+        numbers = array.cast(pa.int64())
+        early = numbers.filter(pc.less(numbers, 0))
+        seconds = pc.multiply(pc.divide(early, 10**9), 10**9)
+        return bool(pc.any(pc.not_equal(early, seconds)).as_py())
+    if pa.types.is_map(array.type):
+        return _has_early_fraction(array.keys) or _has_early_fraction(array.items)
+    if pa.types.is_list(array.type):
+        return _has_early_fraction(array.values)
+    if pa.types.is_struct(array.type):
+        return any(_has_early_fraction(array.field(index)) for index in range(array.type.num_fields))
+    return False
+
+
+def count_orc(source: BinaryIO) -> int:
+    from pyarrow import orc
+
+    return int(orc.ORCFile(source).nrows)
+
+
+def _path(schema: pa.Schema, field: tuple[str, ...]) -> tuple[str, ...]:
+    """The field's names as this file spells them."""
+    return tuple(_spelled(schema, field))
+
+
+def _spelled(schema: pa.Schema, field: tuple[str, ...]) -> Iterator[str]:
+    fields: Any = [schema.field(index) for index in range(len(schema.names))]
+    for wanted in field:
+        found = [each for each in fields if each.name.lower() == wanted]
+        if len(found) != 1:
+            raise Unsupported(f"the file has {len(found)} columns {wanted}, among {', '.join(schema.names)[:200]}")
+        yield found[0].name
+        type_ = found[0].type
+        fields = [type_.field(index) for index in range(type_.num_fields)] if pa.types.is_struct(type_) else []
+
+
+def _type_at(schema: pa.Schema, path: tuple[str, ...]) -> pa.DataType:
+    type_: pa.DataType = schema.field(path[0]).type
+    for name in path[1:]:
+        type_ = type_.field(name).type
+    return type_
+
+
+def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
+    """The keys as the type of this file's column, at their positions; null where it cannot hold them."""
+    if keys.type == type_:
+        return keys
+    if pa.types.is_timestamp(keys.type) and type_ == pa.binary(12):
+        return _as_int96(keys)
+    try:
+        return pc.cast(keys, type_)
+    except pa.ArrowInvalid:
+        found = []
+        for key in keys:
+            try:
+                found.append(key.cast(type_).as_py())
+            except pa.ArrowInvalid:  # out of its range: no row of this file has it
+                found.append(None)
+        return pa.array(found, type_)
+    except pa.ArrowNotImplementedError as error:
+        raise Unsupported(f"a column of {type_} cannot be compared with ids of {keys.type}") from error
+
+
+def _as_int96(keys: pa.Array) -> pa.Array:
+    """Nanoseconds of the day, and the Julian day."""
+    micros = keys.cast(pa.timestamp("us", keys.type.tz)).cast(pa.int64()).to_pylist()
+    split = [divmod(each, 86_400_000_000) for each in micros]
+    return pa.array([struct.pack("<qi", rest * 1000, day + 2_440_588) for day, rest in split], pa.binary(12))
+
+
+def _without(
+    batch: pa.RecordBatch, path: tuple[str, ...], keys: pa.Array, padded: bool
+) -> tuple[pa.RecordBatch, dict[int, int]]:
+    """A batch without the rows of the keys, and how many of each those were."""
+    column: Any = batch.column(batch.schema.get_field_index(path[0]))
+    for name in path[1:]:
+        column = pc.struct_field(column, name)
+    if padded:
+        column = pc.utf8_rtrim(column, characters=" ")
+    if pa.types.is_floating(column.type):
+        column = pc.add(column, pa.scalar(0, column.type))  # -0.0 is 0.0 to Spark
+    positions = pc.index_in(column, value_set=keys, skip_nulls=True)
+    found = {each["values"]: each["counts"] for each in pc.value_counts(positions.drop_null()).to_pylist()}
+    return (batch.filter(positions.is_null()) if found else batch), found

@@ -1,0 +1,252 @@
+"""How the rows of a partition's files are written: what its storage says, as a value. Pure.
+
+Files of columns (Parquet, ORC), of lines (text, CSV, JSON) and of records (Avro, SequenceFile) are rewritten one by
+one; others by Spark, a partition at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from replicator.core.model import Storage, Table
+from replicator.lifecycle.purge.onboarding import data_columns, spelled_in
+from replicator.lifecycle.purge.rewrite.avro_schema import Names, names_of, parse_schema
+
+Kind = Literal["parquet", "orc", "text", "csv", "json", "avro", "sequence", "spark"]
+
+_SERDES: dict[str, Kind] = {
+    "ParquetHiveSerDe": "parquet",
+    "OrcSerde": "orc",
+    "LazySimpleSerDe": "text",
+    "OpenCSVSerde": "csv",
+    "JsonSerDe": "json",
+    "AvroSerDe": "avro",
+}
+_PROVIDERS: dict[str, Kind] = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "json"}
+_BY_SPARK = ("ColumnarSerDe", "LazyBinaryColumnarSerDe")
+_WHY = {"RegexSerDe": ": its rows are found by a pattern, and nothing writes such: keep them in another format"}
+_TEXT_INPUT = "org.apache.hadoop.mapred.TextInputFormat"
+_SEQUENCE_INPUT = "org.apache.hadoop.mapred.SequenceFileInputFormat"
+_AVRO_SCHEMA = "avro.schema.literal"
+
+
+class FileFormat(msgspec.Struct, frozen=True):
+    """kind: what reads and writes it; by: whose reader of that kind. column: where the ids are, by its index among the
+    columns (`text`, `csv`) and by name. separator, quote, escape, null: of text; header: each file begins with a line
+    of names. rows: what the values of a `sequence` file are. spellings: of the `field` in an `avro` file, each part's
+    names; none: as it is."""
+
+    kind: Kind
+    column: int = 0
+    field: tuple[str, ...] = ()
+    type: str = "string"
+    separator: str = "\x01"
+    quote: str = ""
+    escape: str = ""
+    null: str = "\\N"
+    header: bool = False
+    rows: Literal["text", "csv", "json"] = "text"
+    spellings: tuple[Names, ...] = ()
+    by: Literal["hive", "spark"] = "hive"
+
+
+class Unsupported(Exception):
+    """Files that cannot be rewritten; the message says why, as a sentence."""
+
+
+class OnlyBySpark(Unsupported):
+    """Files that cannot be rewritten one by one, though Spark may write their partition again."""
+
+
+def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:
+    """How the files of a partition (or of an unpartitioned table) with this storage are rewritten. Raises
+    Unsupported."""
+    provider = table.parameters.get("spark.sql.sources.provider", "hive").lower()
+    serde = storage.serde.parameters
+    kind: Kind | None
+    if provider != "hive":
+        kind = _PROVIDERS.get(provider.rpartition(".")[2])
+        if kind is None:
+            raise Unsupported(f"files of Spark's source {provider!r} cannot be rewritten")
+        options = {key.lower(): value for key, value in serde.items()}
+        if kind == "csv":
+            return _spark_csv(table, storage, field, type_, options)
+        if kind == "json":
+            _refuse_options(options, "JSON", _JSON_OPTIONS)
+            return FileFormat(kind, field=_as_spelled(table, field), type=type_, by="spark")
+        return FileFormat(kind, field=field, type=type_)
+    library = (storage.serde.library or "").rpartition(".")[2]
+    kind = _SERDES.get(library)
+    if kind is None and library in _BY_SPARK:
+        kind = "spark"
+    if kind is None:
+        raise Unsupported(f"files of {storage.serde.library} cannot be rewritten{_WHY.get(library, '')}")
+    if kind in ("text", "csv", "json") and storage.input_format not in (_TEXT_INPUT, _SEQUENCE_INPUT):
+        kind = "spark"
+    if kind == "spark":
+        check_by_spark(table, storage, field)
+        return FileFormat(kind, field=field, type=type_)
+    if kind == "avro":
+        return FileFormat(kind, field=field, type=type_, spellings=_spellings(table, storage, field))
+    found = _of_rows(kind, table, storage, field, type_)
+    if storage.input_format == _SEQUENCE_INPUT and kind in ("text", "csv", "json"):
+        return msgspec.structs.replace(found, kind="sequence", rows=kind)
+    return found
+
+
+def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:
+    index, serde = _index(table, storage, field), storage.serde.parameters
+    if kind == "text":
+        if len(field) > 1:
+            raise Unsupported("an id inside of a struct in delimited text cannot be rewritten")
+        separator = serde.get("field.delim", serde.get("serialization.format", ""))
+        if _is_set(serde, "serialization.last.column.takes.rest"):
+            raise Unsupported("delimited text whose last column takes the rest cannot be rewritten")
+        encoding = serde.get("serialization.encoding", "utf-8").lower()
+        wide = encoding.startswith(("utf-16", "utf16", "utf-32", "utf32"))
+        if encoding not in ("utf-8", "utf8") and (wide or type_.startswith(("string", "char", "varchar"))):
+            raise Unsupported(f"text in {encoding} cannot be rewritten")
+        return FileFormat(
+            kind,
+            index,
+            field,
+            type_,
+            _letter(separator) or "\x01",
+            escape=_letter(serde.get("escape.delim", "")),
+            null=serde.get("serialization.null.format", "\\N"),
+        )
+    if kind == "csv":
+        escape = serde.get("escapeChar", '"')[:1]
+        return FileFormat(
+            kind,
+            index,
+            field,
+            "string",
+            serde.get("separatorChar", ",")[:1],
+            serde.get("quoteChar", '"')[:1],
+            "\\" if escape in ('"', "") else escape,  # the serde takes its writer's default for its reader's
+        )
+    return FileFormat(kind, index, field, type_)
+
+
+def _spellings(table: Table, storage: Storage, field: tuple[str, ...]) -> tuple[Names, ...]:
+    """As the schema that the table's rows are read with has them; none without one, or when a URL says where it is."""
+    own = table.storage.serde.parameters if table.storage else {}
+    for properties in (table.parameters, own, storage.serde.parameters):
+        text = properties.get(_AVRO_SCHEMA, "none")
+        if text != "none":
+            try:
+                return tuple(names_of(parse_schema(text), field))
+            except ValueError as error:
+                raise Unsupported(f"{_AVRO_SCHEMA} is not understood: {error}") from error
+    return ()
+
+
+def _spark_csv(
+    table: Table, storage: Storage, field: tuple[str, ...], type_: str, options: dict[str, str]
+) -> FileFormat:
+    _refuse_options(options, "CSV", _CSV_OPTIONS)
+    separator = options.get("sep", options.get("delimiter", ",")).replace("\\t", "\t")
+    if "\\" in separator:
+        raise Unsupported(f"CSV separated by {separator} cannot be rewritten")
+    return FileFormat(
+        "csv",
+        _index(table, storage, field),
+        field,
+        type_,
+        separator,
+        options.get("quote", '"'),
+        options.get("escape", "\\"),
+        options.get("nullvalue", ""),
+        _is_set(options, "header"),
+        by="spark",
+    )
+
+
+_JSON_OPTIONS = (
+    "multiline",
+    "linesep",
+    "primitivesasstring",
+    "prefersdecimal",
+    "allowcomments",
+    "allownumericleadingzeros",
+    "allowunquotedfieldnames",
+    "allowbackslashescapinganycharacter",
+    "allowunquotedcontrolchars",
+    "dateformat",
+    "locale",
+)
+_CSV_OPTIONS = (
+    "multiline",
+    "linesep",
+    "comment",
+    "chartoescapequoteescaping",
+    "unescapedquotehandling",
+    "emptyvalue",
+    "ignoreleadingwhitespace",
+    "ignoretrailingwhitespace",
+    "nanvalue",
+    "positiveinf",
+    "negativeinf",
+    "dateformat",
+    "locale",
+)
+
+
+def _refuse_options(options: dict[str, str], what: str, names: tuple[str, ...]) -> None:
+    """What makes Spark read lines otherwise than `fields` does."""
+    if set_ := [name for name in names if options.get(name, "false").lower() != "false"]:
+        raise Unsupported(f"{what} with the option {set_[0]} = {options[set_[0]]!r} cannot be rewritten")
+    if options.get("mode", "permissive").lower() != "permissive":
+        raise Unsupported(f"{what} with the option mode = {options['mode']!r} cannot be rewritten")
+    if options.get("encoding", options.get("charset", "utf-8")).lower() not in ("utf-8", "utf8"):
+        raise Unsupported(f"{what} in another encoding than UTF-8 cannot be rewritten")
+
+
+def _is_set(options: dict[str, str], name: str) -> bool:
+    return options.get(name, "").lower() == "true"
+
+
+def _as_spelled(table: Table, field: tuple[str, ...]) -> tuple[str, ...]:
+    """To Spark's JSON, names that differ in case are others."""
+    for column in data_columns(table):
+        if column.name.lower() == field[0]:
+            return (column.name, *spelled_in(column.type, field[1:]))
+    raise Unsupported(f"it has no column {field[0]}")
+
+
+def check_by_spark(table: Table, storage: Storage, field: tuple[str, ...]) -> None:
+    """Raises Unsupported for a partition that Spark would not write as it was, or of which the search has read other
+    ids: it read the table's columns, by their positions."""
+    if storage.buckets > 0 or storage.skew is not None:
+        raise Unsupported(f"files of {storage.serde.library} in buckets cannot be rewritten")
+    if len(field) > 1:
+        raise Unsupported(f"files of {storage.serde.library} with ids in a struct cannot be rewritten")
+    here, there = (
+        [(at, each.type) for at, each in enumerate(columns) if each.name.lower() == field[0]]
+        for columns in (storage.columns or data_columns(table), data_columns(table))
+    )
+    if here != there:
+        raise Unsupported(
+            f"files of {storage.serde.library} cannot be rewritten where the partition's column {field[0]} has another"
+            " type or position than its table's"
+        )
+
+
+def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:
+    """Of the column in the files: a partition may have other columns than its table, by position."""
+    for columns in (storage.columns, data_columns(table)):
+        for index, column in enumerate(columns):
+            if column.name.lower() == field[0]:
+                return index
+    raise Unsupported(f"it has no column {field[0]}")
+
+
+def _letter(text: str) -> str:
+    """Hive writes a separator as itself or as its number (LazyUtils.getByte); of several letters the first counts, and
+    of that one byte."""
+    if text.lstrip("+-").isdecimal() and -128 <= int(text) <= 127:
+        return chr(int(text) % 256)
+    return chr(ord(text[0]) & 0xFF) if text else ""

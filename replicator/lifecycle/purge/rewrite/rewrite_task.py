@@ -1,0 +1,217 @@
+"""One file of a partition that is purged: carried as it is, or rewritten without some rows. The work of a task.
+
+A file without a matching row is linked (copied where that cannot be): its name, bytes and time stay. A rewritten one
+keeps its name, so bucket numbers stay, and the order of its rows. Both are counted, and checked against what Spark
+found: a reader that disagrees with Spark about a row fails the file, and nothing is swapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmroot.errors import Error
+from cmroot.store.checksum import checksum_at
+from cmroot.store.local import staging_name
+from cmroot.store.place import Place, is_local, local_path
+from cmroot.store.resolve import located
+from cmroot.store.spelling import naming
+from replicator.lifecycle.purge.rewrite.avro import count_avro, rewrite_avro
+from replicator.lifecycle.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
+from replicator.lifecycle.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported
+from replicator.lifecycle.purge.rewrite.line_files import count_lines, rewrite_lines
+from replicator.lifecycle.purge.rewrite.sequence import count_sequence, rewrite_sequence
+
+
+class FileWork(msgspec.Struct, frozen=True):
+    """A file to bring from `source` to `target`. matched: rows that Spark found in it, 0: carry. uri: as Spark calls
+    it. data: False for marks such as `_SUCCESS`, which have no rows."""
+
+    partition: str
+    name: str
+    source: str
+    target: str
+    uri: str
+    size: int
+    matched: int
+    data: bool = True
+
+
+class FilesTask(msgspec.Struct, frozen=True):
+    """Files of one format; `found`: where Spark wrote which ids it found in which file."""
+
+    format: FileFormat
+    found: str
+    works: Sequence[FileWork]
+
+
+class FileDone(msgspec.Struct, frozen=True):
+    """checksum: of the source of a rewritten file, empty for a carried one; error: why it could not be done; final:
+    that it cannot be done at all; by_spark: but, perhaps, with its whole partition."""
+
+    partition: str
+    name: str
+    size: int
+    size_after: int = 0
+    rows: int = 0
+    matched: int = 0
+    checksum: str = ""
+    error: str = ""
+    final: bool = False
+    by_spark: bool = False
+
+
+def run_files_task(task: FilesTask) -> list[FileDone]:
+    """Safe to run twice: a target that is there is written again."""
+    found = []
+    for work in task.works:
+        try:
+            found.append(_rewrite(task, work) if work.matched else _carry(task.format, work))
+        except (Unsupported, Error, OSError, pa.ArrowException) as error:
+            said = f"{work.name}: {_first_line(error)}"
+            final, by_spark = isinstance(error, Unsupported), isinstance(error, OnlyBySpark)
+            found.append(FileDone(work.partition, work.name, work.size, error=said, final=final, by_spark=by_spark))
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:300]
+
+
+def _carry(format_: FileFormat, work: FileWork) -> FileDone:
+    carry(work)
+    rows = _count(format_, work.target) if work.data else 0
+    return FileDone(work.partition, work.name, work.size, work.size, rows)
+
+
+def carry(work: FileWork) -> None:
+    """By link; by copy where there are none. Safe to run twice."""
+    if is_local(work.source):
+        source, target = local_path(work.source), local_path(work.target)
+        with naming(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            try:
+                _link(source, target)
+            except OSError:  # no links here, or too many
+                _copy(work)
+    else:
+        _copy(work)
+
+
+def _link(source: str, target: str) -> None:
+    """The name is never away in between, as another attempt may have come to its end already."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        if os.path.samestat(os.lstat(source), os.lstat(target)):
+            return
+        staged = staging_name(target)
+        os.link(source, staged, follow_symlinks=False)
+        os.rename(staged, target)
+        with contextlib.suppress(FileNotFoundError):  # a rename onto the same file leaves both names
+            os.unlink(staged)
+
+
+def _copy(work: FileWork) -> None:
+    with located(work.source).open_read() as source, _writing(work.target) as target:
+        while chunk := source.read(1 << 22):
+            target.write(chunk)
+
+
+def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
+    keys, expected = read_keys(task.found, work.uri)
+    target, padded = _writing(work.target), task.format.type.startswith("char")
+    with located(work.source).open_read() as source:
+        match task.format.kind:
+            case "parquet":
+                rows, left_out = rewrite_parquet(source, target, task.format.field, keys, padded)
+            case "orc":
+                rows, left_out = rewrite_orc(source, target, task.format.field, keys, padded)
+            case "avro":
+                rows, left_out = rewrite_avro(source, target, task.format, keys)
+            case "sequence":
+                rows, left_out = rewrite_sequence(source, target, task.format, keys)
+            case _:
+                rows, left_out = rewrite_lines(work.name, source, target, task.format, keys)
+    dropped = left_out.total()
+    if dropped != work.matched:
+        raise Unsupported(f"Spark found {work.matched:,} rows to erase, and in the file are {dropped:,}")
+    if wrong := sum(left_out[at] != rows_of for at, rows_of in enumerate(expected)):
+        raise Unsupported(f"of {wrong:,} ids Spark found other numbers of rows than are in the file")
+    after = _count(task.format, work.target)
+    if after != rows - dropped:
+        raise Unsupported(f"{rows:,} rows less {dropped:,} are not the {after:,} that were written")
+    if is_local(work.source) and is_local(work.target):
+        _as_accessible(work)
+    checksum = checksum_at(work.source)[0]
+    return FileDone(work.partition, work.name, work.size, located(work.target).size(), rows, dropped, checksum)
+
+
+def _as_accessible(work: FileWork) -> None:
+    status = os.stat(local_path(work.source))
+    os.chmod(local_path(work.target), status.st_mode & 0o7777)
+    if os.geteuid() == 0:
+        os.chown(local_path(work.target), status.st_uid, status.st_gid)
+
+
+def _writing(place: str) -> AbstractContextManager[BinaryIO]:
+    """A file in a directory that nothing refers to yet: durable when the caller syncs. Written to a staging file under
+    a name of its own, as another attempt of the task may be writing it, too."""
+    return located(place).open_write(durable=False)
+
+
+def sweep_staging(place: str) -> None:
+    """Removes what attempts that were killed or given up have written to a staging file below a directory; those that
+    still go on publish nothing from then on. Safe to run twice."""
+    located(place).sweep(deep=True)
+
+
+def _count(format_: FileFormat, place: str) -> int:
+    with located(place).open_read() as file:
+        match format_.kind:
+            case "parquet":
+                return count_parquet(file)
+            case "orc":
+                return count_orc(file)
+            case "avro":
+                return count_avro(file)
+            case "sequence":
+                return count_sequence(file)
+        return count_lines(place, file, format_)
+
+
+def read_keys(found: str, uri: str) -> tuple[pa.Array, list[int]]:
+    """The ids that Spark found in a file, and the rows that it found of each; the parts are sorted by file, so few row
+    groups are read."""
+    tables = []
+    for name in Place(found).list():
+        if not name.endswith(".parquet"):
+            continue
+        with (Place(found) / name).open_read() as file:
+            tables.append(_keys_of(pq.ParquetFile(file), uri))
+    table = pa.concat_tables(tables)
+    keys = table["key"].combine_chunks()
+    return keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys, table["rows"].to_pylist()
+
+
+def _keys_of(file: pq.ParquetFile, uri: str) -> pa.Table:
+    import pyarrow.compute as pc
+
+    index = file.schema_arrow.get_field_index("file")
+    groups = [number for number in range(file.num_row_groups) if _may_have(file.metadata.row_group(number), index, uri)]
+    table = file.read_row_groups(groups, columns=["file", "key", "rows"])
+    return table.filter(pc.equal(table["file"], uri)).select(["key", "rows"])
+
+
+def _may_have(group: Any, index: int, value: str) -> bool:
+    statistics = group.column(index).statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    return bool(statistics.min <= value <= statistics.max)

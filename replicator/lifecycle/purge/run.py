@@ -1,0 +1,291 @@
+"""`replicator purge run`: erases the rows of some ids from all tables on the white list. Acts.
+
+    begin       lease; what a killed run left is settled, and taken up again when it was the same request
+    read ids    once, to disk: all tables see the same
+    each table  read partitions, list them, search (one Spark job), rewrite, compare, swap, record
+    end         what was erased, what was not and why
+
+No file of a table is changed or removed. The old directories stay, as backups that `retain` recycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import msgspec
+
+from cmroot.pins import iso
+from cmroot.store.place import normal
+from replicator.captures.unlistable import REFUSED
+from replicator.core.model import Table
+from replicator.core.roles import follows, mark_of
+from replicator.core.shadow import is_shadow
+from replicator.core.spark import hive_settings
+from replicator.errors import ObjectNotFound, Refused
+from replicator.lifecycle.purge.backups.old_versions import parse_name
+from replicator.lifecycle.purge.counting import settle_counts
+from replicator.lifecycle.purge.onboarding import DESCRIPTOR, Onboarded, PurgeGap, WhiteList, onboard
+from replicator.lifecycle.purge.options import PurgeOptions
+from replicator.lifecycle.purge.search import matching
+from replicator.lifecycle.purge.search.ids import Ids, open_ids, read_ids, split_ids
+from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
+from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now
+from replicator.lifecycle.purge.tables import TableDone, TableWork
+from replicator.lifecycle.purge.unswapped import remove_leftovers
+from replicator.lifecycle.removal.job import Job
+from replicator.lifecycle.removal.removal_report import Removals
+from replicator.metastore.catalogs import refuse_for_spark
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.convert.catalog_client import catalog_of
+
+
+@dataclass
+class Purged(Removals):
+    """gaps: white-listed tables, and partitions of others, that the purge does not reach. Lists of units name
+    partitions with matching rows."""
+
+    unfinished: ClassVar[str] = "partial"
+
+    status: str
+    run: str
+    ids: int = 0
+    tables: list[TableDone] = field(default_factory=list)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    resumed: bool = False
+    rows_erased: int = 0
+    partitions_swapped: int = 0
+    partitions_failed: int = 0
+    event: int = 0
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.partitions_failed or any(table.error for table in self.tables))
+
+    def add(self, done: TableDone) -> None:
+        self.tables.append(done)
+        self.gaps += [msgspec.to_builtins(gap) for gap in done.gaps]
+        self.rows_erased += done.rows_erased
+        self.partitions_swapped += done.swapped
+        self.partitions_failed += done.failed
+
+
+@dataclass(kw_only=True)
+class Purge(Job[Onboarded, Purged]):
+    """Raises UsageError for ids or a white list that are none; a run Refused when there is no id, or no table to erase
+    them from. A run that was killed is taken up again by the next one with the same request."""
+
+    name: ClassVar[str] = PURGE
+    purpose: ClassVar[str] = PURGE
+
+    metastore: Metastore
+    options: PurgeOptions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_for_spark(self.metastore)
+        split_ids(self.options.ids)
+        self._whitelist = WhiteList.parse(self.options.whitelist)
+
+    def report(self) -> Purged:
+        return Purged("", "")
+
+    @contextmanager
+    def planned(self) -> Iterator[None]:
+        directory, run = self._begin()
+        try:
+            self._tables, gaps = described(self.metastore, self._whitelist, self.options)
+            engines, warehouse = self.runtime.engines, warehouse_of(self.metastore)
+            session = engines.session(hive_settings(self.metastore.config, warehouse, engines.settings))
+            ids, run = self._ids(session, directory, run)
+            with closing(ids):
+                if not self._tables:
+                    raise Refused(
+                        "no table on the white list is described, so nothing would be erased",
+                        hint="see `gaps`, --table-whitelist and docs/purge.md",
+                        details={"gaps": [msgspec.to_builtins(gap) for gap in gaps]},
+                    )
+                self.done.ids = ids.count
+                self.done.gaps = [msgspec.to_builtins(gap) for gap in gaps]
+                progress = self.runtime.progress
+                self._work = TableWork(self.metastore, self.remover, directory, run, ids, self.options, progress)
+                self._refuse_excess()
+                yield
+        except Refused:
+            if not self.rehearses:  # it has ended: the next one begins again
+                directory.write_run(msgspec.structs.replace(directory.read_run(), status="failed"))
+            raise
+
+    def pages(self) -> Iterator[Onboarded]:
+        for number, table in enumerate(self._tables, 1):
+            self._work.which = f", table {number:,} of {len(self._tables):,}"
+            yield table
+
+    def show(self, page: Onboarded) -> None:
+        self.done.add(self._work.plan_table(page))
+
+    def carry_out(self, page: Onboarded) -> None:
+        self.done.add(self._work.purge_table(page))
+
+    def finish(self) -> None:
+        self.done.event = self.metastore.current_event_id()
+        run = msgspec.structs.replace(self._work.run, status="done", ended=iso(self.runtime.clock()))
+        self._work.directory.write_run(run)
+        self.check()
+        remove_leftovers(self.root.place, self.metastore, self.live, self.check)
+
+    def _begin(self) -> tuple[RunDirectory, PurgeRun]:
+        """The run to do: one that was killed, or a new one."""
+        request = self.options.request(self.metastore.uri)
+        for directory in runs(self.root.place) if not self.rehearses else ():
+            run = directory.read_run()
+            if run.status != "running":
+                continue
+            run = settle(self.metastore, directory, run, self.runtime.clock)
+            if run.request == request:
+                self.done.resumed = True
+                self._name(run)
+                return directory, run
+            directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(self.runtime.clock())))
+        directory, run = new_run(self.root.place, request, self.runtime.clock)
+        if not self.rehearses:
+            self._name(run)
+            directory.write_run(run)
+        return directory, run
+
+    def _name(self, run: PurgeRun) -> None:
+        """The audit goes by the name of the run's directory."""
+        self.done.run = run.id
+        self.remover = replace(self.remover, audit=replace(self.remover.audit, run=run.id))
+
+    def _refuse_excess(self) -> None:
+        """Searches all tables before anything is written. Raises Refused when more would be touched than may."""
+        limits = self.limits
+        if self.rehearses or not limits.of_a_whole:
+            return
+        planned = [self._work.plan_table(table) for table in self._tables]
+        touched, total = sum(each.swapped for each in planned), sum(each.partitions for each in planned)
+        size = sum(each.bytes_rewritten for each in planned)
+        hint = "look at the plan with --dry-run; if it is right, raise the limit for this run"
+        if limits.max_share is not None and total and touched / total > limits.max_share:
+            raise Refused(
+                f"{touched:,} of {total:,} partitions would be rewritten, {touched / total:.0%}; one run may"
+                f" {limits.max_share:.0%}",
+                hint=hint,
+                details={"partitions": touched, "total": total},
+            )
+        if limits.max_bytes is not None and size > limits.max_bytes:
+            raise Refused(
+                f"{size:,} bytes would be rewritten; one run may {limits.max_bytes:,}",
+                hint=hint,
+                details={"bytes": size},
+            )
+
+    def _ids(self, session: Any, directory: RunDirectory, run: PurgeRun) -> tuple[Ids, PurgeRun]:
+        """Those of a resumed run are its own, from when it began."""
+        try:
+            if self.rehearses:
+                return read_ids(session, self.options.ids, None), run
+            if run.ids:
+                return open_ids(session, directory.ids), run
+            ids = read_ids(session, self.options.ids, directory.ids)
+        except Refused:
+            raise
+        except Exception as error:
+            raise matching.failed(error) from error
+        run = msgspec.structs.replace(run, ids=ids.count, ids_type=ids.type)
+        directory.write_run(run)
+        return ids, run
+
+
+def settle(metastore: Metastore, directory: RunDirectory, run: PurgeRun, clock: Callable[[], float]) -> PurgeRun:
+    """What a killed run left in between: a swap that happened and was not recorded is recorded, and the counts of its
+    table change. What was staged for one that did not happen goes with the other leftovers. Safe to run twice."""
+    if run.request["metastore"] != metastore.uri:
+        return run  # another metastore's: its own next run settles it
+    between = [
+        unit for unit in directory.units().values() if unit.state in ("STAGED", "VERIFIED", "PENDING", "SWAPPED")
+    ]
+    by_table: dict[str, list[Unit]] = {}
+    for unit in between:
+        by_table.setdefault(unit.table, []).append(unit)
+    for name, units in by_table.items():
+        db, _, table_name = name.partition(".")
+        try:
+            table = metastore.table(db, table_name)
+        except ObjectNotFound:
+            now: dict[str, str] = {}
+        else:
+            now = locations_now(metastore, table, [unit.partition for unit in units])
+        reported = []
+        for unit in units:
+            there = now.get(unit.partition)
+            if unit.new and there is not None and normal(there) == normal(unit.new):
+                reported.append(unit.at("DONE", clock, backup="kept", reason="swapped before the run was killed"))
+            else:
+                reported.append(unit.at("FAILED", clock, reason="the run was killed before the swap"))
+        directory.write_units(reported)
+        if reported and now:
+            swapped = [unit.partition for unit in reported if unit.state == "DONE"]
+            drop_column_statistics(metastore, table, swapped)
+    for name in sorted({unit.table for unit in directory.units().values() if unit.state == "DONE"}):
+        run = settle_counts(metastore, directory, run, name)
+    return run
+
+
+def described(
+    metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
+) -> tuple[list[Onboarded], list[PurgeGap]]:
+    """Tables to purge and those that are white-listed and cannot be."""
+    onboarded, gaps = [], _elsewhere(metastore, whitelist)
+    id_table = split_ids(options.ids)[0].lower()
+    for db in sorted(metastore.database_names()):
+        if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
+            continue
+        why = follows(db, mark_of(metastore.database(db).parameters, db), "purge")
+        names = [name for name in metastore.table_names(db) if whitelist.has(db, name) and not parse_name(name)]
+        for table in _given(metastore, db, names, gaps):
+            if f"{table.db}.{table.name}".lower() == id_table:
+                continue  # the requests themselves
+            match onboard(table, options.field_path):
+                case Onboarded() as found if why:
+                    gaps.append(PurgeGap(found.name, why))
+                case Onboarded() as found:
+                    onboarded.append(found)
+                case gap:
+                    gaps.append(gap)
+    return onboarded, gaps
+
+
+def _elsewhere(metastore: Metastore, whitelist: WhiteList) -> list[PurgeGap]:
+    """Described tables of other catalogs whose names are on the white list."""
+    everywhere, gaps = metastore.everywhere(), list[PurgeGap]()
+    for db in everywhere.database_names():
+        name = db.partition("#")[2]
+        if not catalog_of(db) or not whitelist.has_database(name):
+            continue
+        with suppress(ObjectNotFound):  # dropped meanwhile
+            names = [table for table in everywhere.table_names(db) if whitelist.has(name, table)]
+            found = _given(everywhere, db, names, gaps)
+            gaps += [PurgeGap(f"{db}.{each.name}", "in another catalog") for each in found if _is_described(each)]
+    return gaps
+
+
+def _is_described(table: Table) -> bool:
+    return not table.is_view and DESCRIPTOR in table.parameters
+
+
+def _given(metastore: MetastoreReader, db: str, names: Sequence[str], gaps: list[PurgeGap]) -> list[Table]:
+    """Tables, sorted by name. Those that the metastore does not give are added to `gaps`."""
+    refused = dict[str, str]()
+    found = metastore.tables(db, names, refused)
+    gaps += [PurgeGap(f"{db}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]
+    return sorted(found, key=lambda each: each.name)
+
+
+def warehouse_of(metastore: Metastore) -> str:
+    return metastore.database("default").location or "/tmp"

@@ -1,0 +1,157 @@
+"""Swapping: the metadata of purged partitions, and the one call that makes it theirs. Deciding is pure; `Swap` acts.
+
+A swap compares first: the partition must be what it was when it was read, and its files those that were searched. The
+window that is left is between that look and the call's arrival; what a writer that began before puts into the old
+directory later is found there, and brought over (see `backups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from replicator.core.model import Partition, Skew, Storage, Table
+from replicator.errors import CommitOutcomeUnknown, MetastoreError, ObjectNotFound
+from replicator.lifecycle.purge.partitions import Part, parts_of
+from replicator.metastore.client import Metastore
+
+STATISTICS_OF_SPARK = "spark.sql.statistics."
+WRITTEN = "replicator.ingestion.written"
+"""The property in which ingestion says what it wrote; `numFiles` is of anybody who writes there. A purge renews it."""
+
+PURGED = ", purged"
+_STALE = ("COLUMN_STATS_ACCURATE", "rawDataSize", "numFilesErasureCoded")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a partition has after a purge. rows: -1 where nobody counted."""
+
+    files: int
+    rows: int
+    bytes: int
+
+
+def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partition:
+    """The same table or partition at its new location. Statistics of columns are left out: a smallest or largest value
+    may be one that was erased."""
+    parameters = {
+        key: value
+        for key, value in part.obj.parameters.items()
+        if key not in _STALE and not key.startswith(STATISTICS_OF_SPARK)
+    }
+    parameters |= {"numFiles": str(figures.files), "totalSize": str(figures.bytes)}
+    parameters["transient_lastDdlTime"] = str(int(now))
+    if WRITTEN in parameters:
+        parameters[WRITTEN] = f"{figures.files} files, {figures.bytes} bytes{PURGED}"
+    if figures.rows >= 0:
+        parameters["numRows"] = str(figures.rows)
+    if any(key.startswith(STATISTICS_OF_SPARK) for key in part.obj.parameters):
+        parameters[STATISTICS_OF_SPARK + "totalSize"] = str(figures.bytes)
+        if figures.rows >= 0:
+            parameters[STATISTICS_OF_SPARK + "numRows"] = str(figures.rows)
+    return msgspec.structs.replace(part.obj, storage=relocated(part.storage, part.location, new), parameters=parameters)
+
+
+def relocated(storage: Storage, old: str, new: str) -> Storage:
+    """Everything that names the old location names the new one."""
+    serde = storage.serde
+    here = old.rstrip("/")
+    paths = {key: new for key, value in serde.parameters.items() if key.lower() == "path" and value.rstrip("/") == here}
+    if paths:
+        serde = msgspec.structs.replace(serde, parameters={**serde.parameters, **paths})
+    skew = storage.skew
+    if skew is not None and skew.locations:
+        moved = tuple((values, _moved(place, old, new)) for values, place in skew.locations)
+        skew = Skew(skew.columns, skew.values, moved)
+    elsewhere = paths and storage.location and storage.location.rstrip("/") != here  # Spark reads `path` only
+    location = storage.location if elsewhere else new
+    return msgspec.structs.replace(storage, location=location, serde=serde, skew=skew)
+
+
+def _moved(place: str, old: str, new: str) -> str:
+    return new + place[len(old) :] if place.startswith(old) else place
+
+
+def set_parts(metastore: Metastore, table: Table, things: Sequence[Table | Partition]) -> None:
+    """One call. Raises what the metastore raises; CommitOutcomeUnknown when nobody knows."""
+    if not table.is_partitioned:
+        (obj,) = things
+        assert isinstance(obj, Table)
+        metastore.alter_table(table.db, table.name, obj)
+        return
+    metastore.alter_partitions(table.db, table.name, [each for each in things if isinstance(each, Partition)])
+
+
+def locations_now(metastore: Metastore, table: Table, names: Sequence[str]) -> dict[str, str]:
+    """Where parts lie now; those that are gone are left out."""
+    try:
+        current = metastore.table(table.db, table.name)
+    except ObjectNotFound:
+        return {}
+    return {part.name: part.location for part in parts_of(metastore, current, names)}
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """swapped: names that lie at their new location now; changed: name -> why it was left as it was."""
+
+    swapped: list[str]
+    changed: dict[str, str]
+    event: int = 0
+
+
+def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table | Partition]]) -> Flipped:
+    """Changes those whose metadata are as they were read. Settles by looking when an answer is lost: so it may run
+    twice."""
+    changed: dict[str, str] = {}
+    for _ in range(2):
+        try:
+            current = metastore.table(table.db, table.name)
+        except ObjectNotFound:
+            return Flipped([], dict.fromkeys(wanted, "its table was dropped meanwhile"))
+        now = {part.name: part for part in parts_of(metastore, current, list(wanted))}
+        for name, (part, _) in wanted.items():
+            if name not in now:
+                changed[name] = "was dropped meanwhile"
+            elif not same(now[name], part):
+                changed[name] = "its metadata were changed meanwhile"
+        going = {name: pair for name, pair in wanted.items() if name not in changed}
+        if not going:
+            return Flipped([], changed)
+        try:
+            set_parts(metastore, table, [obj for _, obj in going.values()])
+        except CommitOutcomeUnknown:
+            there = locations_now(metastore, table, list(going))
+            lost = [name for name, (_, obj) in going.items() if there.get(name) != obj.location]
+            changed |= dict.fromkeys(lost, "the metastore went away during the swap, which it did not execute")
+            going = {name: pair for name, pair in going.items() if name not in changed}
+        except MetastoreError as error:
+            if error.transient:
+                raise
+            continue  # one of them went away since it was read
+        return Flipped(list(going), changed, metastore.current_event_id())
+    return Flipped([], changed | {name: "the metastore refused to change it" for name in wanted if name not in changed})
+
+
+def same(now: Part, before: Part) -> bool:
+    """Whether a part is what it was; a server's note of when it was last read does not count."""
+    return _steady(now) == _steady(before)
+
+
+def _steady(part: Part) -> Table | Partition:
+    return msgspec.structs.replace(part.obj, last_access_time=0)
+
+
+def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[str]) -> None:
+    """Of purged parts and of their table, as their extremes may be erased values: those of every engine. Safe to run
+    twice."""
+    columns = [column.name for column in (table.storage.columns if table.storage else ())]
+    found = [metastore.table_statistics(table.db, table.name, columns)]
+    if table.is_partitioned:
+        found += metastore.partition_statistics(table.db, table.name, columns, list(names))
+    for each in filter(None, found):
+        for column in {column.column: None for some in each.by_engine().values() for column in some}:
+            metastore.drop_statistics(table.db, table.name, each.partition or "", column, None)

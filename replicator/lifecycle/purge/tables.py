@@ -1,0 +1,399 @@
+"""Purging one table: search it, write what has ids again, compare, swap, record. Acts.
+
+Partitions go in batches through the states of `state`. One that changed meanwhile is left as it was and tried again, a
+few times, with a search of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cmroot.store.checksum import checksum_at
+from cmroot.store.listing import FileState
+from cmroot.store.place import Place, join
+from cmroot.store.resolve import located
+from replicator.core.batches import batched
+from replicator.core.progress import Advance, Progress, Silent
+from replicator.errors import Error, ObjectNotFound
+from replicator.lifecycle.purge.counting import settle_counts
+from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap
+from replicator.lifecycle.purge.options import PurgeOptions
+from replicator.lifecycle.purge.partition_rewrite import Staged, Staging, stage
+from replicator.lifecycle.purge.partitions import Part, look_at, new_location, parts_of
+from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
+from replicator.lifecycle.purge.search import matching
+from replicator.lifecycle.purge.search.by_spark import stage_by_spark
+from replicator.lifecycle.purge.search.ids import Ids
+from replicator.lifecycle.purge.search.matching import LossyIds, Search
+from replicator.lifecycle.purge.search.placing import Matched, Unplaced, by_part, place_of
+from replicator.lifecycle.purge.search.proving import prove
+from replicator.lifecycle.purge.search.searching import look_at_all, searched
+from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
+from replicator.lifecycle.purge.swapping import drop_column_statistics, flip, purged
+from replicator.lifecycle.removal.legal import LegalHold, read_holds
+from replicator.lifecycle.removal.removal import Removal, forbidden
+from replicator.lifecycle.removal.remove import Remover
+from replicator.metastore.client import Metastore
+
+BATCH = 100
+"""Partitions that are written, compared and swapped together."""
+
+
+@dataclass
+class TableDone:
+    """What became of one table. partitions: all it has; swapped, failed: of those with matching rows. error: why the
+    table as a whole was not searched; gaps: what was not searched of the others."""
+
+    table: str
+    partitions: int = 0
+    swapped: int = 0
+    failed: int = 0
+    rows_erased: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+    files_rewritten: int = 0
+    files_carried: int = 0
+    files_proved: int = 0
+    bytes_rewritten: int = 0
+    error: str = ""
+    units: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[PurgeGap] = field(default_factory=list)
+
+    def add(self, units: Iterable[Unit]) -> None:
+        """Partitions that need no other attempt."""
+        for unit in units:
+            self.units.append(msgspec.to_builtins(unit))
+            if unit.state != "DONE":
+                self.failed += 1
+                continue
+            self.swapped += 1
+            self.rows_erased += unit.matched
+            self.rows_before += unit.rows
+            self.rows_after += unit.rows_after
+            self.files_rewritten += unit.rewritten
+            self.files_carried += unit.files - unit.rewritten
+            self.bytes_rewritten += unit.bytes
+
+
+@dataclass(frozen=True)
+class TableSearch:
+    """One search of a table: all its partitions as they were before it, and the digest of each location."""
+
+    number: int
+    onboarded: Onboarded
+    parts: dict[str, Part]
+    digests: dict[str, str]
+    found: Search
+
+
+@dataclass
+class TableWork:
+    """A run at work on its tables. `which`: of how many tables the one at work is, as a text."""
+
+    metastore: Metastore
+    remover: Remover
+    directory: RunDirectory
+    run: PurgeRun
+    ids: Ids
+    options: PurgeOptions
+    progress: Progress = field(default_factory=Silent)
+    which: str = ""
+
+    def __post_init__(self) -> None:
+        self._last = 0
+
+    # ---- one table ------------------------------------------------------------------------------------------------
+
+    def plan_table(self, onboarded: Onboarded) -> TableDone:
+        """What a run would do. Writes nothing."""
+        done = TableDone(onboarded.name)
+        self._tried(onboarded, lambda attempt: self._plan(attempt, done), done)
+        return done
+
+    def purge_table(self, onboarded: Onboarded) -> TableDone:
+        done, ended = TableDone(onboarded.name), set[str]()
+        self._tried(onboarded, lambda attempt: self._attempt(attempt, ended, done), done)
+        if done.swapped:
+            self.run = settle_counts(self.metastore, self.directory, self.run, done.table)
+        self.run = msgspec.structs.replace(self.run, tables=(*self.run.tables, done.table))
+        self.directory.write_run(self.run)
+        (Place(self.directory.place) / "found").remove_own_tree()
+        return done
+
+    def _tried(self, onboarded: Onboarded, act: Callable[[TableSearch], list[Unit]], done: TableDone) -> None:
+        """Searches and acts, again while there are units that must be tried again."""
+        for number in range(1, self.options.attempts + 1):
+            last = number == self.options.attempts
+            try:
+                table = self.metastore.table(onboarded.table.db, onboarded.table.name)
+                again = act(self._searched(onboarded, list(parts_of(self.metastore, table)), number, done))
+            except ObjectNotFound as error:
+                done.error = f"dropped meanwhile: {error.message}"
+                break
+            except Unplaced as error:
+                if not last:
+                    continue  # a partition came meanwhile
+                done.error = str(error)
+                break
+            except (LossyIds, Unsupported) as error:
+                done.error = str(error)
+                break
+            except Error:
+                raise
+            except Exception as error:
+                if not matching.is_sparks(error):
+                    raise
+                done.error = matching.failed(error).message
+                break
+            if not again:
+                break
+            if last:
+                exhausted = [unit.at("EXHAUSTED", self.remover.clock) for unit in again]
+                self.directory.write_units(exhausted)
+                done.add(exhausted)
+
+    def _searched(self, onboarded: Onboarded, parts: list[Part], number: int, done: TableDone) -> TableSearch:
+        """parts: all of the table."""
+        done.partitions = max(done.partitions, len(parts))
+        with self._task("list", onboarded):
+            looked = look_at_all(self.remover.engine, parts)
+        found, done.gaps = searched(self.ids, onboarded, parts, looked)
+        digests = {location: each.digest for location, each in looked.items()}
+        return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
+
+    def _attempt(self, attempt: TableSearch, ended: set[str], done: TableDone) -> list[Unit]:
+        """Units that must be tried again. ended: those of earlier attempts that need no other, to which this adds."""
+        place = self.directory.found(attempt.onboarded.name, attempt.number)
+        with self._task("search", attempt.onboarded):
+            matching.write_found(attempt.found, place)
+        parts = list(attempt.parts.values())
+        matched = by_part(parts, matching.read_counts(place), escaped=attempt.found.escaped)
+        dirty = [part for part in parts if part.name in matched and part.name not in ended]
+        stamp = self._stamp()
+        units = [
+            Unit(
+                table=attempt.onboarded.name,
+                partition=part.name,
+                state="PENDING",
+                time=self.remover.clock(),
+                attempt=attempt.number,
+                old=part.location,
+                new=new_location(part.location, stamp),
+            )
+            for part in dirty
+        ]
+        self.directory.write_units(units)
+        again: list[Unit] = []
+        files = sum(len(matched[part.name]) for part in dirty)
+        with self._task("purge", attempt.onboarded, total=len(units), files=files) as advance:
+            for batch in batched(units, BATCH):
+                again += self._batch(attempt, batch, matched, place, done, advance)
+                advance(len(batch))
+        ended |= {part.name for part in dirty} - {unit.partition for unit in again}
+        return again
+
+    def _task(
+        self, what: str, onboarded: Onboarded, *, total: int | None = None, files: int | None = None
+    ) -> AbstractContextManager[Advance]:
+        return self.progress.task(f"{what} {onboarded.name}{self.which}", total, files=files)
+
+    def _stamp(self) -> str:
+        """For new directories of one attempt: no other, of this run or any, has the same."""
+        self._last = max(self._last + 1, int(self.remover.clock() * 1000))
+        return f"{self._last:013d}"
+
+    def _plan(self, attempt: TableSearch, done: TableDone) -> list[Unit]:
+        """Nothing is to be tried again."""
+        found, onboarded = attempt.found, attempt.onboarded
+        with self._task("search", onboarded):
+            counts = matching.ask_counts(found)
+        matched = by_part(list(attempt.parts.values()), counts, escaped=found.escaped)
+        for name, files in matched.items():
+            part = attempt.parts[name]
+            rows = sum(rows for _, rows in files.values())
+            reason = f"{rows:,} rows in {len(files):,} files have an id"
+            try:
+                _format_of(onboarded, part, files)
+            except Unsupported as error:
+                reason, done.failed = f"{reason}, and {error}", done.failed + 1
+            done.rows_erased += rows
+            done.swapped += 1
+            done.files_rewritten += len(files)
+            places = (place_of(uri, escaped=found.escaped) for uri, _ in files.values())
+            done.bytes_rewritten += sum(located(place).size() for place in places)
+            unit = Unit(
+                table=onboarded.name,
+                partition=name,
+                state="PENDING",
+                time=self.remover.clock(),
+                reason=reason,
+                old=part.location,
+                new=new_location(part.location, self.run.stamp),
+                matched=rows,
+                rewritten=len(files),
+            )
+            done.units.append(msgspec.to_builtins(unit))
+        return []
+
+    # ---- one batch of its partitions ------------------------------------------------------------------------------
+
+    def _batch(
+        self, attempt: TableSearch, units: list[Unit], matched: Matched, found: str, done: TableDone, advance: Advance
+    ) -> list[Unit]:
+        """Writes, compares, swaps and records. Units that must be tried again. found: where the matches are."""
+        onboarded, digests = attempt.onboarded, attempt.digests
+        again: list[Unit] = []
+        ended: list[Unit] = []
+        stagings: dict[str, Staging] = {}
+        holds = read_holds(self.remover.root, self.remover.clock())
+        self.remover.live.refresh()
+        for unit in units:
+            part = attempt.parts[unit.partition]
+            if why := self._forbidden(unit, part, holds):
+                ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
+                continue
+            look = look_at(part.location)
+            if look.digest != digests[part.location]:
+                again.append(unit.at("FAILED", self.remover.clock, reason="its files changed during the search"))
+                continue
+            if look.links:
+                ended.append(unit.at("SKIPPED", self.remover.clock, reason=f"a symbolic link: {look.links[0]}"))
+                continue
+            if look.unnamed:
+                why = f"the name of a file is not UTF-8: {look.unnamed[0]}"
+                ended.append(unit.at("SKIPPED", self.remover.clock, reason=why))
+                continue
+            files = matched[unit.partition]
+            try:
+                format_ = _format_of(onboarded, part, files)
+            except Unsupported as error:
+                ended.append(unit.at("SKIPPED", self.remover.clock, reason=str(error)))
+                continue
+            stagings[unit.partition] = Staging(
+                part,
+                look,
+                unit.new,
+                format_,
+                {name: rows for name, (_, rows) in files.items()},
+                {name: uri for name, (uri, _) in files.items()},
+            )
+        by_name = {unit.partition: unit for unit in units}
+        staged = {
+            each.staging.part.name: each for each in self._stage(onboarded, list(stagings.values()), found, advance)
+        }
+        for name, each in staged.items():
+            by_name[name] = _figured(by_name[name], each)
+            if each.error:
+                if each.final:
+                    ended.append(by_name[name].at("SKIPPED", self.remover.clock, reason=each.error))
+                else:
+                    again.append(by_name[name].at("FAILED", self.remover.clock, reason=each.error))
+        going = {name: each for name, each in staged.items() if not each.error}
+        self.directory.write_units(by_name[name].at("STAGED", self.remover.clock) for name in going)
+        self.directory.write_files([row for name, each in going.items() for row in _file_rows(by_name[name], each)])
+        changed: dict[str, str] = {}
+        for name, each in list(going.items()):
+            if look_at(each.staging.part.location).digest != digests[each.staging.part.location]:
+                changed[name] = "its files changed during the rewrite"
+                del going[name]
+        for name, proved in prove(self.ids.session, onboarded, [each.staging for each in going.values()]).items():
+            done.files_proved += proved.files
+            if proved.error:
+                ended.append(by_name[name].at("SKIPPED", self.remover.clock, reason=proved.error))
+                del going[name]
+        self.directory.write_units(by_name[name].at("VERIFIED", self.remover.clock) for name in going)
+        wanted = {
+            name: (each.staging.part, purged(each.staging.part, each.staging.new, each.figures, self.remover.clock()))
+            for name, each in going.items()
+        }
+        flipped = flip(self.metastore, onboarded.table, wanted)
+        changed |= flipped.changed
+        swapped = [
+            by_name[name].at("SWAPPED", self.remover.clock, backup="kept", event=flipped.event)
+            for name in flipped.swapped
+        ]
+        self.directory.write_units(swapped)
+        drop_column_statistics(self.metastore, onboarded.table, flipped.swapped)
+        for unit in swapped:
+            ended.append(unit.at("DONE", self.remover.clock))
+            self._record(unit)
+        for name, why in changed.items():
+            again.append(by_name[name].at("FAILED", self.remover.clock, reason=why))
+        self.directory.write_units([*ended, *again])
+        done.add(ended)
+        return again
+
+    def _forbidden(self, unit: Unit, part: Part, holds: Sequence[LegalHold]) -> str:
+        removal = Removal(
+            path=part.location,
+            what="partition" if part.name else "table",
+            object=unit.table,
+            partition=unit.partition,
+            reason="purge",
+        )
+        if why := forbidden(removal, self.remover.limits, holds):
+            return why
+        found = self.remover.live.blocking(part.location, object=unit.table, partition=unit.partition)
+        return f"shares its location with {found}" if found else ""
+
+    def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str, advance: Advance) -> Iterator[Staged]:
+        """File by file where that can be; by Spark, a partition at a time, where not."""
+        left = [each for each in stagings if each.format.kind == "spark"]
+        others = [each for each in stagings if each.format.kind != "spark"]
+        for staged in stage(others, found, self.remover.engine, advance):
+            if staged.by_spark:
+                left.append(staged.staging.for_spark)
+            else:
+                yield staged
+        for each in left:
+            staged = stage_by_spark(self.ids.session, onboarded, each, found, self.remover.engine)
+            advance(0, files=len(each.matched), size=staged.bytes)
+            yield staged
+
+    def _record(self, unit: Unit) -> None:
+        self.remover.audit.changed(
+            unit.table,
+            f"{unit.matched:,} of {unit.rows:,} rows had an id of run {self.run.id}",
+            what="purge",
+            partition=unit.partition,
+            path=unit.new,
+            detail=msgspec.to_builtins(unit),
+        )
+
+
+def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> FileFormat:
+    """files: names below the location. Raises Unsupported."""
+    if "" in files:
+        raise Unsupported(f"{part.location} is a file, and a purge swaps directories")
+    return format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
+
+
+def _figured(unit: Unit, staged: Staged) -> Unit:
+    return msgspec.structs.replace(
+        unit,
+        files=staged.files,
+        files_before=staged.files_before,
+        rewritten=staged.rewritten,
+        rows=staged.rows,
+        matched=staged.erased,
+        rows_after=staged.rows - staged.erased,
+        bytes=staged.bytes,
+        bytes_after=staged.bytes_after,
+    )
+
+
+def _file_rows(unit: Unit, staged: Staged) -> Iterator[dict[str, Any]]:
+    """The files of a partition before its swap; those that nobody reads with their contents, which a certificate has to
+    find."""
+    matched, look = staged.staging.matched, staged.staging.look
+    for state in look.files:
+        name = state.path_relative
+        yield unit.file_row(state, matched=matched.get(name, 0), checksum=staged.checksums.get(name))
+    for name in look.passed_over:
+        checksum, size = checksum_at(join(unit.old, name))
+        yield unit.file_row(FileState(name, size, 0, ""), checksum=checksum) | {"mtime_ns": None, "identity": None}

@@ -1,0 +1,329 @@
+"""The audit record: who removed what, when, why, and where its bytes went. Parquet below `$cmroot/audit/`.
+
+`audit/<job>/<run>/<n>-<id>.parquet`, one file a batch, never changed: Spark reads the directories as one dataset
+(schema AUDIT). A row is written before a removal ("intended") and after it, and one for each file that went, so that
+what was removed is reported after any crash, and found by its checksum in `$cmroot/files`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+import time as clocks
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.errors import FormatError
+from cmroot.keep.recycle import Recycled
+from cmroot.pins import seconds
+from cmroot.store.local import LocalStore
+from cmroot.store.place import Place, is_local, join, local_path
+from cmroot.store.spelling import naming
+from replicator.core.report import Rows
+from replicator.errors import UsageError
+from replicator.lifecycle.removal.removal import Refusal, Removal
+
+INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"
+"""Outcomes: about to be removed; removed, its bytes in `$cmroot`; forbidden by a rule; tried in vain; a change of
+metadata that was made."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")  # of a job or run, which are directories
+
+AUDIT = pa.schema(
+    [
+        ("time", pa.timestamp("ms", tz="UTC")),
+        ("job", pa.string()),  # housekeeping | retention | purge | ...
+        ("run", pa.string()),
+        ("who", pa.string()),  # user@host
+        ("outcome", pa.string()),
+        ("what", pa.string()),  # of a removal: see Removal; "file" for each file of it
+        ("object", pa.string()),  # db.table, or empty
+        ("partition", pa.string()),
+        ("path", pa.string()),
+        ("files", pa.int64()),
+        ("bytes", pa.int64()),
+        ("checksum", pa.string()),  # of a file: its entry in `$cmroot/files` has this and `bytes`
+        ("reason", pa.string()),  # why it was to go
+        ("detail", pa.string()),  # of a refusal or failure: why not; of a change: JSON
+    ]
+)
+
+
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row as `read_audit` gives it; times are ISO 8601."""
+
+    time: str
+    job: str
+    run: str
+    who: str
+    outcome: str
+    what: str
+    object: str
+    partition: str
+    path: str
+    files: int | None
+    bytes: int | None
+    checksum: str | None
+    reason: str
+    detail: str
+
+
+@dataclass
+class AuditShown(Rows):
+    """Rows of the record that fit; `more`: there are others beyond the limit."""
+
+    status: str
+    root: str
+    found: list[AuditRow]
+    more: bool
+    listed: ClassVar[str] = "rows"
+    columns: ClassVar[Sequence[str]] = AuditRow.__struct_fields__
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = msgspec.to_builtins(self.found)
+        return {"status": self.status, "root": self.root, "rows": rows, "more": self.more}
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """What one run of a job writes. A frozen value that may be pickled: tasks write their own files."""
+
+    root: str
+    job: str
+    run: str
+    who: str
+    clock: Callable[[], float] = clocks.time
+
+    @property
+    def place(self) -> str:
+        return join(self.root, "audit", self.job, self.run)
+
+    def intended(self, removals: Sequence[Removal]) -> None:
+        """Durable when it returns; so are all."""
+        self._write([self._row(each, INTENDED) for each in removals])
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        self._write([self._row(each.removal, REFUSED, detail=each.why) for each in refusals])
+
+    def failed(self, removal: Removal, why: str) -> None:
+        self._write([self._row(removal, FAILED, detail=why)])
+
+    @contextmanager
+    def recorder(self) -> Iterator[FileRecorder]:
+        """For the files of several removals of one task, each durable before the last trace of it goes: on disk line by
+        line, and one Parquet file in their place at the end."""
+        name = self._name(".jsonl")
+        recorder = FileRecorder(self, local_path(name) if is_local(name) else None)
+        try:
+            yield recorder
+        finally:
+            recorder.finish(name)
+
+    def removed(self, removals: Sequence[Removal]) -> None:
+        """files and bytes of a removal: what really went."""
+        self._write([self._row(each, REMOVED) for each in removals])
+
+    def changed(
+        self,
+        object: str,
+        reason: str,
+        *,
+        what: str,
+        partition: str = "",
+        path: str = "",
+        detail: dict[str, Any] | None = None,
+    ) -> None:
+        """A change of metadata, or another act that a reader of the record looks for; `detail` as JSON."""
+        said = msgspec.json.encode(detail).decode() if detail else ""
+        removal = Removal(path=path, what=what, object=object, partition=partition, reason=reason)
+        self._write([self._row(removal, DONE, detail=said) | {"files": None, "bytes": None}])
+
+    def _row(self, removal: Removal, outcome: str, detail: str = "") -> dict[str, Any]:
+        return {
+            "time": int(self.clock() * 1000),
+            "job": self.job,
+            "run": self.run,
+            "who": self.who,
+            "outcome": outcome,
+            "what": removal.what,
+            "object": removal.object,
+            "partition": removal.partition,
+            "path": removal.path,
+            "files": removal.files,
+            "bytes": removal.bytes,
+            "checksum": None,
+            "reason": removal.reason,
+            "detail": detail,
+        }
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
+        with Place(self._name(".parquet")).open_write() as file:
+            pq.write_table(pa.Table.from_pylist(rows, schema=AUDIT), file, compression="zstd")
+
+    def _name(self, suffix: str) -> str:
+        """Of a new file; they sort by time."""
+        return join(self.place, f"{int(self.clock() * 1000):015}-{uuid.uuid4().hex[:12]}{suffix}")
+
+
+class FileRecorder:
+    """Rows for files that go, written as they go. `of(removal)` is a recorder for `cmroot.keep.recycle`."""
+
+    def __init__(self, audit: AuditLog, lines: str | None) -> None:
+        """lines: a local file that is appended to; None, on object stores: each call is a Parquet file of its own."""
+        self._audit, self._lines = audit, lines
+        self._rows: list[dict[str, Any]] = []
+
+    def of(self, removal: Removal) -> Callable[[list[Recycled]], None]:
+        return lambda recycled: self._record(removal, recycled)
+
+    def _record(self, removal: Removal, recycled: Sequence[Recycled]) -> None:
+        rows = []
+        for each in recycled:
+            row = self._audit._row(removal, REMOVED)
+            row |= {"what": "file", "path": each.path, "files": 1, "bytes": each.kept.size}
+            rows.append(row | {"checksum": each.kept.checksum})
+        if self._lines is None:
+            self._audit._write(rows)
+        elif rows:
+            self._append(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+            self._rows += rows
+
+    def _append(self, data: bytes) -> None:
+        assert self._lines is not None
+        LocalStore().mkdirs(os.path.dirname(self._lines))
+        with naming(self._lines), open(self._lines, "ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self, name: str) -> None:
+        """One Parquet file instead of the lines; a crash between leaves both, which say the same."""
+        if self._rows:
+            self._audit._write(self._rows)
+            Place(name).remove_own()
+
+
+def begin_audit(root: str, job: str, *, run: str = "", clock: Callable[[], float] = clocks.time) -> AuditLog:
+    """The record of a new run, or of one that goes on (`run`). Writes nothing yet."""
+    moment = clocks.strftime("%Y%m%dT%H%M%SZ", clocks.gmtime(clock()))
+    return AuditLog(root, job, run or f"{moment}-{uuid.uuid4().hex[:8]}", who(), clock)
+
+
+def unwatched(audit: AuditLog) -> AuditLog:
+    """The same for a task: a clock that is a test's does not travel."""
+    return replace(audit, clock=clocks.time)
+
+
+def read_audit(
+    root: str,
+    *,
+    job: str | None = None,
+    run: str | None = None,
+    object: str | None = None,
+    path: str | None = None,
+    **others: str | None,
+) -> Iterator[AuditRow]:
+    """Rows by job and run, in the order in which they were written. object: "db.table", regardless of case; path: it
+    and what lies below; others: outcome, since, until, who, reason, as of `_others`. One file at a time in memory.
+    Raises FormatError for a damaged file, UsageError for a time, job or run that is none."""
+    for option, name in (("--job", job), ("--run", run)):
+        if name is not None and not _NAME.fullmatch(name):
+            raise UsageError(f"{option} {name[:100]!r} cannot be one's name", hint="`replicator audit ls` shows them")
+    top = Place(root) / "audit"
+    wanted = _filter([*_about(object, path), *_others(**others)])
+    for named in top.list() if job is None else [job]:
+        for one in (top / named).list() if run is None else [run]:
+            for name in (top / named / one).list():
+                yield from _rows(str(top / named / one / name), wanted)
+
+
+def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
+    """At most so many rows; `wanted` and what is raised: as of `read_audit`."""
+    found = list(islice(read_audit(root, **wanted), limit + 1))
+    return AuditShown("shown", root, found[:limit], len(found) > limit)
+
+
+def _rows(place: str, wanted: Any) -> Iterator[AuditRow]:
+    try:
+        with Place(place).open_read() as file:
+            if place.endswith(".jsonl"):  # a task that was killed; its last line may be torn, then nothing went of it
+                lines = file.read().split(b"\n")[:-1]
+                table = pa.Table.from_pylist([msgspec.json.decode(line) for line in lines], schema=AUDIT)
+            else:
+                table = pq.read_table(pa.PythonFile(file, mode="r"), schema=AUDIT)
+    except (pa.ArrowException, msgspec.DecodeError, OSError) as error:
+        raise FormatError(
+            f"{place}: damaged: {error}", hint="move this one file away; the others stay readable"
+        ) from error
+    if wanted is not None:
+        table = table.filter(wanted)
+    for row in table.to_pylist():
+        yield AuditRow(**row | {"time": row["time"].isoformat(timespec="milliseconds")})
+
+
+def _about(object: str | None, path: str | None) -> Iterator[Any]:
+    if object is not None:
+        yield pc.equal(pc.utf8_lower(pc.field("object")), object.lower())
+    if path is not None:
+        below = path.rstrip("/") + "/"
+        yield (pc.field("path") == below[:-1]) | pc.starts_with(pc.field("path"), below)
+
+
+def _others(
+    *,
+    outcome: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    who: str | None = None,
+    reason: str | None = None,
+) -> Iterator[Any]:
+    """since, until: from then on, and before then; ISO 8601. who: "user@host", or a user on whatever host. reason: text
+    in the reason or the detail, regardless of case."""
+    if outcome is not None:
+        yield pc.field("outcome") == outcome
+    if since is not None:
+        yield pc.field("time") >= _moment("--since", since)
+    if until is not None:
+        yield pc.field("time") < _moment("--until", until)
+    if who is not None:
+        named = pc.field("who") == who
+        yield named if "@" in who else named | pc.starts_with(pc.field("who"), f"{who}@")
+    if reason is not None:
+        has = [pc.match_substring(pc.field(name), reason, ignore_case=True) for name in ("reason", "detail")]
+        yield has[0] | has[1]
+
+
+def _moment(option: str, text: str) -> Any:
+    try:
+        return pa.scalar(int(seconds(text) * 1000), pa.timestamp("ms", tz="UTC"))
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{option} {text!r}: {error}", hint="write an ISO 8601 time such as 2026-11-01") from error
+
+
+def _filter(conditions: Sequence[Any]) -> Any:
+    found: Any = None
+    for condition in conditions:
+        found = condition if found is None else found & condition
+    return found
+
+
+def who() -> str:
+    """user@host, as records name people."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,146 @@
+"""Access control: mode, owner and group of the versions that stay. Decides and acts, one path at a time.
+
+Only the version's own path is changed, not its content, and never what a symbolic link leads to.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from cmroot.store.place import is_local, local_path
+from cmroot.store.spelling import naming
+from replicator.errors import ConfigError, Error
+from replicator.lifecycle.retention.dataset_versions import Listed, Pair, Version
+from replicator.lifecycle.retention.selection_policies import Policy, selection_policy
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What a path is to have; None: as it is. mode: as `parse_mode` reads it."""
+
+    mode: str | None = None
+    owner: str | None = None
+    group: str | None = None
+
+    def __str__(self) -> str:
+        said = [f"{key} {value}" for key, value in msgspec.structs.asdict(self).items() if value is not None]
+        return ", ".join(said)
+
+
+@dataclass(frozen=True)
+class AccessPolicy:
+    name: str
+    policy: Policy
+    access: Access
+
+
+def access_policies(pair: Pair) -> tuple[list[AccessPolicy], list[str]]:
+    """The policies of `accessControl.policies`, in their order, and what is doubtful in them. Raises ConfigError."""
+    control = pair.own.below("accessControl")
+    found: list[AccessPolicy] = []
+    warnings: list[str] = []
+    for name in (control.texts("policies") or []) if control else []:
+        assert control
+        own = control.below(name)
+        if own is None:
+            raise control.missing(name)
+        if own.find("owner") is None and own.find("user") is not None:
+            warnings.append(f"{own.origin('user')}: accessControl.{name}.user is read as owner")
+        access = Access(own.text("mode"), own.text("owner", "user"), own.text("group"))
+        if access.mode is not None:
+            try:
+                parse_mode(access.mode, 0)
+            except ValueError as error:
+                raise own.wrong("mode", own.find("mode"), str(error)) from error
+        if access == Access():
+            raise ConfigError(
+                f"{own.name}: sets neither mode nor owner nor group", hint="set one, or remove the policy"
+            )
+        found.append(AccessPolicy(name, selection_policy(Pair(own)), access))
+    return found, warnings
+
+
+def wanted_access(
+    policies: Sequence[AccessPolicy], listed: Listed, versions: Sequence[Version], now: datetime
+) -> dict[int, tuple[Access, str]]:
+    """Number of a version (newest first) -> what it is to have, and why. Of several policies the last one stands."""
+    found: dict[int, tuple[Access, str]] = {}
+    for each in policies:
+        for number, why in each.policy.select(versions, listed.by, now).items():
+            before = found[number][0] if number in found else Access()
+            merged = Access(
+                each.access.mode or before.mode, each.access.owner or before.owner, each.access.group or before.group
+            )
+            found[number] = (merged, f"accessControl.{each.name}: {why}")
+    return found
+
+
+def parse_mode(text: str, now: int) -> int:
+    """`755`, `0755`, `u=rwx,g-w`: the mode that a path with the mode `now` is to have. Raises ValueError."""
+    if re.fullmatch(r"[01]?[0-7]{3}|0[0-7]{3,4}", text):
+        return int(text, 8)
+    mode = now
+    for clause in text.split(","):
+        match = re.fullmatch(r"([ugoa]*)([-+=])([rwxX]*)", clause)
+        if match is None:
+            raise ValueError(f"{text!r} is no mode: write 755 or u=rwx,g=rx")
+        who = "ugo" if not match[1] or "a" in match[1] else match[1]
+        bits = sum({"r": 4, "w": 2, "x": 1, "X": 1}[sign] for sign in set(match[3].replace("X", "x")))
+        for each in who:
+            shift = {"u": 6, "g": 3, "o": 0}[each]
+            if match[2] == "=":
+                mode &= ~(7 << shift)
+            mode = mode & ~(bits << shift) if match[2] == "-" else mode | (bits << shift)
+    return mode
+
+
+def is_set(path: str, access: Access) -> bool:
+    """Whether a path has it already; FileNotFoundError when it is gone."""
+    status = os.lstat(_local(path))
+    mode = status.st_mode & 0o7777
+    owner, group = _ids(access)
+    return (
+        (access.mode is None or parse_mode(access.mode, mode) == mode)
+        and (owner in (-1, status.st_uid))
+        and (group in (-1, status.st_gid))
+    )
+
+
+def set_access(path: str, access: Access) -> None:
+    """Owner and group first, as a change of owner may clear bits of the mode. Safe to run twice. Raises Error."""
+    place = _local(path)
+    owner, group = _ids(access)
+    with naming(place):
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if (owner, group) != (-1, -1):
+                os.fchown(descriptor, owner, group)
+            if access.mode is not None:
+                os.fchmod(descriptor, parse_mode(access.mode, os.fstat(descriptor).st_mode & 0o7777))
+        finally:
+            os.close(descriptor)
+
+
+def _ids(access: Access) -> tuple[int, int]:
+    hint = "it must exist on this machine"
+    try:
+        owner = -1 if access.owner is None else pwd.getpwnam(access.owner).pw_uid
+    except KeyError:
+        raise Error(f"no user {access.owner!r}", hint=hint) from None
+    try:
+        return owner, -1 if access.group is None else grp.getgrnam(access.group).gr_gid
+    except KeyError:
+        raise Error(f"no group {access.group!r}", hint=hint) from None
+
+
+def _local(path: str) -> str:
+    if not is_local(path):
+        raise Error(f"{path}: the store has no owners and modes", hint="accessControl works on local and mounted files")
+    return local_path(path)

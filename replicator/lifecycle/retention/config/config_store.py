@@ -1,0 +1,250 @@
+"""The config store: directories with `main.conf` and `includes.conf`, in versions, as Gobblin's config management keeps
+them. Reads only.
+
+    <store>/_CONFIG_STORE/store-metadata.conf             config.hdfs.store.version.current = "<version>"
+    <store>/_CONFIG_STORE/<version>/<key>/main.conf       HOCON
+    <store>/_CONFIG_STORE/<version>/<key>/includes.conf   one key a line
+
+A key takes the values of its own file, then of what it includes (the last line first, each with all that it takes
+itself), then of the directory above; each key once, where it is met first. So the store's root, met through a tag, is
+stronger than the directories above the dataset: `explain` shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from cmroot.store.local import is_directory as is_local_directory
+from cmroot.store.place import Place, is_local, join, local_path, normal, parent
+from replicator.errors import ConfigError
+from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Scalar, merge_fields
+from replicator.lifecycle.retention.config.hocon.parse import parse, parse_items
+from replicator.lifecycle.retention.config.hocon.substitutions import resolve
+from replicator.lifecycle.retention.config.job_settings import Settings
+
+STORE = "_CONFIG_STORE"
+METADATA = "store-metadata.conf"
+MAIN, INCLUDES = "main.conf", "includes.conf"
+CURRENT = "config.hdfs.store.version.current"
+KEPT = 16_384  # keys and configurations that are remembered: tags and parents are read once a run
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One directory of the store: its own values (none: an empty object), and the keys it includes, in file order."""
+
+    key: Key
+    main: Fields
+    includes: tuple[tuple[Key, Origin], ...]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What holds for a key: the settings, and the nodes they are from, strongest first."""
+
+    key: Key
+    settings: Settings
+    nodes: tuple[Node, ...]
+
+
+@dataclass
+class ConfigStore:
+    """One version of a store. Whatever it reads is of that version, whoever deploys another meanwhile."""
+
+    place: str
+    version: str
+    prefix: Key = ()
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.node: Callable[[Key], Node] = lru_cache(KEPT)(self._read_node)
+        self._of_chain: Callable[[tuple[Key, ...]], Settings] = lru_cache(KEPT)(self._resolve_chain)
+
+    @classmethod
+    def open(
+        cls, uri: str, *, version: str | None = None, variables: Mapping[str, str | None] | None = None
+    ) -> ConfigStore:
+        """The store above a URI (`simple-hdfs:///store`, `file:///store`, `/store/prefix`, or a path in the store's own
+        files); what lies below the store's directory is put before every key. `variables`: what `${...}` may name
+        beside the files.
+
+        Raises ConfigError when there is no store, no current version, or not that version."""
+        place, prefix = _find(uri)
+        if prefix[:1] == (STORE,):  # a path in the store's own directory names the version, too
+            version, prefix = version or "".join(prefix[1:2]) or None, prefix[2:]
+        if prefix[-1:] in ((MAIN,), (INCLUDES,)):
+            prefix = prefix[:-1]
+        version = version or _current(place, uri)
+        if not is_directory(join(place, version)):
+            there = ", ".join(name for name in Place(place).list() if is_directory(join(place, name))) or "none"
+            raise ConfigError(f"{place}: there is no version {version!r} of the store", hint=f"versions: {there}")
+        return cls(place, version, prefix, dict(variables or {}))
+
+    @property
+    def root(self) -> str:
+        return join(self.place, self.version)
+
+    def key(self, path: str) -> Key:
+        """The key of a dataset's path or of a tag: slashes more or less do not matter."""
+        return self.prefix + key_of(path)
+
+    def resolve(self, key: Key) -> Resolved:
+        """The settings of a key, whether it has a directory or not. Raises ConfigError naming file and line."""
+        chain = self.chain(key)
+        with_own = tuple(each for each in chain if self.node(each).main.fields)
+        settings = self._of_chain(with_own)
+        nodes = tuple(self.node(each) for each in chain)
+        return Resolved(key, Settings(settings.fields, text_of(key)), nodes)
+
+    def chain(self, key: Key) -> tuple[Key, ...]:
+        """The keys that a key takes values from, strongest first. Raises ConfigError for a circle, or an include that
+        leads to no directory."""
+        found: dict[Key, None] = {}
+        self._visit(key, None, (), found)
+        return tuple(found)
+
+    def _visit(self, key: Key, included: Origin | None, trail: tuple[Key, ...], found: dict[Key, None]) -> None:
+        if key in trail:
+            circle = " -> ".join(text_of(each) for each in (*trail[trail.index(key) :], key))
+            where = f"{included}: " if included else ""
+            raise ConfigError(f"{where}keys include each other: {circle}", hint="remove one of the includes")
+        if key in found:
+            return
+        found[key] = None
+        trail = (*trail, key)
+        if not key:
+            return  # the root's own includes are never read
+        for include, origin in reversed(self.node(key).includes):
+            if include not in found and not is_directory(join(self.root, *include)):
+                raise ConfigError(
+                    f"{origin}: includes {text_of(include)}, which is not in the store",
+                    hint=self._nearest(include) or "make the directory, or remove the line",
+                )
+            self._visit(include, origin, trail, found)
+        self._visit(key[:-1], None, trail, found)
+
+    def _nearest(self, key: Key) -> str:
+        above = join(self.root, *key[:-1])
+        near = [name for name in Place(above).list() if name.lower() == key[-1].lower()]
+        return f"names are case-sensitive: did you mean {text_of((*key[:-1], near[0]))}?" if near else ""
+
+    def importers(self, tag: Key) -> Iterator[Key]:
+        """The keys whose own `includes.conf` names a tag, in order; what they include includes is not looked at."""
+        for name in Place(self.root).find():
+            if name.rpartition("/")[2] == INCLUDES:
+                key = key_of(name.rpartition("/")[0])
+                if any(include == tag for include, _ in self.node(key).includes):
+                    yield key
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def _read_node(self, key: Key) -> Node:
+        main = self._text(join("/".join(key), MAIN).lstrip("/"))
+        own = parse(main[1], main[0], self._include) if main else Fields({}, Origin("", 0))
+        return Node(key, own, tuple(self._includes(key)))
+
+    def _resolve_chain(self, keys: tuple[Key, ...]) -> Settings:
+        merged = Fields({}, Origin(self.root, 0))
+        for key in reversed(keys):
+            merged = merge_fields(self.node(key).main, merged)
+        return Settings(resolve(merged, self.variables), text_of(keys[0]) if keys else "/")
+
+    def _includes(self, key: Key) -> Iterator[tuple[Key, Origin]]:
+        found = self._text(join("/".join(key), INCLUDES).lstrip("/"))
+        if not found or not key:
+            return
+        name, text = found
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip() or line.startswith("#") or line.lstrip().startswith("//"):
+                continue
+            origin = Origin(name, number)
+            if re.search(r"\S//", line) and '"' not in line:
+                raise ConfigError(
+                    f"{origin}: what follows // is a comment, also in a path", hint="write single slashes"
+                )
+            raw = parse_items(line, name, number)
+            value = resolve(Fields({"include": raw}, origin), self.variables).fields.get("include")
+            if not isinstance(value, Scalar):
+                raise ConfigError(f"{origin}: {line.strip()!r} is no key of the store", hint="one path on each line")
+            yield key_of(value.text), origin
+
+    def _include(self, name: str, origin: Origin) -> tuple[str, str]:
+        above = key_of(origin.file)[:-1]
+        for candidate in (name, f"{name}.conf"):
+            found = self._text("/".join(key_of("/".join(above) + "/" + candidate)))
+            if found:
+                return found
+        raise ConfigError(f"{origin}: include {name!r}: there is no such file in the store", hint="correct the name")
+
+    def _text(self, name: str) -> tuple[str, str] | None:
+        try:
+            data = (Place(self.root) / name).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        return name, _decoded(data, name)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{name}:{line}: not UTF-8", hint="save the file as UTF-8") from error
+
+
+def key_of(path: str) -> Key:
+    """Raises ConfigError for `..`, with which a key could leave the store."""
+    names = tuple(name for name in path.split("/") if name and name != ".")
+    if ".." in names:
+        raise ConfigError(
+            f"{path!r} is no key of a config store: it has `..`", hint="write the path from the store's root"
+        )
+    return names
+
+
+def text_of(key: Key) -> str:
+    return "/" + "/".join(key)
+
+
+def _find(uri: str) -> tuple[str, Key]:
+    """The `_CONFIG_STORE` directory at or above a URI, and what of the URI lies below it."""
+    text = uri
+    for kind in ("simple-", "default-", "ivy-", "etl-"):
+        text = text.removeprefix(kind)
+    if re.match(r"(?!file:)[a-z0-9]+:/(?!/)", text):
+        raise ConfigError(f"{uri}: names no host or bucket", hint="write scheme://host/path")
+    place = normal(text)
+    rest: Key = ()
+    while True:
+        if is_directory(join(place, STORE)):
+            return join(place, STORE), rest
+        above = parent(place)
+        if above == place:
+            raise ConfigError(f"{uri}: there is no {STORE} in it or above it", hint="name the directory that holds it")
+        rest, place = (place.rstrip("/").rpartition("/")[2], *rest), above
+
+
+def _current(place: str, uri: str) -> str:
+    try:
+        text = _decoded((Place(place) / METADATA).read_bytes(), METADATA)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{join(place, METADATA)}: missing, so no version of the store is the current one",
+            hint=f'write into it: {CURRENT} = "<version>"',
+        ) from None
+    found = Settings(resolve(parse(text, join(place, METADATA))), uri).text(CURRENT)
+    if not found:
+        raise ConfigError(f"{join(place, METADATA)}: has no {CURRENT}", hint=f'write into it: {CURRENT} = "<version>"')
+    return found
+
+
+def is_directory(place: str) -> bool:
+    """Whether something lies in a place; object stores have no directories without."""
+    if is_local(place):
+        return is_local_directory(local_path(place))
+    return bool(Place(place).list())

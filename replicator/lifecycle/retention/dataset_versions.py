@@ -1,0 +1,276 @@
+"""Versions of a dataset in files: what may go as a whole, and how old it is. Reads only.
+
+Each finder lists the dataset once. What matches its pattern and has no time that could be read is reported with the
+reason: it stays for ever, and somebody should know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cmroot.store.local import Child
+from cmroot.store.place import join, name_of
+from cmroot.store.resolve import located
+from replicator.core.text.period import Period
+from replicator.errors import ConfigError, Error
+from replicator.lifecycle.retention.config.class_names import VERSIONS, known
+from replicator.lifecycle.retention.config.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
+from replicator.lifecycle.retention.config.job_settings import Settings
+from replicator.lifecycle.retention.config.lookback import parse_lookback
+from replicator.lifecycle.retention.globs import Found, children, files_below, glob, glob_regex
+
+TIME, MARK, NONE = "time", "mark", "none"
+"""What versions are ordered by: a time, a text, or nothing."""
+
+SHOWN = 20  # of the ignored names, which a report shows; all are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What goes or stays as a whole. `path`: a directory or file; `name`: as reports call it. `partition`: of a Hive
+    table. `mtime`: if given, the version is only what was seen while this has not changed."""
+
+    path: str
+    name: str
+    time: datetime | None = None
+    mark: str = ""
+    partition: str = ""
+    mtime: float | None = None
+
+
+@dataclass
+class Listed:
+    """All versions of a dataset by one finder. `by`: what they are ordered by. `ignored`: how many names had no time,
+    and why, for the first ones. `doubts`: about the settings. `unnamed`: what stays, as its name is not UTF-8."""
+
+    by: str
+    versions: list[Version] = field(default_factory=list)
+    ignored: int = 0
+    why: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+
+    def ignore(self, why: str) -> None:
+        self.ignored += 1
+        if len(self.why) < SHOWN:
+            self.why.append(why)
+
+    def newest_first(self) -> list[Version]:
+        if self.by == TIME:
+            return sorted(self.versions, key=lambda each: (each.time or _NEVER, each.name), reverse=True)
+        return sorted(self.versions, key=lambda each: (each.mark, each.name), reverse=True)
+
+
+_ZONES = ("version.datetime.timezone", "gobblin.retention.datetime.pattern.timezone")
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The settings of one version finder with its policy. `own`: keys as `version.finder.class`; `whole`: the
+    dataset's, for older spellings; None in an element of `dataset.partitions`."""
+
+    own: Settings
+    whole: Settings | None = None
+
+    def text(self, key: str, *older: str) -> str | None:
+        found = self.own.text(key)
+        return self.whole.text(*older) if found is None and older and self.whole else found
+
+    def required(self, key: str, *older: str) -> str:
+        found = self.text(key, *older)
+        if found is None:
+            raise self.own.missing(key)
+        return found
+
+    def class_of(self, key: str, table: dict[str, str], what: str) -> str | None:
+        text = self.own.text(key)
+        return known(text, table, what, self.own.origin(key)) if text is not None else None
+
+    def lookback(self, key: str, *older: str) -> Period:
+        text = self.required(key, *older)
+        try:
+            return parse_lookback(text)
+        except ValueError as error:
+            raise self.own.wrong(key, self.own.find(key), f"is no lookback: {error}") from error
+
+
+Finder = Callable[[str, datetime], Listed]
+"""(the dataset's directory, now) -> its versions."""
+
+
+def path_finder(pair: Pair) -> Finder:
+    """The finder that the settings name. Raises ConfigError, before anything is listed, for settings that cannot be."""
+    kind = pair.class_of("version.finder.class", VERSIONS, "version finder")
+    match kind:
+        case "modification":
+            pattern = _glob_of(pair, "gobblin.retention.version.finder.pattern") or "*"
+            return lambda dataset, now: _modified(dataset, pattern)
+        case "datetime":
+            dates = dates_of(pair)
+            where = _glob_of(pair) or re.sub(r"[^/]+", "*", dates.pattern)
+            said = doubts(dates, pair.text(*_ZONES) is not None)
+            return lambda dataset, now: _dated(dataset, where, dates, said)
+        case "lookback":
+            dates, period = dates_of(pair), pair.lookback("version.lookback.period")
+            prefix = pair.text("version.path.prefix") or ""
+            if period.months:
+                raise pair.own.wrong(
+                    "version.lookback.period", pair.own.find("version.lookback.period"), "takes days and hours only"
+                )
+            return lambda dataset, now: _generated(dataset, prefix, dates, period, now)
+        case "root_modification":
+            return lambda dataset, now: _entries(dataset, [located(dataset).child()])
+        case "files":
+            return lambda dataset, now: _files(dataset)
+        case "single":
+            return lambda dataset, now: Listed(NONE, [Version(dataset, dataset)] if located(dataset).child() else [])
+        case "unix" | "watermark":
+            regex = pair.text("version.watermark.regex", "gobblin.retention.watermark.regex")
+            try:
+                wanted = re.compile(regex if regex else "(.*)", re.DOTALL)
+            except re.error as error:
+                raise pair.own.wrong("version.watermark.regex", None, f"is no regular expression: {error}") from error
+            return lambda dataset, now: _marked(dataset, wanted, kind)
+        case None:
+            raise pair.own.missing("version.finder.class")
+        case _:
+            raise pair.own.wrong(
+                "version.finder.class",
+                pair.own.find("version.finder.class"),
+                "finds partitions of Hive tables, not files",
+            )
+
+
+def _glob_of(pair: Pair, *older: str) -> str | None:
+    pattern = pair.text("version.globPattern", *older)
+    try:
+        glob_regex(pattern or "")
+    except ValueError as error:
+        found = pair.own.find("version.globPattern")
+        raise pair.own.wrong("version.globPattern", found, f"is no glob: {error}") from error
+    return pattern
+
+
+def dates_of(pair: Pair) -> DatePattern:
+    """The pattern and zone of names. Raises ConfigError."""
+    pattern = pair.required("version.datetime.pattern", "gobblin.retention.datetime.pattern")
+    zone = pair.text(*_ZONES)
+    return checked_pattern(pair, "version.datetime.pattern", pattern, zone)
+
+
+def checked_pattern(pair: Pair, key: str, pattern: str, zone: str | None) -> DatePattern:
+    try:
+        return date_pattern(pattern, zone or DEFAULT_ZONE)
+    except ValueError as error:
+        raise pair.own.wrong(key, pair.own.find(key), f"cannot be used: {error}") from error
+
+
+def doubts(dates: DatePattern, has_zone: bool) -> list[str]:
+    """What a report should say about a pattern."""
+    found = [dates.warning] if dates.warning else []
+    if not has_zone:
+        found.append(f"no time zone is set, so names are read in {dates.zone_name}")
+    return found
+
+
+def _modified(dataset: str, pattern: str) -> Listed:
+    found = Found()
+    listed = _entries(dataset, _hits(dataset, pattern, found))
+    _tell(listed, found)
+    return listed
+
+
+def _files(dataset: str) -> Listed:
+    found = Found()
+    listed = _entries(dataset, files_below(dataset, found))
+    _tell(listed, found)
+    return listed
+
+
+def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> Listed:
+    listed, found = Listed(TIME, doubts=list(said)), Found()
+    for each in _hits(dataset, pattern, found):
+        name = _below(dataset, each.path)
+        try:
+            listed.versions.append(Version(each.path, name, dates.read_end(name)))
+        except Unreadable as error:
+            listed.ignore(str(error))
+    _tell(listed, found)
+    return listed
+
+
+def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, now: datetime) -> Listed:
+    """Only those that are there: each distinct name is looked at once."""
+    listed = Listed(TIME)
+    hours = (period.days * 86400 + period.seconds) // 3600
+    names = {
+        dates.write(moment): None
+        for moment in (now - timedelta(hours=hours) + timedelta(hours=n) for n in range(hours + 1))
+    }
+    for name in names:
+        path = join(dataset, prefix, name)
+        one = located(path).child()
+        if one and not one.is_link:
+            try:
+                listed.versions.append(Version(path, _below(dataset, path), dates.read(name)))
+            except Unreadable as error:
+                listed.ignore(str(error))
+    return listed
+
+
+def _entries(dataset: str, entries: Iterable[Child | None]) -> Listed:
+    listed = Listed(TIME)
+    for each in entries:
+        if each is None:
+            continue
+        if each.mtime is None:
+            raise Error(
+                f"{each.path}: the store keeps no modification time of a directory",
+                hint="use DateTimeDatasetVersionFinder or FileLevelTimestampVersionFinder there",
+            )
+        moment = datetime.fromtimestamp(each.mtime, UTC)
+        listed.versions.append(Version(each.path, _below(dataset, each.path), moment, mtime=each.mtime))
+    return listed
+
+
+def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> Listed:
+    listed, found = Listed(TIME if kind == "unix" else MARK), Found()
+    for each in children(dataset, found):
+        name = name_of(each.path)
+        match = wanted.search(name)
+        mark = match[1] if match and wanted.groups else None
+        if each.is_link:
+            listed.ignore(f"{name!r} is a symbolic link")
+        elif mark is None:
+            listed.ignore(f"{name!r} does not match, or the expression has no group: {wanted.pattern}")
+        elif kind == "watermark":
+            listed.versions.append(Version(each.path, name, mark=mark))
+        else:
+            try:
+                listed.versions.append(Version(each.path, name, datetime.fromtimestamp(int(mark) / 1000, UTC)))
+            except (ValueError, OverflowError, OSError):
+                listed.ignore(f"{mark!r} of {name!r} is no time in milliseconds")
+    _tell(listed, found)
+    return listed
+
+
+def _hits(dataset: str, pattern: str, found: Found) -> Iterator[Child]:
+    """The dataset's own name may hold signs of a pattern."""
+    if not pattern.strip("/"):
+        raise ConfigError("version.globPattern is empty", hint="write * for everything in the dataset")
+    literal = re.sub(r"([*?\[\]{}\\])", r"\\\1", dataset)
+    return glob(join(literal, pattern), found)
+
+
+def _below(dataset: str, path: str) -> str:
+    return path[len(dataset.rstrip("/")) + 1 :] or path
+
+
+def _tell(listed: Listed, found: Found) -> None:
+    listed.unnamed += found.unnamed
+    for link in found.links:
+        listed.ignore(f"{link} is a symbolic link")

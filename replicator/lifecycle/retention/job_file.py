@@ -1,0 +1,124 @@
+"""The job file: what a run is given beside the config store. Reads only.
+
+`.conf` and `.json` files are HOCON; everything else is Java properties, as Gobblin's own job files are. A directory
+counts as a config store, with no job file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cmroot.store.place import is_local, name_of
+from cmroot.store.resolve import as_written
+from replicator.core.text import java_properties
+from replicator.errors import ConfigError
+from replicator.lifecycle.retention.config.config_store import STORE, ConfigStore, is_directory
+from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Raw, Scalar, merge, merge_fields
+from replicator.lifecycle.retention.config.hocon.parse import parse
+from replicator.lifecycle.retention.config.hocon.substitutions import resolve
+from replicator.lifecycle.retention.config.job_settings import Settings
+
+STORE_URI = "gobblin.config.management.store.uri"
+RUNTIME = "gobblin.config.runtime."
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """What a run is given. `settings`: the job file's keys under those given for the run; `store`: None without one;
+    `warnings`: what in it has no effect or another than it had."""
+
+    place: str
+    settings: Settings
+    store: ConfigStore | None
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_job(
+    place: str, *, given: Mapping[str, str] | None = None, environment: Mapping[str, str | None] | None = None
+) -> JobFile:
+    """Reads a job file, or takes a store's directory. `given` keys win over the file's. `environment`: what `${NAME}`
+    may read; None for a name that exists and may not be. Raises ConfigError with the file and line."""
+    given = dict(given or {})
+    fields = _fields(given, "--set")
+    if _is_store(place):
+        given = {STORE_URI: place, **given}
+        fields = _fields(given, place)
+    else:
+        fields = merge_fields(fields, _read(place))
+    variables = {**(environment or {}), **_runtime(fields)}
+    settings = Settings(resolve(fields, variables), place)
+    uri = settings.text(STORE_URI)
+    version = settings.text("gobblin.config.management.store.version")
+    store = ConfigStore.open(_beside(uri, place), version=version, variables=variables) if uri else None
+    return JobFile(place, settings, store)
+
+
+def _is_store(place: str) -> bool:
+    return is_directory(place) or (not is_local(place) and is_directory(f"{place}/{STORE}"))
+
+
+def _beside(uri: str, place: str) -> str:
+    """A store given as a relative path lies beside the job file."""
+    if ":" in uri or uri.startswith("/") or not is_local(place):
+        return uri
+    return str(Path(place).resolve().parent / uri)
+
+
+def _read(place: str) -> Fields:
+    name = name_of(place)
+    try:
+        data = as_written(place).read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{place}: there is no such file", hint="name a job file, or a config store's directory"
+        ) from None
+    if not name.endswith((".conf", ".json", ".hocon")):
+        return _as_fields(_properties(data, name), name)
+    try:
+        return parse(data.decode("utf-8"), name)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: not UTF-8: {error}", hint="save the file as UTF-8") from error
+
+
+def _properties(data: bytes, name: str) -> Iterator[tuple[str, str, Origin]]:
+    try:
+        for key, value, line in java_properties.entries(java_properties.decoded(data)):
+            yield key, value, Origin(name, line)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", hint="it is read as Java properties") from error
+
+
+def _fields(values: Mapping[str, str], name: str) -> Fields:
+    return _as_fields(((key, value, Origin(name, 0)) for key, value in values.items()), name)
+
+
+def _as_fields(properties: Iterator[tuple[str, str, Origin]], name: str) -> Fields:
+    """A key that is both a value and the beginning of others keeps the others, as in the Typesafe library."""
+    found: Raw = Fields({}, Origin(name, 0))
+    entries = sorted(properties, key=lambda entry: len(entry[0].split(".")))
+    for key, value, origin in entries:
+        one: Raw = Scalar(value, True, origin)
+        for part in reversed(key.split(".")):
+            one = Fields({part: one}, origin)
+        found = merge(one, found)
+    assert isinstance(found, Fields)
+    return found
+
+
+def _runtime(fields: Fields) -> dict[str, str]:
+    """`gobblin.config.runtime.x` is `${x}` for the store."""
+    return {
+        ".".join(path)[len(RUNTIME) :]: value.text
+        for path, value in _scalars(fields, ())
+        if ".".join(path).startswith(RUNTIME)
+    }
+
+
+def _scalars(fields: Fields, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Scalar]]:
+    for key, value in fields.fields.items():
+        if isinstance(value, Fields):
+            yield from _scalars(value, (*path, key))
+        elif isinstance(value, Scalar):
+            yield (*path, key), value

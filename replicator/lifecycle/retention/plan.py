@@ -1,0 +1,263 @@
+"""What a run would do with one dataset: which versions go and why, and whose access changes. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from cmroot.store.place import normal
+from replicator.core.model import partition_name
+from replicator.errors import ConfigError
+from replicator.lifecycle.removal.removal import Removal
+from replicator.lifecycle.retention.access import Access, access_policies, wanted_access
+from replicator.lifecycle.retention.config.class_names import RETENTIONS
+from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Scalar
+from replicator.lifecycle.retention.config.job_settings import Settings
+from replicator.lifecycle.retention.config.older_policies import retention_policy
+from replicator.lifecycle.retention.dataset_versions import Listed, Pair, Version, path_finder
+from replicator.lifecycle.retention.datasets import Dataset, FileDataset, HiveDataset
+from replicator.lifecycle.retention.hive_tables import partition_finder
+from replicator.lifecycle.retention.selection_policies import Policy, selection_policy
+from replicator.metastore.client import Metastore
+
+PREFIX = "gobblin.retention"
+
+
+class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to do. `drops`: the partition goes from the metastore, too; `keeps_data`: only from there. `access`:
+    nothing is removed. `mtime`: what the path must still have. `replacement`: ("db", "table") whose partition of the
+    same values takes this one's place."""
+
+    dataset: str
+    removal: Removal
+    drops: bool = False
+    keeps_data: bool = False
+    access: Access | None = None
+    mtime: float | None = None
+    top: str = ""
+    replacement: tuple[str, str] | None = None
+
+    @property
+    def moves_data(self) -> bool:
+        """Whether files go."""
+        return self.access is None and not self.keeps_data
+
+    def as_json(self) -> dict[str, Any]:
+        removal = self.removal
+        act = "set" if self.access else "drop" if self.drops else "remove"
+        return {
+            "act": act,
+            "dataset": self.dataset,
+            "path": removal.path,
+            "partition": removal.partition,
+            "files": removal.files,
+            "bytes": removal.bytes,
+            "keeps_data": self.keeps_data,
+            "access": str(self.access) if self.access else "",
+            "reason": removal.reason,
+        }
+
+
+@dataclass
+class DatasetPlan:
+    """`versions`: how many were looked at; `ignored`: how many names had no time that could be read;
+    `doubts`: what is so in many datasets alike, and is reported once; `unnamed`: what stays, as its name is not
+    UTF-8."""
+
+    name: str
+    versions: int = 0
+    ignored: int = 0
+    items: list[PlannedItem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """`job`: the keys that are read from the job file only. `now`: the moment that everything is judged by. `begun`:
+    (place, as `normal` spells it) -> the time that it had before a killed run removed some of its files."""
+
+    job: Settings
+    now: datetime
+    metastore: Metastore | None = None
+    begun: Mapping[str, float] = field(default_factory=dict)
+
+    def plan(self, dataset: Dataset) -> DatasetPlan:
+        """Raises Error for settings or listings that cannot be had: then nothing is known of the dataset."""
+        if isinstance(dataset, HiveDataset):
+            return self._plan_table(dataset)
+        return self._plan_files(dataset)
+
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    def _plan_files(self, dataset: FileDataset) -> DatasetPlan:
+        plan = DatasetPlan(dataset.name)
+        if dataset.settings.truth(f"{PREFIX}.dataset.is.blacklisted", default=False):
+            plan.warnings.append(f"{dataset.name}: left alone, as {PREFIX}.dataset.is.blacklisted says")
+            return plan
+        planned: set[str] = set()
+        for pair, policy in pairs(dataset.settings, dataset.kind):
+            listed = path_finder(pair)(dataset.path, self.now)
+            self._tell(plan, listed, dataset.name)
+            versions = self._newest_first(listed)
+            chosen = policy.select(versions, listed.by, self.now)
+            for number, why in chosen.items():
+                version = versions[number]
+                if version.path in planned:  # by another finder of the dataset
+                    continue
+                planned.add(version.path)
+                removal = Removal(path=version.path, what="version", reason=why)
+                plan.items.append(
+                    PlannedItem(dataset=dataset.name, removal=removal, mtime=version.mtime, top=dataset.path)
+                )
+            self._plan_access(plan, pair, listed, versions, set(chosen), "")
+        return plan
+
+    def _plan_access(
+        self, plan: DatasetPlan, pair: Pair, listed: Listed, versions: list[Version], gone: set[int], object: str
+    ) -> None:
+        policies, warnings = access_policies(pair)
+        plan.warnings += warnings
+        for number, (access, why) in wanted_access(policies, listed, versions, self.now).items():
+            if number not in gone and versions[number].path:
+                removal = Removal(path=versions[number].path, what="access", reason=why, object=object)
+                plan.items.append(PlannedItem(dataset=plan.name, removal=removal, access=access))
+
+    def _newest_first(self, listed: Listed) -> list[Version]:
+        for number, each in enumerate(listed.versions):
+            if each.mtime is not None and (then := self.begun.get(normal(each.path))) is not None:
+                listed.versions[number] = replace(each, time=datetime.fromtimestamp(then, UTC))
+        return listed.newest_first()
+
+    def _tell(self, plan: DatasetPlan, listed: Listed, name: str) -> None:
+        plan.versions += len(listed.versions)
+        plan.ignored += listed.ignored
+        plan.unnamed = list(dict.fromkeys([*plan.unnamed, *listed.unnamed]))  # several finders see the same
+        if not listed.versions:
+            plan.warnings.append(f"{name}: the version finder finds nothing")
+        plan.doubts += listed.doubts
+        plan.warnings += [f"{name}: stays, as its time cannot be read: {each}" for each in listed.why]
+        if listed.ignored > len(listed.why):
+            plan.warnings.append(f"{name}: and {listed.ignored - len(listed.why):,} more whose time cannot be read")
+
+    # ---- tables ---------------------------------------------------------------------------------------------------
+
+    def _plan_table(self, dataset: HiveDataset) -> DatasetPlan:
+        plan, table = DatasetPlan(dataset.name), dataset.table
+        prefix = self.job.text("hive.dataset.configPrefix") or PREFIX
+        own = dataset.settings.below(prefix)
+        if own is None:
+            raise dataset.settings.missing(prefix)
+        if own.truth("is.blacklisted", default=False):
+            plan.warnings.append(f"{dataset.name}: left alone, as {prefix}.is.blacklisted says")
+            return plan
+        if table.is_view:
+            return plan
+        if not table.is_partitioned:
+            raise ConfigError(f"{dataset.name} has no partitions", hint="leave it out by hive.dataset.blacklist")
+        assert self.metastore
+        pair = Pair(own, dataset.settings)
+        listed = partition_finder(pair)(self.metastore, table)
+        self._tell(plan, listed, dataset.name)
+        policy_class = "org.apache.gobblin.data.management.policy.SelectBeforeTimeBasedPolicy"
+        policy = selection_policy(pair, own.text("selection.policy.class") or policy_class)
+        versions = self._newest_first(listed)
+        chosen = policy.select(versions, listed.by, self.now)
+        reasons = {versions[number].partition: (why, versions[number].mtime) for number, why in chosen.items()}
+        plan.items += self._partitions(dataset, reasons, _replacement(own, dataset))
+        return plan
+
+    def _partitions(
+        self, dataset: HiveDataset, reasons: dict[str, tuple[str, float | None]], replacement: tuple[str, str] | None
+    ) -> Iterator[PlannedItem]:
+        """Their locations, in batches."""
+        assert self.metastore
+        table = dataset.table
+        keeps = not self.job.truth(f"{PREFIX}.hive.shouldDeleteData", default=False)
+        for batch in self.metastore.partitions(table.db, table.name, list(reasons)):
+            for partition in batch:
+                name = partition_name(table.partition_keys, partition.values)
+                why, mtime = reasons[name]
+                removal = Removal(
+                    path=partition.location or "",
+                    what="partition",
+                    object=dataset.name,
+                    partition=name,
+                    reason=why,
+                    drops=True,
+                )
+                yield PlannedItem(
+                    dataset=dataset.name,
+                    removal=removal,
+                    drops=True,
+                    keeps_data=keeps or not partition.location,
+                    mtime=mtime,
+                    top=table.location or "",
+                    replacement=replacement,
+                )
+
+
+def _replacement(own: Settings, dataset: HiveDataset) -> tuple[str, str] | None:
+    if not own.truth("hive.shouldReplacePartition", default=False):
+        return None
+    db, table = own.text("hive.replacementHiveDbName"), own.text("hive.replacementHiveTableName")
+    if not db or not table:
+        return None
+
+    def filled(text: str) -> str:
+        for token, value in (("TABLE", dataset.table.name), ("DB", dataset.table.db)):
+            text = text.replace(f"$LOGICAL_{token}", value).replace(f"${token}", value)
+        return text.lower()
+
+    found = filled(db), filled(table)
+    return None if found == (dataset.table.db.lower(), dataset.table.name.lower()) else found
+
+
+def pairs(settings: Settings, kind: str = "glob") -> Iterator[tuple[Pair, Policy]]:
+    """Version finders with their policies, by the first rule that fits: the alias, an older policy, the dataset's own,
+    a list of several. Raises ConfigError when none does."""
+    alias = settings.below(f"{PREFIX}.versionAndPolicy.alias")
+    own = settings.below(PREFIX)
+    if alias is not None:
+        yield Pair(alias), selection_policy(Pair(alias))
+        return
+    finder = settings.text(f"{PREFIX}.version.finder.class")
+    if own is not None and finder and settings.text(f"{PREFIX}.retention.policy.class"):
+        yield Pair(own, settings), retention_policy(settings)
+        return
+    if own is not None and finder:
+        pair = Pair(own, settings)
+        yield pair, selection_policy(pair)
+        return
+    parts = settings.objects(f"{PREFIX}.dataset.partitions")
+    if parts:
+        for each in parts:
+            yield Pair(each), selection_policy(Pair(each))
+        return
+    if own is not None and kind in _FIXED:
+        version, policy = _FIXED[kind]
+        yield Pair(_with_finder(own, version), settings), retention_policy(settings, policy)
+        return
+    raise settings.missing(f"{PREFIX}.version.finder.class")
+
+
+_FIXED = {
+    "snapshot": ("WatermarkDatasetVersionFinder", "NewestKRetentionPolicy"),
+    "tracking": ("DateTimeDatasetVersionFinder", "TimeBasedRetentionPolicy"),
+    "modification": ("ModDateTimeDatasetVersionFinder", "TimeBasedRetentionPolicy"),
+}
+"""The older dataset finders, which brought version finder and policy with them."""
+assert {policy for _, policy in _FIXED.values()} <= set(RETENTIONS)
+
+
+def _with_finder(own: Settings, finder: str) -> Settings:
+    origin = Origin("the dataset finder", 0)
+    version = own.find("version")
+    fields = dict(version.fields) if isinstance(version, Fields) else {}
+    fields["finder"] = Fields({"class": Scalar(finder, True, origin)}, origin)
+    return Settings(Fields({**own.fields.fields, "version": Fields(fields, origin)}, origin), own.name)

@@ -1,0 +1,184 @@
+"""Selection policies: which versions go, and the sentence that says why, with the bound in it. Pure.
+
+"Selected" means: acted upon. Under `selection.policy.class` that is removed. Comparisons are strict: a version that is
+exactly as old as the lookback says is neither before nor after.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cmroot.store.place import split_authority
+from replicator.core.text.period import Period
+from replicator.errors import ConfigError
+from replicator.lifecycle.retention.config.class_names import SELECTIONS, known
+from replicator.lifecycle.retention.dataset_versions import NONE, TIME, Pair, Version
+
+MOST = 1_000_000  # what a newest-K may keep or take
+
+Chosen = dict[int, str]
+"""Number of the version, newest first -> why it is selected."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`needs`: what versions must be ordered by: TIME, "order" (anything but nothing) or "" (no matter)."""
+
+    needs: str
+    choose: Callable[[Sequence[Version], datetime], Chosen]
+
+    def select(self, versions: Sequence[Version], by: str, now: datetime) -> Chosen:
+        """versions: newest first. Raises ConfigError when the policy cannot judge such versions."""
+        if (self.needs == TIME and by != TIME) or (self.needs == "order" and by == NONE):
+            raise ConfigError(
+                "the policy needs versions with a time, and the version finder gives none",
+                hint="choose a version finder that reads times, or another policy",
+            )
+        return self.choose(versions, now)
+
+
+def selection_policy(pair: Pair, name: str | None = None) -> Policy:
+    """The policy that `selection.policy.class` names; none: nothing is selected. `name`: another class, for the same
+    settings. Raises ConfigError, with file and line, for settings that cannot be meant."""
+    key = "selection.policy.class"
+    text = name if name is not None else pair.own.text(key)
+    if text is None:
+        return Policy("", lambda versions, now: {})
+    match known(text, SELECTIONS, "selection policy", pair.own.origin(key)):
+        case "before":
+            back = pair.lookback("selection.timeBased.lookbackTime")
+            return Policy(TIME, lambda versions, now: before(versions, back, now))
+        case "after":
+            back = pair.lookback("selection.timeBased.lookbackTime")
+            return Policy(TIME, lambda versions, now: _between(versions, None, back, now))
+        case "between":
+            least, most = (_optional(pair, f"selection.timeBased.{end}LookbackTime") for end in ("min", "max"))
+            return Policy(TIME, lambda versions, now: _between(versions, least, most, now))
+        case "newest":
+            return _newest(pair)
+        case "combine":
+            return _combined(pair)
+        case "hidden":
+            prefixes = pair.own.texts("selection.hiddenFilter.hiddenFilePrefix") or [".", "_"]
+            return Policy("", lambda versions, now: _unhidden(versions, prefixes))
+        case "all":
+            return Policy(
+                "", lambda versions, now: dict.fromkeys(range(len(versions)), "SelectAllPolicy takes everything")
+            )
+        case _:
+            return Policy("", lambda versions, now: {})
+
+
+def before(versions: Sequence[Version], back: Period, now: datetime) -> Chosen:
+    found = {}
+    for number, each in enumerate(versions):
+        assert each.time
+        bound = back.after(each.time)
+        if bound < now:
+            found[number] = f"{reported(each.time)} + {back.text} = {reported(bound)} is before {reported(now)}"
+    return found
+
+
+def _between(versions: Sequence[Version], least: Period | None, most: Period | None, now: datetime) -> Chosen:
+    """Older than `least` (None: than nothing, so never in the future) and younger than `most` (None: since 1970)."""
+    found = {}
+    for number, each in enumerate(versions):
+        assert each.time
+        end = most.after(each.time) if most else None
+        if (end > now if end else each.time > _EPOCH) and (least.after(each.time) if least else each.time) < now:
+            younger = (
+                f"{reported(each.time)} + {most.text} is after {reported(now)}" if most else f"{reported(each.time)}"
+            )
+            found[number] = younger + (f", and + {least.text} before it" if least else " lies in the past")
+    return found
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _optional(pair: Pair, key: str) -> Period | None:
+    """A bound that may be missing; zero is no bound."""
+    text = pair.own.text(key)
+    if text is None or re.fullmatch(r"0[ymdhYMDH]|PT0S", text):
+        return None
+    return pair.lookback(key)
+
+
+def _newest(pair: Pair) -> Policy:
+    taken = _count(pair, "selection.newestK.versionsSelected")
+    left = _count(pair, "selection.newestK.versionsNotSelected")
+    if (taken is None) == (left is None):
+        state = "neither" if taken is None else "both"
+        raise ConfigError(
+            f"{pair.own.name}: {state} of selection.newestK.versionsSelected and versionsNotSelected",
+            hint="write versionsNotSelected = K to keep the newest K",
+        )
+    if left is not None:
+        return Policy("order", lambda versions, now: beyond(versions, left))
+    return Policy("order", lambda versions, now: _first(versions, taken or 0))
+
+
+def _count(pair: Pair, key: str) -> int | None:
+    found = pair.own.number(key)
+    if found is not None and not 1 <= found <= MOST:
+        raise pair.own.wrong(key, pair.own.find(key), f"is {found}, not between 1 and {MOST:,}")
+    return found
+
+
+def beyond(versions: Sequence[Version], left: int) -> Chosen:
+    return {
+        number: f"number {number + 1} of {len(versions)}, newest first; the newest {left} stay"
+        for number in range(left, len(versions))
+    }
+
+
+def _first(versions: Sequence[Version], taken: int) -> Chosen:
+    return {
+        number: f"number {number + 1} of {len(versions)}, newest first; the newest {taken} are taken"
+        for number in range(min(taken, len(versions)))
+    }
+
+
+def _combined(pair: Pair) -> Policy:
+    key = "selection.combine.policy.classes"
+    names = pair.own.texts(key)
+    if not names:
+        raise pair.own.wrong(key, pair.own.find(key), "names no policy to combine")
+    return combine(
+        [selection_policy(pair, name) for name in names],
+        pair.own.required("selection.combine.operation"),
+        pair.own.name,
+    )
+
+
+def combine(policies: Sequence[Policy], operation: str, where: str) -> Policy:
+    """UNION: what any selects; INTERSECT: what all do."""
+    if operation.upper() not in ("UNION", "INTERSECT"):
+        raise ConfigError(f"{where}: {operation!r} combines nothing", hint="write UNION or INTERSECT")
+    needs = TIME if any(each.needs == TIME for each in policies) else "order" if any(p.needs for p in policies) else ""
+
+    def choose(versions: Sequence[Version], now: datetime) -> Chosen:
+        found = [each.choose(versions, now) for each in policies]
+        wanted = (
+            set(found[0]).union(*found[1:]) if operation.upper() == "UNION" else set(found[0]).intersection(*found[1:])
+        )
+        joined = {number: [each[number] for each in found if number in each] for number in sorted(wanted)}
+        return {number: "; and ".join(reasons) for number, reasons in joined.items()}
+
+    return Policy(needs, choose)
+
+
+def _unhidden(versions: Sequence[Version], prefixes: Sequence[str]) -> Chosen:
+    found = {}
+    for number, each in enumerate(versions):
+        names = split_authority(each.path)[1].split("/")
+        if not any(name.startswith(prefix) for name in names for prefix in prefixes):
+            found[number] = f"no name of its path begins with {' or '.join(prefixes)}"
+    return found
+
+
+def reported(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,311 @@
+"""Check: what can be proved of a policy before its first run, and at any time after. Reads both metastores and the
+policy's places; writes and removes small files where a run will write.
+
+Each thing looked at is a finding, and a failure to look at it is one, too: nothing but the program's own faults is
+raised. What is looked at, and how it is judged, is in `checks`.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+
+from cmroot.errors import Error
+from cmroot.store.place import join
+from replicator.captures.events.reach import newest_event, read_reach
+from replicator.captures.events.recycling import change_manager
+from replicator.captures.events.scope import Patterns
+from replicator.core.connections.gateway_config import GatewayConfig
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.not_replicated import NotReplicated, merged
+from replicator.core.policy import Policy, same_metastore
+from replicator.core.report import Report
+from replicator.errors import FormatError
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.checks import lacking, metastores, places, policy_health, proofs, unsupported
+from replicator.policies.checks.bucket_events import judge_queues
+from replicator.policies.checks.finding import Finding, Health, worst
+from replicator.policies.checks.gateway_listener import of_gateway
+from replicator.policies.checks.places import Probed, Room, reported
+from replicator.policies.direction import Pair, former_replicas, runs_in_reverse, survey
+from replicator.policies.drills.drill_record import Drills
+from replicator.policies.memory import History, Memory
+from replicator.policies.status import Status, status
+from replicator.replay.plan.target import default_warehouse
+
+SAMPLE = 200  # tables of a database whose locations are looked at
+RUNS = 20  # of the history, newest first
+TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
+RETRIES = 1
+NO_GATEWAY = GatewayConfig()
+
+Connect = Callable[[MetastoreConfig], AbstractContextManager[MetastoreReader]]
+
+
+def impatient(config: MetastoreConfig) -> ThriftMetastore:
+    """A metastore that is given up on soon."""
+    return ThriftMetastore(config, timeout=TIMEOUT, retries=RETRIES)
+
+
+@dataclass(frozen=True)
+class PolicyChecked(Report):
+    """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary. `not_replicated`:
+    tables that runs leave out, and what else the replicas say that they lack."""
+
+    policy: str
+    status: Health
+    backwards: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """Who is replicated to whom now, as `sync.way` would have it; but no root is made here. `pairs`: in this direction;
+    `named`: as the policy names them."""
+
+    source: MetastoreReader
+    target: MetastoreReader
+    cmroot: str
+    pairs: Sequence[Pair]
+    named: Sequence[Pair]
+    backwards: bool
+
+
+def check(
+    policy: Policy,
+    *,
+    others: Sequence[Policy] = (),
+    connect: Connect = impatient,
+    clock: Callable[[], float] = clocks.time,
+    room: Callable[[str], Room] = places.disk_room,
+    gateway: GatewayConfig = NO_GATEWAY,
+) -> PolicyChecked:
+    """Checks one policy. others: the file's policies, for overlaps; gateway: what it asks of clients.
+    connect: a metastore by its configuration."""
+    began = clocks.monotonic()
+    run = _Check(policy, clock, room)
+    direction = None
+    with ExitStack() as stack:
+        source = run.reach("source", policy.source_metastore, connect, stack)
+        target = run.reach("target", policy.target_metastore, connect, stack)
+        if source and target:
+            direction = run.scope(source, target)
+            run.sides(source, target)
+        if direction:
+            run.progress(direction)
+        if source:
+            run.overlaps(source, others, connect)
+        run.runs()
+        run.places(direction, target)
+    run.findings += of_gateway(gateway, policy.source_metastore)
+    status = worst(each.health for each in run.findings)
+    backwards = direction is not None and direction.backwards
+    seconds = round(clocks.monotonic() - began, 3)
+    return PolicyChecked(policy.name, status, backwards, run.findings, run.not_replicated, seconds)
+
+
+def _direction(
+    policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair], *, first: bool
+) -> _Direction:
+    try:
+        backwards = runs_in_reverse(pairs, first=first)
+    except FormatError:  # a finding of its own
+        backwards = False
+    if not backwards:
+        return _Direction(source, target, policy.cmroot, pairs, pairs, backwards)
+    return _Direction(target, source, policy.target_cmroot, [pair.swapped for pair in pairs], pairs, backwards)
+
+
+class _Check:
+    """The findings of one check, in the order in which they were made."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float], room: Callable[[str], Room]) -> None:
+        self.policy, self._clock, self._room = policy, clock, room
+        self.findings: list[Finding] = []
+        self.not_replicated: list[NotReplicated] = []
+
+    def _look(self, name: str, look: Callable[[], Finding | Iterable[Finding]], failed: Health = "unknown") -> None:
+        """Adds what `look` finds; what it raises is a finding of this name."""
+        try:
+            found = look()
+            self.findings += [found] if isinstance(found, Finding) else list(found)
+        except (Error, OSError) as error:
+            self.findings.append(Finding(name, failed, *reported(error)))
+
+    def reach(self, side: str, config: MetastoreConfig, connect: Connect, stack: ExitStack) -> MetastoreReader | None:
+        """The metastore, or None, and then that is critical."""
+        before = len(self.findings)
+        metastore = None
+        try:
+            metastore = stack.enter_context(connect(config))
+            self.findings.append(metastores.answers(side, metastore, clocks.monotonic))
+        except (Error, OSError) as error:
+            self.findings.append(Finding(side, "critical", *reported(error)))
+        return metastore if self.findings[before].health != "critical" else None
+
+    def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Direction | None:
+        """The policy's databases, and the direction in which it runs."""
+        try:
+            root = policy_health.root_of(self.policy.target_cmroot)
+            remembered = Memory(root, self.policy.name).read_scope() if root else None
+        except (Error, OSError) as error:
+            self.findings.append(Finding("scope", "warning", *reported(error)))
+            remembered = None
+        try:
+            pairs = survey(self.policy, source, target, remembered)
+        except (Error, OSError) as error:
+            self.findings.append(Finding("databases", "unknown", *reported(error)))
+            return None
+        direction = _direction(self.policy, source, target, pairs, first=remembered is None)
+        if not direction.backwards:  # else what left is looked for at the other side
+            former = former_replicas(target, remembered, pairs)
+            self._look("databases", lambda: policy_health.judge_databases(self.policy, pairs, former))
+            self._look("partitions", lambda: policy_health.judge_filters(self.policy, source))
+        self._look("roles", lambda: policy_health.judge_roles(pairs))
+        return direction
+
+    def sides(self, source: MetastoreReader, target: MetastoreReader) -> None:
+        defaults = metastores.default_database
+        self._look("versions", lambda: metastores.levels_fit(defaults(source), defaults(target)))
+        self._look("sides", lambda: metastores.are_two(source, target))
+        self._look("catalog", lambda: metastores.judge_catalog(self.policy.cmroot, source), "critical")
+        self._look("catalog", lambda: metastores.judge_catalog(self.policy.target_cmroot, target), "critical")
+        for side, metastore in (("source", source), ("target", target)):
+            self._look(
+                f"clock {side}",
+                lambda side=side, metastore=metastore: metastores.judge_clock(  # type: ignore[misc]
+                    side, newest_event(metastore), now=self._clock()
+                ),
+                "ok" if side == "target" else "unknown",  # a target need not keep a log
+            )
+
+    def progress(self, direction: _Direction) -> None:
+        """The log, the slot, and the lag, in the direction in which the policy runs now."""
+        self._look("log", lambda: metastores.log_is_on(direction.source, direction.source.database_names()))
+        try:
+            root = policy_health.root_of(direction.cmroot)
+            cursor = policy_health.captured_event(root)
+        except (Error, OSError) as error:
+            self.findings.append(Finding("cmroot", "critical", *reported(error)))
+            return
+        root_id = root.id if root else None
+        self._look("formats", lambda: self._formats(direction))
+        self._look("not replicated", lambda: self._lacking(direction))
+        if not direction.backwards:
+            self._look("replicas", lambda: policy_health.judge_target(direction.pairs, direction.target, root_id))
+        self._look("events", lambda: self._reach(direction.source, cursor))
+        self._look("slot", lambda: policy_health.judge_slot(self.policy, root, direction.pairs))
+        self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction))))
+
+    def _formats(self, direction: _Direction) -> list[Finding]:
+        self.not_replicated, unseen = unsupported.find_left_out(self.policy, direction.pairs, direction.source)
+        return unsupported.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
+
+    def _lacking(self, direction: _Direction) -> Finding:
+        said = lacking.said_lacking(direction.pairs)
+        left_out = {each.object for each in self.not_replicated}
+        self.not_replicated = merged(said, self.not_replicated)
+        return lacking.judge_lacking([each for each in said if each.object not in left_out])
+
+    def runs(self) -> None:
+        """What the policy remembers, which stays on the target's side when roles are turned."""
+        try:
+            root = policy_health.root_of(self.policy.target_cmroot)
+            history = Memory(root, self.policy.name).runs(RUNS) if root else History([], [])
+        except (Error, OSError) as error:
+            self.findings.append(Finding("last run", "unknown", *reported(error)))
+            return
+        schedule = self.policy.schedule
+        self._look("last run", lambda: policy_health.judge_runs(history, schedule=schedule, now=self._clock()))
+        self._look("verified", lambda: proofs.judge_verified(self.policy, history, now=self._clock()))
+        if root:
+            drills = Drills(Memory(root, self.policy.name))
+            self._look("drill", lambda: proofs.judge_drills(drills.read(RUNS)[0], now=self._clock()))
+            self._look(
+                "turn",
+                lambda: policy_health.judge_role_change(Memory(root, self.policy.name).read_role_change()),
+                "critical",
+            )
+
+    def _reach(self, source: MetastoreReader, cursor: int | None) -> Finding:
+        reach = read_reach(source, cursor)
+        return metastores.judge_reach(reach, now=self._clock(), schedule=self.policy.schedule)
+
+    def _lags(self, direction: _Direction) -> Iterator[Status]:
+        for pair in direction.pairs:
+            if pair.position is not None and pair.matches:
+                yield status(
+                    direction.target, pair.replica, source=direction.source, source_db=pair.name, clock=self._clock
+                )
+
+    def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:
+        beside = [other for other in others if same_metastore(other.target, self.policy.target)]
+        existing: dict[str, list[str]] = {}
+        for uri, config in {other.source_key: other.source_metastore for other in (*beside, self.policy)}.items():
+            try:
+                if uri == self.policy.source_key:
+                    existing[uri] = source.database_names()
+                    continue
+                with connect(config) as metastore:
+                    existing[uri] = metastore.database_names()
+            except (Error, OSError):
+                continue  # reported as unknown, for the policies that it concerns
+        self._look("overlap", lambda: policy_health.judge_overlaps(self.policy, beside, existing))
+
+    def places(self, direction: _Direction | None, target: MetastoreReader | None) -> None:
+        written = dict(self._written(direction, target))
+        probes: list[Probed] = []
+        for key, place in written.items():
+            root = key in ("cmroot", "target_cmroot")
+            found, probed = places.judge_place(key, place, root=root, clock=self._clock)
+            self.findings.append(found)
+            probes += [probed] if probed else []
+        self._look("clock stores", lambda: places.judge_store_clocks(probes))
+        self._look("room", lambda: places.judge_room(written, self._room))
+        if direction is not None:
+            self._look(
+                "keeper",
+                lambda: places.judge_keepers(
+                    direction.cmroot,
+                    self._locations(direction),
+                    self.policy.keeper,
+                    lambda: change_manager(direction.source, [pair.name for pair in direction.pairs if pair.source]),
+                ),
+            )
+        self._look("s3_events", lambda: judge_queues(self.policy.s3_events))
+
+    def _written(self, direction: _Direction | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
+        """The places that runs write to, by their keys; backwards, the warehouse that the data goes back to."""
+        policy, backwards = self.policy, direction is not None and direction.backwards
+        yield from (("cmroot", policy.cmroot), ("target_cmroot", policy.target_cmroot))
+        yield "dumps", join(policy.dumps, policy.name)
+        receiver = direction.target if direction is not None else target
+        if policy.warehouse and not backwards:
+            yield "warehouse", policy.warehouse
+        elif receiver is not None:
+            try:
+                yield "warehouse", default_warehouse(receiver)
+            except Error as error:
+                self.findings.append(Finding("write warehouse", "unknown", *reported(error)))
+        if policy.external_base and not backwards:
+            yield "external", policy.external_base
+        for before, after in policy.map_location.items():
+            yield f"map_location {before}", before if backwards else after
+
+    def _locations(self, direction: _Direction) -> list[str]:
+        """Of the databases, and of some tables of each: more would take as long as a capture."""
+        patterns = Patterns.parse(self.policy.include, self.policy.exclude)
+        found = []
+        for pair in direction.pairs:
+            if pair.source is None or not pair.matches:
+                continue
+            names = [name for name in direction.source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
+            tables = [table for table in direction.source.tables(pair.name, names) if not table.is_view]
+            found += [table.location for table in tables if table.location]
+            found += [pair.source.location] if pair.source.location else []
+        return found

@@ -1,0 +1,207 @@
+"""What can be determined of the two metastores: whether they answer, are two, keep a log of events that reaches back
+far enough, and what their clocks say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from cmroot.store.resolve import as_written
+from replicator.captures.events.reach import TTL, Reach, newest_event
+from replicator.captures.events.reader import digest
+from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.core.model import Database, NotificationEvent
+from replicator.core.text.quantity import count_text, duration_text
+from replicator.errors import NotificationLogOff, ObjectNotFound
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.convert.fields import ids
+from replicator.policies.checks.finding import Figure, Finding, Health
+
+HEADROOM_WARNING, HEADROOM_CRITICAL = 0.5, 0.25
+"""Parts of the events' life that must be left to the next event needed."""
+SKEW = timedelta(seconds=30)
+"""How far two clocks may differ; the same as leases on object stores allow (cmroot.lease)."""
+EVENT_GRAIN = 2  # seconds: events have whole ones, and are given them at the begin of the change
+
+_CATALOG = ids("Database", "catalogName")  # servers send it since Hive 3
+
+
+# Whether they answer
+
+
+def answers(side: str, metastore: MetastoreReader, stopwatch: Callable[[], float]) -> Finding:
+    """Raises MetastoreUnreachable and the like for the caller to tell."""
+    began = stopwatch()
+    names = metastore.database_names()
+    seconds = stopwatch() - began
+    shown = [level(default_database(metastore)), count_text(len(names), "database"), metastore.connection]
+    reported = f"{metastore.uri}: {', '.join(filter(None, shown))}"
+    unknown = metastore.unknown_fields()
+    if unknown:
+        lost = ", ".join(f"{struct} {fields}" for struct, fields in unknown.items())
+        return Finding(
+            side,
+            "warning",
+            f"{reported}; sends fields that would be lost: {lost}",
+            "use a newer release, which knows them",
+            (Figure(f"{side}_answer", seconds, "s"),),
+        )
+    return Finding(side, "ok", reported, figures=(Figure(f"{side}_answer", seconds, "s"),))
+
+
+def default_database(metastore: MetastoreReader) -> Database | None:
+    try:
+        return metastore.database("default")
+    except ObjectNotFound:
+        return None
+
+
+def level(default: Database | None) -> str:
+    """The interface a server speaks, by what it sends: no call tells its version (`getVersion` always says 3.0)."""
+    if default is None:
+        return "unknown interface"
+    return "interface of Hive 3 or newer" if _CATALOG & default.extra.keys() else "interface of Hive 2"
+
+
+def judge_catalog(cmroot: str, metastore: MetastoreReader) -> list[Finding]:
+    """Of a root and its metastore; nothing where none is named. Raises Refused for another one's root."""
+    refuse_other_catalog(str(as_written(cmroot)), metastore)
+    if metastore.bound_catalog is None:
+        return []
+    return [Finding("catalog", "ok", f"{cmroot} is, or will be, the root of catalog {metastore.catalog}")]
+
+
+def levels_fit(source: Database | None, target: Database | None) -> Finding:
+    one, other = level(source), level(target)
+    if one != other and "3" in one:
+        return Finding(
+            "versions",
+            "warning",
+            f"the source speaks the {one}, the target the {other}",
+            "what only newer servers know is not replicated; keep the target at least as new as the source",
+        )
+    text = one if one == other else f"source: {one}; target: {other}"
+    return Finding("versions", "ok", text)
+
+
+# Whether they are two
+
+
+def are_two(source: MetastoreReader, target: MetastoreReader) -> Finding:
+    """Two servers on one database have one notification log: its rows tell, whatever the addresses are called."""
+    row = newest_event(source)
+    if row is not None:
+        there = target.next_events(row.id - 1, 1)
+        if any(digest(event) == digest(row) for event in there):
+            return Finding(
+                "sides",
+                "critical",
+                f"{source.uri} and {target.uri} have the same event {row.id}: one metastore",
+                "name another target. If it was made from a copy of the source's database: change anything in both, "
+                "and check again",
+            )
+        return Finding("sides", "ok", "the two metastores have different events")
+    here, there_ = default_database(source), default_database(target)
+    if here and there_ and here.location == there_.location:
+        return Finding(
+            "sides",
+            "warning",
+            f"cannot be told apart: the source has no event, and both say that their warehouse is {here.location}",
+            "make any change at the source, then check again",
+        )
+    return Finding("sides", "ok", "the two metastores have different warehouses")
+
+
+# The notification log
+
+
+def log_is_on(source: MetastoreReader, databases: Sequence[str]) -> Finding:
+    """`databases`: those that the source has; to have made them must have written events."""
+    try:
+        newest = source.current_event_id()
+    except NotificationLogOff as error:
+        return Finding("log", "critical", error.message, error.hint)
+    if newest == 0 and set(databases) - {"default"}:
+        return Finding(
+            "log",
+            "warning",
+            "a listener is configured, but it has written no event yet, although there are databases",
+            "make any change at the source, such as a comment of a table, then check again",
+        )
+    return Finding("log", "ok", f"on; the newest event is {newest}", figures=(Figure("newest_event", newest),))
+
+
+def judge_reach(reach: Reach, *, now: float, schedule: timedelta) -> Finding:
+    """Whether the next event needed is still there, and for how long. `now`: seconds since the epoch."""
+    name = "events"
+    if reach.cursor is None:
+        begins = (
+            f"reaches back {duration_text(now - reach.oldest.time)}, to event {reach.oldest.id}"
+            if reach.oldest
+            else "empty"
+        )
+        return _life_fits(Finding(name, "ok", f"{begins}; nothing was captured yet"), reach.life, schedule)
+    if reach.cursor > reach.newest:
+        return Finding(
+            name,
+            "critical",
+            f"event {reach.cursor} was captured, but the source's newest is {reach.newest}: another metastore, or one "
+            "restored from a backup",
+            "begin with a new cmroot and a bootstrap",
+        )
+    if reach.cursor == reach.newest:
+        return _life_fits(Finding(name, "ok", f"all are captured, up to {reach.newest}"), reach.life, schedule)
+    if reach.needed is None or reach.needed.id > reach.cursor + 1:
+        until = reach.needed.id - 1 if reach.needed else reach.newest
+        return Finding(
+            name,
+            "critical",
+            f"events {reach.cursor + 1} to {until} were cleaned before capture read them",
+            "the next run compares every table with the metastore, or `replicator capture --repair` does now; run more "
+            f"often, or raise {TTL}",
+        )
+    age = max(0.0, now - reach.needed.time)
+    waiting = f"event {reach.needed.id} waits for {duration_text(age)}"
+    if reach.life is None:
+        return Finding(name, "ok", f"{waiting}; the server does not report how long it keeps events")
+    life = reach.life.total_seconds()
+    left = life - age
+    figure = Figure("event_headroom", left, "s", life * HEADROOM_WARNING, life * HEADROOM_CRITICAL)
+    health: Health = "ok" if left > life * HEADROOM_WARNING else "warning"
+    health = "critical" if left < life * HEADROOM_CRITICAL else health
+    text = f"{waiting}, and is cleaned after {duration_text(life)}"
+    hint = "" if health == "ok" else f"run the policy now; run it more often, or raise {TTL}"
+    return _life_fits(Finding(name, health, text, hint, (figure,)), reach.life, schedule)
+
+
+def _life_fits(finding: Finding, life: timedelta | None, schedule: timedelta) -> Finding:
+    """A schedule that leaves no second try before events are gone is a warning, too."""
+    if finding.health != "ok" or life is None or schedule * 2 <= life:
+        return finding
+    lives, runs = duration_text(life.total_seconds()), duration_text(schedule.total_seconds())
+    text = f"{finding.text}; events live for {lives}, and a run begins only every {runs}"
+    return Finding(finding.name, "warning", text, f"run at least twice in that time, or raise {TTL}", finding.figures)
+
+
+# Clocks
+
+
+def judge_clock(side: str, newest: NotificationEvent | None, *, now: float) -> Finding:
+    """The server's clock against ours, by the time of its newest event, which happened before now: ahead is proved,
+    behind is only bounded."""
+    name = f"clock {side}"
+    if newest is None:
+        return Finding(name, "ok", "unknown: there is no event")
+    ahead = newest.time - now
+    if ahead > SKEW.total_seconds():
+        return Finding(
+            name,
+            "warning",
+            f"at least {duration_text(ahead)} ahead of ours, by the time of event {newest.id}",
+            "set both clocks by NTP: until then lags in seconds, and restores to a time, are wrong by that much",
+            (Figure(f"{side}_clock_ahead", ahead, "s", SKEW.total_seconds()),),
+        )
+    behind = max(EVENT_GRAIN, -ahead)
+    return Finding(
+        name, "ok", f"not ahead of ours; behind by at most {duration_text(behind)}, by the time of event {newest.id}"
+    )

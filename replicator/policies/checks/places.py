@@ -1,0 +1,256 @@
+"""What can be determined of a policy's places: rights, by writing a small file and removing it; room; the stores'
+clocks; and how bytes of the source's stores can be kept. Nothing else is changed, and a root that is not there is not
+made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time as clocks
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cmroot.errors import Error, NotWritable
+from cmroot.keep.change_manager import ChangeManager
+from cmroot.keep.keepers import NoKeeper, choose_keeper
+from cmroot.root import FORMAT, open_existing
+from cmroot.store.listing import file_state
+from cmroot.store.local import device, is_directory, staging_name, status_of
+from cmroot.store.objects.rights import REMOVE_VERSIONS, TEMPORARY
+from cmroot.store.place import Place, is_local, join, local_path, normal, parent, split_authority
+from cmroot.store.resolve import as_written, located
+from replicator.core.text.quantity import duration_text, size_text
+from replicator.policies.checks.finding import Figure, Finding, Health
+from replicator.policies.checks.metastores import SKEW
+
+ROOM_WARNING, ROOM_CRITICAL = 0.10, 0.02  # parts of a filesystem that should stay free
+_REMOVE = "give this user the right to remove files there, too (s3:DeleteObject)"
+PROBE = b"written by `replicator check` to see whether this can be written\n"
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of the filesystem that holds a place."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A file was written, read and removed at `place`. `clock_ahead`: of the store's clock against ours, in seconds; 0
+    within what can be determined. `leaves`: a version of it stays in the bucket. `lacks`: rights that this user lacks,
+    and what stays for that."""
+
+    place: str
+    clock_ahead: float
+    leaves: bool = False
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+
+def disk_room(path: str) -> Room:
+    """Of a local directory that exists."""
+    usage = shutil.disk_usage(path)
+    return Room(usage.total, usage.free)
+
+
+def standing(path: str) -> str:
+    """A local directory, or the nearest above it that exists. Raises NotADirectoryError for a file on the way."""
+    path = local_path(path)
+    while not is_directory(path):
+        if status_of(path, follow=False) is not None:
+            raise NotADirectoryError(f"{path}: is no directory")
+        path = os.path.dirname(path)
+    return path
+
+
+# Rights
+
+
+def judge_place(
+    key: str, place: str, *, root: bool, clock: Callable[[], float] = clocks.time
+) -> tuple[Finding, Probed | None]:
+    """Whether `place`, which the policy calls `key`, can be written. root: it is a `$cmroot`, or is to become one."""
+    name = f"write {key}"
+    try:
+        state = _root_state(place) if root else ""
+        probed = probe(place, exclusive=root, clock=clock)
+    except (Error, OSError) as error:
+        message, hint = reported(error)
+        return Finding(name, "critical", message, hint or "give this user the right to write there"), None
+    if lacks := probed.lacks or ({REMOVE_VERSIONS: TEMPORARY} if probed.leaves else {}):
+        text = f"{place}: {'; '.join(dict.fromkeys(lacks.values()))}"
+        return Finding(name, "warning", text, f"give this user {', '.join(lacks)}"), probed
+    return Finding(name, "ok", f"{place}{state}"), probed
+
+
+def _root_state(place: str) -> str:
+    """Raises FormatError for what is there and is no root, NotADirectoryError for a file."""
+    at = as_written(place)
+    if (at / FORMAT).exists() or at.list():
+        open_existing(place)
+        return ""
+    return ": is not there yet, the first run makes it"
+
+
+def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.time) -> Probed:
+    """Writes, reads and removes a small hidden file in a place; where a local place is not there, in the directory that
+    it will be made in. exclusive: created the way a lease is. Raises NotWritable, NoSpace, UnknownPlace, OSError."""
+    where = standing(place) if is_local(place) else place
+    file = Place(staging_name(join(where, "check")))
+    before = clock()
+    try:
+        if exclusive:
+            file.create_exclusive(PROBE)
+        else:
+            file.write_bytes(PROBE)
+        after = clock()
+        if file.read_bytes() != PROBE:
+            raise OSError(f"{where}: the bytes read differ from those written")
+        there = file_state(str(file)).mtime_ns / 1e9
+    except BaseException:
+        with contextlib.suppress(Error, OSError):  # what happened first is told
+            file.remove_own()
+        raise
+    return Probed(where, clock_ahead(there, before, after), not _removed(file), dict(Place(where).lacking_rights()))
+
+
+def _removed(file: Place) -> bool:
+    """Whether no version of it stays."""
+    try:
+        return file.remove_own()
+    except NotWritable as error:
+        raise NotWritable(f"{file}: may be written and not removed", hint=_REMOVE) from error
+
+
+def clock_ahead(there: float, before: float, after: float) -> float:
+    """How far a clock that reported `there` between our `before` and `after` is ahead. Stores tell whole seconds."""
+    if there > after + 1:
+        return there - after
+    return min(0.0, there - (before - 2))
+
+
+def judge_store_clocks(probes: Iterable[Probed]) -> Finding:
+    """The stores' clocks against ours, by the time of a file just written: measured, both ways."""
+    worst = max(probes, key=lambda each: abs(each.clock_ahead), default=None)
+    if worst is None:
+        return Finding("clock stores", "unknown", "no place could be written", "see the rights above")
+    figure = Figure("store_clock_ahead", worst.clock_ahead, "s", SKEW.total_seconds())
+    if abs(worst.clock_ahead) > SKEW.total_seconds():
+        direction = "ahead of" if worst.clock_ahead > 0 else "behind"
+        return Finding(
+            "clock stores",
+            "warning",
+            f"{worst.place}: {duration_text(abs(worst.clock_ahead))} {direction} ours",
+            "set this host's clock by NTP: leases on object stores rely on clocks that differ by no more than "
+            f"{SKEW.total_seconds():.0f} s",
+            (figure,),
+        )
+    return Finding("clock stores", "ok", "as ours, by the times of files just written", figures=(figure,))
+
+
+# Room
+
+
+def judge_room(places: dict[str, str], room: Callable[[str], Room] = disk_room) -> list[Finding]:
+    """Free space of each local filesystem that a run writes to; object stores have no end. places: key -> place."""
+    by_device: dict[int, list[str]] = {}
+    for key, place in places.items():
+        if is_local(place):
+            by_device.setdefault(device(place), []).append(key)
+    return [_judge_room(keys, room(standing(places[keys[0]]))) for keys in by_device.values()]
+
+
+def _judge_room(keys: Sequence[str], room: Room) -> Finding:
+    part = room.free / room.total if room.total else 0.0
+    health: Health = "critical" if part < ROOM_CRITICAL else "warning" if part < ROOM_WARNING else "ok"
+    bounds = room.total * ROOM_WARNING, room.total * ROOM_CRITICAL
+    return Finding(
+        f"room {', '.join(keys)}",
+        health,
+        f"{size_text(room.free)} of {size_text(room.total)} free ({part:.0%})",
+        "" if health == "ok" else "free space, expire (`replicator cm expire`), or move these places",
+        (Figure(f"free_{keys[0]}", room.free, "B", *bounds),),
+    )
+
+
+# How the source's bytes are kept
+
+
+def judge_keepers(
+    root: str, locations: Iterable[str], requested: str, manager: Callable[[], ChangeManager]
+) -> list[Finding]:
+    """For each store of the source's locations: whether it can be read, and its keeper, found by trying."""
+    stores: dict[object, list[str]] = {}
+    for location in locations:
+        stores.setdefault(_store(location), []).append(location)
+    with trial_root(root) as trial:
+        return [_judge_keeper(trial, found, requested, manager) for found in stores.values()]
+
+
+@contextlib.contextmanager
+def trial_root(root: str) -> Iterator[str]:
+    """The root, or, while there is none, a directory beside its future place, on the same store: removed at the end."""
+    if (as_written(root) / FORMAT).exists():
+        yield root
+        return
+    trial = Place(staging_name(join(standing(root) if is_local(root) else parent(root), "check")))
+    try:
+        trial.mkdirs()
+        yield str(trial)
+    finally:
+        with contextlib.suppress(Error, OSError):
+            trial.remove_own_tree()
+
+
+def _judge_keeper(root: str, locations: Sequence[str], requested: str, manager: Callable[[], ChangeManager]) -> Finding:
+    example = next((place for place in locations if _is_there(place)), locations[0])
+    name, many = f"keeper {store_name(example)}", f"{len(locations)} locations such as {example}"
+    said: list[str] = []
+    try:
+        readable(example)
+        keeper = choose_keeper(root, example, requested, tell=said.append, manager=manager)
+    except (Error, OSError) as error:
+        return Finding(name, "critical", *reported(error))
+    if said:
+        return Finding(
+            name, "warning", f"{keeper.name}: {'; '.join(said)}", "see docs/cmroot-format.md, what keeps what"
+        )
+    if isinstance(keeper, NoKeeper):
+        hint = "choose another keeper, unless losing what is dropped before it is copied is meant"
+        return Finding(name, "warning", f"none: nothing is kept of {many}", hint)
+    return Finding(name, "ok", f"{keeper.name}, for {many}")
+
+
+def readable(place: str) -> None:
+    """Raises NotWritable (which names rights), or OSError, where a location that is there cannot be listed."""
+    located(place).list()
+
+
+def _is_there(place: str) -> bool:
+    with contextlib.suppress(Error, OSError):
+        return is_local(place) and os.path.isdir(local_path(place))
+    return False
+
+
+def _store(location: str) -> object:
+    """A device or a bucket, as capture groups them."""
+    return device(parent(location)) if is_local(location) else split_authority(normal(location))[0]
+
+
+def store_name(location: str) -> str:
+    """For a person: the bucket, or the filesystem by where it is mounted."""
+    if not is_local(location):
+        return split_authority(normal(location))[0]
+    path = standing(location)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def reported(error: Exception) -> tuple[str, str]:
+    """What an error says, and its hint."""
+    if isinstance(error, Error):
+        return error.message, error.hint
+    return str(error) or type(error).__name__, ""

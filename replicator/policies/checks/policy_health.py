@@ -1,0 +1,292 @@
+"""The health of a policy: its databases, the roles of both sides, its slot, how far it is behind, and its last runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from cmroot.log.captured import segments
+from cmroot.pins import Pins, find_slot, read_pins
+from cmroot.root import FORMAT, ChangeRoot, open_existing
+from cmroot.store.resolve import as_written
+from replicator.core.policy import Policy, overlaps, same_metastore
+from replicator.core.roles import Role, RoleMark
+from replicator.core.text.quantity import count_text, duration_text
+from replicator.errors import FormatError, ObjectNotFound
+from replicator.metastore.client import MetastoreReader
+from replicator.policies.checks.finding import Figure, Finding, Health
+from replicator.policies.direction import Pair
+from replicator.policies.memory import History, RoleChange
+from replicator.policies.status import Status
+
+PERIODS_WARNING, PERIODS_CRITICAL = 2, 4  # schedules without a run that succeeded
+NEAR = 0.75  # part of `max_lag` from which lag is a warning
+
+
+# The scope
+
+
+def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pair] = ()) -> list[Finding]:
+    """renamed: replicas under names that `rename_db` gives no more."""
+    names = [pair.name for pair in pairs if pair.source is not None and pair.matches]
+    if not names:
+        return [
+            Finding(
+                "databases",
+                "critical",
+                f"none of the source matches {', '.join(policy.databases)}",
+                "patterns match whole names of databases",
+            )
+        ]
+    found = [Finding("databases", "ok", _listed(names), figures=(Figure("databases", len(names)),))]
+    missing = sorted(set(policy.rename_db) - set(names))
+    if missing:
+        hint = "mend `rename_db`, or drop the line"
+        found.append(Finding("rename_db", "warning", f"not at the source: {_listed(missing)}", hint))
+    left = [pair.name for pair in pairs if not pair.matches or pair.source is None]
+    left += [f"{pair.name} as {pair.replica}" for pair in renamed]
+    if left:
+        text = f"replicated before, and not in the policy or not at the source any more: {_listed(left)}"
+        hint = "a plan shows what the next run would drop; it drops with consent only"
+        found.append(Finding("scope", "warning", text, hint))
+    return found
+
+
+def judge_filters(policy: Policy, source: MetastoreReader) -> list[Finding]:
+    """Whether each partition filter asks for keys that its table has."""
+    found = []
+    for name, wanted in policy.partitions.items():
+        db, _, table = name.partition(".")
+        try:
+            keys = [key.name for key in source.table(db, table).partition_keys]
+        except ObjectNotFound:
+            found.append(Finding(f"partitions {name}", "warning", "there is no such table", "mend its name"))
+            continue
+        unknown = wanted.unknown_keys(keys)
+        if unknown:
+            text = f"{', '.join(unknown)}: no partition key; the table has {', '.join(keys) or 'none'}"
+            found.append(Finding(f"partitions {name}", "critical", text, "a filter is about partition keys only"))
+    return found
+
+
+def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | None) -> list[Finding]:
+    """Whether what the target has under the replicas' names is this policy's. root_id: of the source's `$cmroot`."""
+    foreign, strange = [], []
+    for pair in pairs:
+        if pair.target is None or not pair.matches:
+            continue
+        if pair.made_from is not None and pair.made_from != root_id:
+            foreign.append(f"{pair.replica} (from {pair.made_from})")
+        elif pair.made_from is None and target.table_names(pair.replica):
+            strange.append(pair.replica)
+    found = []
+    if foreign:
+        found.append(
+            Finding(
+                "replicas",
+                "critical",
+                f"made from another cmroot: {_listed(foreign)}",
+                "name the cmroot that they were made from, or drop them at the target",
+            )
+        )
+    if strange:
+        found.append(
+            Finding(
+                "replicas",
+                "warning",
+                f"not created by replication, and not empty: {_listed(strange)}",
+                "`sync --adopt` takes them over: what is equal stays, the rest goes to target_cmroot; without it the "
+                "run is refused. If that is not meant, give other names with `rename_db`",
+            )
+        )
+    return found or [Finding("replicas", "ok", "what is at the target is this policy's, or nothing")]
+
+
+def judge_overlaps(policy: Policy, others: Iterable[Policy], existing: dict[str, list[str]]) -> list[Finding]:
+    """existing: databases by source URI. A policy whose source could not be asked is reported as unknown."""
+    beside = [other for other in others if other.name != policy.name and same_metastore(policy.target, other.target)]
+    found = [
+        Finding(
+            "overlap", "unknown", f"policy {other.name}: its source {other.source} does not answer", "check it, too"
+        )
+        for other in beside
+        if other.source_key not in existing
+    ]
+    for other in beside:
+        for overlap in overlaps([policy, other], existing):
+            hint = "give them other `databases`, or another name on the target with `rename_db`"
+            found.append(Finding("overlap", "critical", str(overlap), hint))
+    return found or [Finding("overlap", "ok", "no other policy writes these databases")]
+
+
+# Roles
+
+
+def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
+    found = []
+    for pair in pairs:
+        try:
+            here, there = pair.source_mark, pair.target_mark
+        except FormatError as error:
+            found.append(Finding(f"role {pair.name}", "critical", error.message, error.hint))
+            continue
+        health, text, hint = judge_marks(here, there)
+        if health != "ok":
+            found.append(Finding(f"role {pair.name}", health, text, hint))
+    if found:
+        return found
+    reported = sorted({judge_marks(pair.source_mark, pair.target_mark)[1] for pair in pairs})
+    return [Finding("roles", "ok", "; ".join(reported) or "there is no database")]
+
+
+def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
+    """(health, text, hint) for the roles of one database at source and target."""
+    text = f"source {here}, target {there}"
+    match here.role, there.role:
+        case Role.PRIMARY, Role.PRIMARY:
+            return "critical", f"two primaries: {text}", "stop writing to one; failback makes it a replica"
+        case Role.REPLICA, Role.PRIMARY:
+            return "ok", f"reverse direction: {text}", ""
+        case Role.FENCED, Role.PRIMARY:
+            return "warning", f"failed over: {text}", "failback takes the old source back as a replica"
+        case Role.NONE, Role.PRIMARY:
+            return "critical", f"the target is a primary: {text}", "swap source and target, or `replicator role set`"
+        case _, Role.FENCED:
+            return "critical", f"the target is fenced: {text}", "finish the switchover or failback by running it again"
+        case Role.FENCED, _:
+            return "critical", f"no side is the primary: {text}", "finish the switchover by running it again"
+        case Role.REPLICA, _:
+            hint = "replicate from the primary, or set the roles with `replicator role set`"
+            return "critical", f"the source is a replica: {text}", hint
+    if here.epoch < there.epoch:
+        return "critical", f"the target knows a later epoch: {text}", "the side with the highest epoch is right"
+    if here.role is Role.NONE and there.role is Role.NONE:
+        return "ok", "no roles yet: the first run sets them", ""
+    return "ok", text, ""
+
+
+# The slot
+
+
+def root_of(place: str) -> ChangeRoot | None:
+    """A root, or None while it was not made. Raises FormatError for one that cannot be read."""
+    return open_existing(place) if (as_written(place) / FORMAT).exists() else None
+
+
+def captured_event(root: ChangeRoot | None) -> int | None:
+    """The last event id that was read into the captured log; None when nothing was captured."""
+    log = segments(root.place) if root is not None else []
+    event = log[-1].metadata.get("event") if log else None
+    return event if isinstance(event, int) else None
+
+
+def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -> list[Finding]:
+    if root is None:
+        return [Finding("slot", "ok", "there is no cmroot yet: the first run makes both")]
+    pins: Pins = read_pins(root.place)
+    found = []
+    if pins.damaged:
+        found.append(
+            Finding(
+                "pins",
+                "critical",
+                f"damaged: {_listed(pins.damaged)}",
+                "nothing expires until they are restored from a copy of the root, or dropped by name",
+            )
+        )
+    if any(place.rpartition("/")[2] == policy.slot and "/slots/" in place for place in pins.damaged):
+        return found
+    slot = find_slot(root.place, policy.slot)
+    replicated = any(pair.position is not None for pair in pairs)
+    if slot is None and replicated:
+        found.append(
+            Finding(
+                "slot",
+                "warning",
+                f"there is no slot {policy.slot}: what the target needs next may expire",
+                "the next run makes it, by a bootstrap that copies only what differs",
+            )
+        )
+    elif slot is None:
+        found.append(Finding("slot", "ok", f"{policy.slot} is not there yet: the first run makes it"))
+    elif slot.given_up:
+        found.append(
+            Finding(
+                "slot",
+                "critical",
+                f"{slot.name} was invalidated at {slot.given_up}: what it needed may be gone",
+                f"`replicator cm slots drop {slot.name}`, then run the policy: it bootstraps, copying what differs",
+            )
+        )
+    elif slot.awaits:
+        found.append(Finding("slot", "ok", f"{slot.name} awaits {slot.awaits}"))
+    else:
+        found.append(Finding("slot", "ok", f"{slot.name} at event {slot.event}, confirmed {slot.confirmed}"))
+    return found
+
+
+# Lag and runs
+
+
+def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
+    """The largest lag of the databases; those that were not replicated yet have none."""
+    behind = [report for report in reports if report.lag_seconds is not None]
+    if not behind:
+        return Finding("lag", "ok", "nothing is replicated yet: the first run bootstraps")
+    most = max(behind, key=lambda report: report.lag_seconds or 0.0)
+    lag, limit = most.lag_seconds or 0.0, policy.max_lag.total_seconds() if policy.max_lag else None
+    figures = (
+        Figure("lag", lag, "s", limit and limit * NEAR, limit),
+        Figure("lag_events", max(report.lag_events or 0 for report in behind)),
+    )
+    text = f"{duration_text(lag)}, {count_text(most.lag_events or 0, 'event')} ({most.db})"
+    if limit is not None and lag > limit:
+        hint = "see whether runs fail or take too long"
+        return Finding("lag", "critical", f"{text}; max_lag is {duration_text(limit)}", hint, figures)
+    if limit is not None and policy.schedule.total_seconds() > limit:
+        text = f"max_lag is {duration_text(limit)}, but a run begins only every "
+        text += duration_text(policy.schedule.total_seconds())
+        return Finding("lag", "warning", text, "run more often, or allow more lag", figures)
+    if limit is not None and lag > limit * NEAR:
+        return Finding("lag", "warning", f"{text}; max_lag is {duration_text(limit)}", "run it soon", figures)
+    return Finding("lag", "ok", text, figures=figures)
+
+
+def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:
+    """Whether runs come, and succeed."""
+    if history.damaged:
+        hint = "remove them: only these entries of the history are lost"
+        return Finding("last run", "warning", f"damaged records: {_listed(history.damaged)}", hint)
+    ended = [run for run in history.runs if run.status != "running"]
+    if not ended:
+        return Finding("last run", "ok", "the first is running" if history.runs else "none yet")
+    period, success = schedule.total_seconds(), history.last_done
+    hint = "run `replicator sync` by hand and read what it says"
+    failed = "" if ended[0].status == "done" else f"; the last {ended[0].status}: {ended[0].error or 'no word of why'}"
+    if success is None:
+        return Finding("last run", "critical", f"none of {len(history.runs)} succeeded{failed}", hint)
+    age = max(0.0, now - _seconds(success.ended or success.started))
+    figure = Figure("since_success", age, "s", period * PERIODS_WARNING, period * PERIODS_CRITICAL)
+    late: Health = "warning" if age > period * PERIODS_WARNING or failed else "ok"
+    health: Health = "critical" if age > period * PERIODS_CRITICAL else late
+    text = f"succeeded {duration_text(age)} ago, the schedule is {duration_text(period)}{failed}"
+    return Finding("last run", health, text, "" if health == "ok" else hint, (figure,))
+
+
+def judge_role_change(change: RoleChange | None) -> list[Finding]:
+    """A change of roles that did not come to its end."""
+    if change is None or change.ended:
+        return []
+    text = (
+        f"{change.verb} began at {change.started} and waits at "
+        f"{change.waiting[0].name if change.waiting else 'its end'}"
+    )
+    return [Finding("turn", "critical", text, f"run `replicator {change.verb}` again: it goes on where it stopped")]
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

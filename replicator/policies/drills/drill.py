@@ -1,0 +1,306 @@
+"""Drill: the replica promoted for a rehearsal, into shadow databases beside it, while replication goes on.
+
+A drill takes no lease of the policy and writes nothing to the replica. It makes databases whose tables show the
+replica's files (`drill_shadow`, `drill_build`), asks queries of them (`drill_queries`), measures how long that took,
+takes everything down, and leaves a record (`drill_record`). The record is written before the first database is made; a
+database is made with its stamp. So what a killed drill left is found and swept by the next one, or by `clean`.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cmroot.root import create_or_open
+from replicator.captures.events.reach import behind
+from replicator.core.logging.step_logging import step as told_step
+from replicator.core.model import Database
+from replicator.core.policy import Policy, matching_databases
+from replicator.core.progress import Progress, Silent
+from replicator.core.roles import Role, mark_of
+from replicator.core.shadow import is_shadow
+from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
+from replicator.lifecycle.removal.audit import who
+from replicator.metastore.catalogs import refuse_for_spark
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.policies.drills.build import build, tear_down
+from replicator.policies.drills.drill_record import Drill, DrillPlan, Drills, Standing
+from replicator.policies.drills.queries import QueryEngine, ask, smoke_queries
+from replicator.policies.drills.shadows import Shadows
+from replicator.policies.drills.sweep import sweep
+from replicator.policies.memory import Memory, iso
+from replicator.replay.places.replica import LAST_ID, LOADING, POSITION
+from replicator.replay.places.view_text import not_understood
+
+PREFIX = "drill_"
+RUNS = 20  # of the history, among which the last good one says what the replica lacks
+LONGEST_NAME = 128  # of a database, in the metastore's own tables
+
+
+@dataclass(frozen=True)
+class DrillSettings:
+    """databases: only these, by their names on the replica's side; none: all. queries: one's own, as on the replica.
+    sample: tables that are asked besides. prefix: of the shadows' names. keep: leave the shadows, until the next drill
+    or `clean`. jobs: tables side by side. progress: is told of tables and queries."""
+
+    databases: Sequence[str] = ()
+    queries: Sequence[str] = ()
+    sample: int = 20
+    prefix: str = PREFIX
+    keep: bool = False
+    jobs: int = 4
+    progress: Progress = field(default_factory=Silent)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The side of a policy that is the replica now: its metastore, the other one, and the databases that a load has
+    come to its end in. `unready`: those that have no checkpoint yet."""
+
+    metastore: Metastore
+    other: MetastoreReader
+    reverse: bool
+    databases: list[Database] = field(default_factory=list)
+    unready: list[str] = field(default_factory=list)
+
+
+def find_replicas(policy: Policy, source: Metastore, target: Metastore) -> Replicas:
+    """Asks the target only; the source where roles were turned. `source`, `target`: as the policy names them."""
+    there = _databases(policy, target, {replica: name for name, replica in policy.rename_db.items()})
+    reverse = any(mark_of(each.parameters, each.name).role is Role.PRIMARY for each in there)
+    if reverse:
+        there = _databases(policy, source, {})
+    found = Replicas(source, target, reverse) if reverse else Replicas(target, source, reverse)
+    for each in there:
+        if each.parameters.get(POSITION, "").isdigit() and each.parameters.get(LAST_ID, "").isdigit():
+            found.databases.append(each)
+        else:
+            found.unready.append(each.name)
+    return found
+
+
+def _databases(policy: Policy, metastore: MetastoreReader, original: dict[str, str]) -> list[Database]:
+    """The policy's databases of one side; `original`: names that differ from the policy's -> the policy's."""
+    back = {original.get(name, name): name for name in metastore.database_names()}
+    found = [metastore.database(back[name]) for name in matching_databases(policy, back)]
+    return [each for each in found if not is_shadow(each)]
+
+
+def plan(policy: Policy, source: Metastore, target: Metastore, options: DrillSettings) -> DrillPlan:
+    """What a drill would make: its databases and how many tables each has. Changes nothing."""
+    replicas = find_replicas(policy, source, target)
+    drill = _begin(policy, replicas, options, clocks.time)
+    tables = sum(len(replicas.metastore.table_names(name)) for name in drill.databases)
+    return DrillPlan(**msgspec.structs.asdict(drill) | {"tables": tables, "status": "planned"})
+
+
+def drill(
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    asking: Callable[[Metastore], QueryEngine],
+    options: DrillSettings,
+    *,
+    clock: Callable[[], float] = clocks.time,
+) -> Drill:
+    """One drill. asking: what answers queries on the tables of the side that is the replica; called once, when the
+    first query is due.
+
+    May be killed anywhere: the replica is as it was, and the next drill sweeps the shadows. Raises LeaseHeld while
+    another drill of the policy is at work, Refused where there is no replica yet."""
+    drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
+    with drills.lease():
+        began = clocks.monotonic()
+        replicas = find_replicas(policy, source, target)
+        record = _begin(policy, replicas, options, clock)
+        last = Memory(create_or_open(policy.target_cmroot), policy.name).runs(RUNS).last_done
+        record = msgspec.structs.replace(record, not_replicated=list(last.not_replicated) if last else [])
+        swept = sweep(
+            policy, replicas.metastore, drills, prefixes=(PREFIX, options.prefix), jobs=options.jobs, now=clock
+        )
+        run = _Run(replicas, drills, record, began, clock)
+        run.warn(*(f"swept {name}, which an earlier drill had left" for name in swept.dropped), *swept.warnings)
+        return run.to_its_end(asking, policy, options)
+
+
+def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Callable[[], float]) -> Drill:
+    """The record of a drill that is about to begin. Raises Refused, UsageError."""
+    if options.sample or options.queries or policy.smoke:
+        refuse_for_spark(replicas.metastore)
+    chosen = {name.lower() for name in options.databases}
+    unknown = sorted(chosen - {each.name for each in replicas.databases})
+    if unknown:
+        raise UsageError(
+            f"policy {policy.name} has no replica {', '.join(unknown)} in {replicas.metastore.uri}",
+            hint=f"replicas: {', '.join(each.name for each in replicas.databases) or '(none)'}",
+        )
+    if not replicas.databases:
+        raise Refused(
+            f"policy {policy.name}: nothing in {replicas.metastore.uri} is a complete replica yet",
+            hint=f"run `replicator sync {policy.name}` first",
+        )
+    id = uuid.uuid4().hex[:6]
+    shown = [each for each in replicas.databases if not chosen or each.name in chosen]
+    names = {each.name: f"{options.prefix}{id}_{each.name}".lower() for each in shown}
+    long = [name for name in names.values() if len(name) > LONGEST_NAME]
+    if long:
+        raise UsageError(f"{long[0]} is too long for a database's name", hint="give a shorter --prefix")
+    shadows = Shadows(id, policy.name, names)
+    return Drill(
+        id=id,
+        policy=policy.name,
+        started=iso(clock()),
+        by=who(),
+        metastore=replicas.metastore.uri,
+        reverse=replicas.reverse,
+        databases=names,
+        kept=options.keep,
+        homes={each.name: shadows.database(each).location or "" for each in shown},
+        checkpoint={each.name: _standing(each) for each in shown},
+        warnings=[f"{name} is no complete replica yet, and has no part in the drill" for name in replicas.unready]
+        + [f"{each.name} is being loaded" for each in shown if each.parameters.get(LOADING)]
+        + [
+            f"asked of the replica itself, as its SQL is not understood: {query}"
+            for query in (*policy.smoke, *options.queries)
+            if not_understood(names, query)
+        ],
+    )
+
+
+class _Run:
+    """One drill at work, and its record so far."""
+
+    def __init__(
+        self, replicas: Replicas, drills: Drills, record: Drill, began: float, clock: Callable[[], float]
+    ) -> None:
+        self._replicas, self._metastore, self._drills = replicas, replicas.metastore, drills
+        self._record, self._began, self._clock = record, began, clock
+
+    def to_its_end(self, asking: Callable[[Metastore], QueryEngine], policy: Policy, options: DrillSettings) -> Drill:
+        shadows = Shadows(self._record.id, policy.name, self._record.databases)
+        self._drills.write(self._record)
+        try:
+            try:
+                with self._timed("databases"):
+                    self._databases(shadows)
+                with self._timed("tables"):
+                    names = self._tables(shadows, options)
+                self._set(ready_seconds=self._elapsed(), lag_seconds=self._lag())
+                self._ask(asking, shadows, names, policy.smoke, options)
+                good = all(each.outcome in ("good", "changed") for each in self._record.queries)
+                self._set(status="done" if good else "incomplete")
+            finally:
+                if not options.keep:
+                    with self._timed("tear down"):
+                        self._tear_down(options.jobs)
+        except BaseException as error:
+            self._end(status="failed", error=f"{type(error).__name__}: {error}")
+            raise
+        return self._end()
+
+    def _databases(self, shadows: Shadows) -> None:
+        for replica in shadows.names:
+            with suppress(ObjectExists):
+                self._metastore.create_database(shadows.database(self._metastore.database(replica)))
+
+    def _tables(self, shadows: Shadows, options: DrillSettings) -> dict[str, list[str]]:
+        total = sum(len(self._metastore.table_names(name)) for name in shadows.names)
+        with options.progress.task("shadow tables", total=total) as advance:
+            built = build(self._metastore, shadows, advance, jobs=options.jobs)
+        self._set(
+            tables=built.tables,
+            views=built.views,
+            partitions=built.partitions,
+            functions=built.functions,
+            skipped=built.skipped,
+        )
+        return built.names
+
+    def _ask(
+        self,
+        asking: Callable[[Metastore], QueryEngine],
+        shadows: Shadows,
+        names: dict[str, list[str]],
+        smoke: Sequence[str],
+        options: DrillSettings,
+    ) -> None:
+        asked = smoke_queries(self._metastore, shadows, names, options.sample, [*smoke, *options.queries])
+        if not asked:
+            return
+        with self._timed("engine"):
+            answering = asking(self._metastore)
+        with self._timed("queries"), options.progress.task("queries", total=len(asked)) as advance:
+            for query in asked:
+                answer = ask(answering, query, self._changed)
+                self._set(queries=[*self._record.queries, answer])
+                if answer.outcome == "good" and self._record.first_answer_seconds is None:
+                    self._set(first_answer_seconds=self._elapsed())
+                advance(1)
+
+    def _changed(self, replica: str) -> bool:
+        """Whether replication has been at work on a database (no name: on any) since its shadow was begun."""
+        for name in [replica] if replica else self._record.databases:
+            there = self._find(name)
+            if there is None or there.parameters.get(LOADING) or _standing(there) != self._record.checkpoint[name]:
+                return True
+        return False
+
+    def _find(self, name: str) -> Database | None:
+        try:
+            return self._metastore.database(name)
+        except ObjectNotFound:
+            return None
+
+    def _lag(self) -> float | None:
+        """Of the replica that is farthest behind."""
+        event = min(standing.event for standing in self._record.checkpoint.values())
+        try:
+            return behind(self._replicas.other, event, self._clock)
+        except MetastoreError as error:
+            self.warn(f"the lag is not known: {error}")
+            return None
+
+    def _tear_down(self, jobs: int) -> None:
+        staying: list[str] = []
+        for replica, shadow in self._record.databases.items():
+            staying += tear_down(self._metastore, shadow, self._record.homes[replica], jobs=jobs)
+        self._set(staying=staying, torn_down=not staying)
+
+    def _end(self, **changes: Any) -> Drill:
+        """The last word of the record; how far the replicas have come meanwhile is part of it, where it can be
+        determined."""
+        self._set(**changes, ended=iso(self._clock()), seconds=self._elapsed())
+        with suppress(MetastoreError):
+            there = {name: self._find(name) for name in self._record.databases}
+            moved = [name for name, db in there.items() if db is None or _standing(db) != self._record.checkpoint[name]]
+            self._set(moved=moved)
+        self._drills.write(self._record)
+        return self._record
+
+    def _elapsed(self) -> float:
+        return round(clocks.monotonic() - self._began, 3)
+
+    def _set(self, **changes: Any) -> None:
+        self._record = msgspec.structs.replace(self._record, **changes)
+
+    def warn(self, *texts: str) -> None:
+        self._set(warnings=[*self._record.warnings, *texts])
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        began = clocks.monotonic()
+        try:
+            with told_step(step):
+                yield
+        finally:
+            self._set(steps={**self._record.steps, step: round(clocks.monotonic() - began, 3)})
+
+
+def _standing(replica: Database) -> Standing:
+    return Standing(int(replica.parameters.get(LAST_ID, "0")), int(replica.parameters.get(POSITION, "0")))

@@ -1,0 +1,291 @@
+"""Failover: the primary is gone, and its replica becomes the primary. Acts.
+
+    fence     the lost primary is `fenced`, if its metastore answers; nobody waits for it
+    finish    loads that were interrupted are completed from their dumps, or reported as what is between two states
+    loss      the report of changes that the replica lacks
+    promote   the replica is `primary`, at an epoch above every one that is known
+    slots     the policy's slot is at the new primary
+
+Without `force` only the loss report is made. Whatever was fenced or not: from `promote` on, the higher epoch is right,
+and runs from the old primary are refused. When it comes back, `failback` takes it in.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from cmroot.lease import Lease
+from cmroot.root import open_existing
+from cmroot.waiting import patiently
+from replicator.core.policy import Policy
+from replicator.core.report import Report
+from replicator.core.roles import Role
+from replicator.core.text.quantity import count_text
+from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
+from replicator.metastore.client import Metastore
+from replicator.policies.direction import Direction, Sides
+from replicator.policies.memory import Memory, RoleChange
+from replicator.policies.role_changes.candidate import VERB, Seen, known_epoch, look
+from replicator.policies.role_changes.interrupted import complete_loads
+from replicator.policies.role_changes.loss import Loss, loss_of, lost_root, within
+from replicator.policies.role_changes.role_change import (
+    Action,
+    Details,
+    Reporter,
+    RoleChanged,
+    begin,
+    carry_out,
+    end,
+    forget_checkpoint,
+    give,
+    nobody,
+    reverse_slots,
+    side,
+    steps_of,
+)
+
+STEPS = ("fence", "finish", "loss", "promote", "slots")
+
+
+@dataclass(frozen=True)
+class FailoverSettings:
+    """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
+    between two states are, too. look: the loss report lists the lost side's directories, too.
+    limit: how long anything of the lost side may take to answer. reading: how long its log
+    may take to be read. patience: how long to wait for a run that is at work. reported: is given each step when it is
+    done."""
+
+    force: bool = False
+    accept_partial: bool = False
+    look: bool = False
+    limit: timedelta = timedelta(seconds=10)
+    reading: timedelta = timedelta(seconds=60)
+    patience: timedelta = timedelta(0)
+    reported: Reporter = nobody
+
+
+def failover(
+    sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverSettings | None = None
+) -> RoleChanged:
+    """Promotes the replica, or completes what an earlier call began. May be killed anywhere and run again.
+
+    short_timeouts: source and target as the policy names them, with clients that wait for no answer longer than a few
+    seconds: one of the two is gone. Without `force` it reads only, and the answer says `refused`, with the loss.
+
+    Raises LeaseHeld while the policy is at work or being turned, Refused when there is no replica to promote, when a
+    side is the primary already, or for what lies between two states without consent."""
+    began, options = clocks.monotonic(), options or FailoverSettings()
+    if not options.force:
+        report = _only_reported(sides, short_timeouts, options)
+        report.seconds = round(clocks.monotonic() - began, 3)
+        return report
+    memory = _memory(sides.policy, options)
+    with patiently(lambda: memory.lease(VERB), options.patience) as lease:
+        seen = look(sides, short_timeouts, memory)
+        work = _Failover(sides, options, seen, memory, lease)
+        change = memory.unfinished_role_change()
+        if change is None or change.verb != VERB:
+            loss = asdict(work.loss_now())
+            detail: Details = {"loss": loss}
+            if change is not None:
+                detail["instead_of"] = {"turn": change.id, "verb": change.verb}
+                end(memory, change, clock=sides.runtime.clock, given_up=True)
+            epoch = known_epoch(seen, memory)
+            change = begin(
+                memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, accepted=detail, clock=sides.runtime.clock
+            )
+        work.turn = change
+        change = carry_out(
+            memory, change, work.actions, lease=lease, clock=sides.runtime.clock, reported=options.reported
+        )
+        report = work.sum_up(change)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def _only_reported(sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverSettings) -> RoleChanged:
+    memory = _memory(sides.policy, options)
+    seen = look(sides, short_timeouts, memory)
+    work = _Failover(sides, options, seen, memory, None)
+    report = RoleChanged(
+        sides.policy.name, VERB, "refused", primary=side(seen.direction), uri=seen.direction.target.uri
+    )
+    report.databases = [pair.replica for pair in seen.direction.pairs]
+    report.loss = asdict(work.loss_now())
+    report.warnings = list(report.loss["warnings"])
+    return report
+
+
+def _memory(policy: Policy, options: FailoverSettings) -> Memory:
+    """The policy's memory; on the surviving side where the other one, which has it, is gone. Makes no root: a place
+    that is empty now may be a disk that is not mounted."""
+    try:
+        root = within(options.limit, f"open {policy.target_cmroot}", lambda: open_existing(policy.target_cmroot))
+    except Exception:  # whatever a store raises: it is not to be had
+        try:
+            root = within(options.limit, f"open {policy.cmroot}", lambda: open_existing(policy.cmroot))
+        except FormatError as error:
+            raise Refused(
+                f"policy {policy.name}: neither side has a $cmroot, it was never run ({error})",
+                hint="there is no replica to promote; are the places in the policy right?",
+            ) from error
+    return Memory(root, policy.name)
+
+
+@dataclass(frozen=True)
+class LastFailover(Report):
+    """A policy's last failover: its turn, who began it, its loss report, and whether the source became the primary."""
+
+    turn: str
+    by: str
+    loss: Details | None
+    reverse: bool
+    epoch: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": "shown", "turn": self.turn, "by": self.by, **(self.loss or {})}
+
+
+def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> LastFailover:
+    """From the memory on either side: where the side that has it was lost, the other one has the turn. Raises
+    ObjectNotFound when there was none."""
+    found: list[RoleChange] = []
+    for place in (policy.target_cmroot, policy.cmroot):
+        try:
+            memory = within(limit, f"open {place}", lambda at=place: Memory(open_existing(at), policy.name))  # type: ignore[misc]
+            found += [
+                change for change in [*memory.turns(), memory.read_role_change()] if change and change.verb == VERB
+            ]
+        except (FormatError, NotReached, OSError):  # that side is gone, or never was a root
+            continue
+    if not found:
+        raise ObjectNotFound(f"policy {policy.name}: there was no failover", hint="`replicator history` lists runs")
+    last = max(found, key=lambda change: (change.epoch, change.started))
+    return LastFailover(last.id, last.by, _loss_of(last), last.reverse, last.epoch)
+
+
+def _loss_of(change: RoleChange) -> Details | None:
+    """The report that was made before the promotion, or, where it did not come so far, at the begin."""
+    by_name = {step.name: step for step in change.steps}
+    report = by_name["loss"].detail if by_name["loss"].status == "done" else change.detail.get("loss")
+    return report and {**report, "between": by_name["finish"].detail.get("between", [])}
+
+
+# ---- the turn -----------------------------------------------------------------------------------------------------
+
+
+class _Failover:
+    """One failover at work."""
+
+    turn: RoleChange
+
+    def __init__(
+        self, sides: Sides, options: FailoverSettings, seen: Seen, memory: Memory, lease: Lease | None
+    ) -> None:
+        self.sides, self.options, self.seen, self.memory, self.lease = sides, options, seen, memory, lease
+
+    @property
+    def promoted(self) -> int:
+        return self.turn.epoch + 2
+
+    @property
+    def actions(self) -> list[Action]:
+        return [
+            Action("fence", "the lost primary, if it answers", self.fence),
+            Action("finish", "loads that were interrupted", self.finish),
+            Action("loss", "changes that the replica lacks", self.loss),
+            Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
+            Action("slots", "the policy's slot is at the new primary", self.slots),
+        ]
+
+    def direction(self) -> Direction:
+        """With the replica's databases as they are now."""
+        direction = self.seen.direction
+        names = set(direction.target.database_names())
+        pairs = (
+            replace(pair, target=direction.target.database(pair.replica))
+            for pair in direction.pairs
+            if pair.replica in names
+        )
+        return replace(direction, pairs=tuple(pairs))
+
+    def fence(self) -> Details:
+        if not self.seen.lost_answers:
+            return {"fenced": [], "why": "its metastore does not answer"}
+        fenced: list[str] = []
+        for pair in self.seen.direction.pairs:
+            if pair.source is None:
+                continue
+            try:
+                allowed = (Role.PRIMARY, Role.NONE, Role.FENCED)
+                give(self.seen.direction.source, pair.name, Role.FENCED, self.turn.epoch + 1, instead_of=allowed)
+                fenced.append(pair.name)
+            except Error as error:  # the higher epoch decides
+                return {"fenced": fenced, "why": str(error)}
+        return {"fenced": fenced}
+
+    def finish(self) -> Details:
+        """Raises Refused, listing what is between two states, for loads that cannot be completed, unless that is
+        accepted."""
+        found = complete_loads(self.direction(), self.sides.runtime, self.options.limit)
+        if found.between and not self.options.accept_partial:
+            tables = [each["table"] for each in found.between]
+            raise Refused(
+                f"policy {self.sides.policy.name}: an interrupted load left "
+                f"{count_text(len(tables), 'table')} between two states, and cannot be "
+                f"completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
+                hint="--allow-partial goes on with them as they are; `details` lists what each holds",
+                details={"between": found.between, "reasons": found.reasons},
+            )
+        return asdict(found)
+
+    def loss_now(self, *, completing: bool = True) -> Loss:
+        """The report as of now. Reads only. completing: interrupted loads are still to be completed."""
+        direction = self.direction()
+        return loss_of(
+            direction,
+            lost_root(direction.root.place, self.options.limit),
+            self.memory,
+            completing=completing,
+            look=self.options.look,
+            limit=self.options.reading,
+            clock=self.sides.runtime.clock,
+        )
+
+    def loss(self) -> Details:
+        """With the checkpoints that a failback begins from, as `promote` takes them away."""
+        return asdict(self.loss_now(completing=False))
+
+    def promote(self) -> Details:
+        direction = self.direction()
+        for pair in direction.pairs:
+            give(direction.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA, Role.PRIMARY))
+            forget_checkpoint(direction.target, pair.replica)
+        return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.pairs]}
+
+    def slots(self) -> Details:
+        return reverse_slots(self.sides.policy, self.seen.direction.target_root, None, clock=self.sides.runtime.clock)
+
+    def sum_up(self, change: RoleChange) -> RoleChanged:
+        by_name = {step.name: step.detail for step in change.steps}
+        report = RoleChanged(
+            self.sides.policy.name,
+            VERB,
+            "done",
+            change.id,
+            side(self.seen.direction),
+            self.seen.direction.target.uri,
+            self.promoted,
+            databases=by_name["promote"]["databases"],
+            steps=steps_of(change, self.actions),
+        )
+        report.loss = _loss_of(change) or {}
+        report.warnings = list(report.loss["warnings"])
+        if why := by_name["fence"].get("why"):
+            report.warnings.append(
+                f"the lost primary was not fenced ({why}): when it answers again, its writers must stop until failback"
+            )
+        return report

@@ -1,0 +1,288 @@
+"""The loss report of a failover: what the primary had and the replica was never given, as far as anything that still
+answers can tell. Reads only, and waits for nobody: what does not answer in time counts as gone.
+
+Three witnesses: the replica's own checkpoints; the lost side's `$cmroot`, whose captured log may be ahead of them; the
+lost side's metastore, which may have announced more. What none of them saw is reported as unknown, with the last event
+and time that are known.
+"""
+
+from __future__ import annotations
+
+import threading
+import time as clocks
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NoReturn, TypeVar
+
+from cmroot.log.captured import Segment, segments
+from cmroot.root import ChangeRoot, open_existing
+from replicator.captures.dumps.layout import DumpMetadata
+from replicator.captures.dumps.points import point_at, resolve_until
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.events.reach import waiting_events
+from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
+from replicator.core.policy import Policy
+from replicator.errors import Error, MetastoreUnreachable, NotReached
+from replicator.metastore.client import MetastoreReader
+from replicator.policies.direction import Direction
+from replicator.policies.dumps import PolicyDumps
+from replicator.policies.memory import Memory, iso
+from replicator.policies.role_changes.uncaptured import uncaptured_files
+from replicator.policies.unreplicated import Unreplicated
+from replicator.replay.places.replica import LAST_ID
+
+T = TypeVar("T")
+
+
+@dataclass
+class DatabaseLoss:
+    """How far one replica is. `time`: of the last change that it has, by its source's clock; None: not known.
+    `loading`: the dump whose load has begun and not ended; `completes`: that dump can be read, so its load is counted
+    as ended. `source`: id of the `$cmroot` that the checkpoint is of."""
+
+    db: str
+    replica: str
+    event: int | None = None
+    position: int | None = None
+    time: int | None = None
+    loading: str = ""
+    completes: bool = False
+    source: str | None = None
+
+
+@dataclass
+class Loss:
+    """What is lost. `log`, `metastore`: why the lost side's cannot be asked; empty: it was asked. `captured_event`: how
+    far the log is, `captured_time`: when it was captured; `source_event`: the newest that the metastore tells.
+
+    changes and so on: as of `Unreplicated.as_json`, from the checkpoints on. `seconds`: from the oldest change that is
+    lost to the newest, both by the lost side's clock. `unseen`: files that lie in the lost side's directories and that
+    no capture has seen, by table; None: nobody looked. What was done there after `unknown_after_event`, at about
+    `unknown_after_time`, nobody here knows; `unknown_seconds`: since then, by this machine's clock, never negative.
+    `not_replicated`: what the replica says that it did not have as its source had it."""
+
+    policy: str
+    made: str
+    lost: str
+    survivor: str
+    databases: list[DatabaseLoss] = field(default_factory=list)
+    log: str = ""
+    metastore: str = ""
+    captured_event: int | None = None
+    captured_time: int | None = None
+    source_event: int | None = None
+    changes: int = 0
+    not_captured: int = 0
+    table_count: int = 0
+    partitions: int = 0
+    files: int = 0
+    bytes: int = 0
+    removed: int = 0
+    lost_events: int = 0
+    first: int | None = None
+    last: int | None = None
+    seconds: int | None = None
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    unseen_files: int = 0
+    unseen_bytes: int = 0
+    unseen: list[dict[str, Any]] | None = None
+    unknown_after_event: int | None = None
+    unknown_after_time: str = ""
+    unknown_seconds: float | None = None
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Absent:
+    """A metastore that does not answer: it has no databases, and every other question is refused at once."""
+
+    def __init__(self, uri: str, reason: str) -> None:
+        self.uri, self.reason = uri, reason
+
+    def database_names(self) -> list[str]:
+        return []
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise MetastoreUnreachable(f"{self.uri} was given up: {self.reason}", hint="see the loss report")
+
+
+def within(limit: timedelta, what: str, work: Callable[[], T]) -> T:
+    """The result of work that may hang for ever: on storage that is gone, say. Raises NotReached when the time is over;
+    the work's thread is left behind, and ends with the process."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(limit.total_seconds())
+    if errors:
+        raise errors[0]
+    if not results:
+        raise NotReached(f"{what}: no answer within {limit.total_seconds():g} s", hint="it counts as gone")
+    return results[0]
+
+
+def lost_root(place: str, limit: timedelta) -> tuple[ChangeRoot | None, str]:
+    """The lost side's `$cmroot`, or why it cannot be read."""
+    try:
+        return within(limit, f"open {place}", lambda: open_existing(place)), ""
+    except Exception as error:  # whatever a store raises: it is not to be had
+        return None, _reason(error)
+
+
+def loss_of(
+    direction: Direction,
+    lost: tuple[ChangeRoot | None, str],
+    memory: Memory,
+    *,
+    completing: bool,
+    look: bool,
+    limit: timedelta,
+    clock: Callable[[], float] = clocks.time,
+) -> Loss:
+    """`direction`: the one that was replicated, its source Absent where it is; `lost`: as of `lost_root`. limit: how
+    long reading the log may take; answers of the metastore are its client's to limit. completing: interrupted loads are
+    still to be completed where their dumps can be read. look: list the lost side's directories, too."""
+    source, (root, why) = direction.source, lost
+    report = Loss(direction.policy.name, iso(clock()), lost=source.uri, survivor=direction.target.uri, log=why)
+    log: list[Segment] = []
+    if root is not None:
+        try:
+            log = within(limit, f"read the log of {root.place}", lambda: segments(root.place))
+            report.log = "" if log else "nothing was captured"
+        except Exception as error:
+            report.log = _reason(error)
+    after = _checkpoints(report, direction, log, limit, completing=completing)
+    databases = [pair.source for pair in direction.pairs if pair.source]
+    found = Unreplicated(after, direction.patterns, databases)
+    if log:
+        try:
+            within(limit, f"read the log of {root.place if root else ''}", lambda: _read(report, found, log))
+        except Exception as error:
+            report.log = _reason(error)
+    _ask(report, found, source)
+    _fill(report, found)
+    if look and root is not None and log:
+        _look(report, direction, root, log, limit)
+    _unknown(report, memory, clock())
+    report.warnings += [f"not replicated when the replica was loaded last: {each}" for each in report.not_replicated]
+    return report
+
+
+def _checkpoints(
+    report: Loss, direction: Direction, log: Sequence[Segment], limit: timedelta, *, completing: bool
+) -> dict[str, int]:
+    """Where each replica is; one whose interrupted load can be completed counts as completed."""
+    after = {}
+    for pair in direction.pairs:
+        text = pair.target.parameters.get(LAST_ID, "") if pair.target else ""
+        found = DatabaseLoss(pair.name, pair.replica, int(text) if text.isdigit() else None, pair.position)
+        found.source = pair.made_from
+        report.not_replicated += from_property(pair.target.parameters.get(PROPERTY) if pair.target else None, pair.name)
+        report.databases.append(found)
+        if pair.loading:
+            found.loading = pair.loading
+            dump = _dump(direction.policy, pair.loading, limit) if completing else None
+            if dump is not None:
+                found.completes = True
+                found.event, found.position, found.time = dump.end.event, dump.end.position, dump.end.time
+        if found.position is None:
+            report.warnings.append(f"{pair.replica}: none of its loads was completed, so its losses are unknown")
+            continue
+        after[pair.name] = found.position
+        if found.time is None and log:
+            try:
+                point = within(limit, "read the log", lambda at=found.position: point_at(log, at))  # type: ignore[misc]
+                found.time = point.time if point else None
+            except Exception as error:
+                report.log = _reason(error)
+    return after
+
+
+def _dump(policy: Policy, id: str, limit: timedelta) -> DumpMetadata | None:
+    def read() -> DumpMetadata | None:
+        place = PolicyDumps(policy.dumps, policy.name).find(id)
+        return DumpReader(place).metadata if place else None
+
+    try:
+        return within(limit, f"look for the dump {id}", read)
+    except Exception:  # it is not to be had, for whatever reason
+        return None
+
+
+def _read(report: Loss, found: Unreplicated, log: Sequence[Segment]) -> None:
+    found.captured(log)
+    end = resolve_until(log, None)
+    report.captured_event, report.captured_time = end.event, end.time
+
+
+def _ask(report: Loss, found: Unreplicated, source: MetastoreReader) -> None:
+    """What the lost metastore has announced after the last capture, where it answers."""
+    events = [each.event for each in report.databases if each.event is not None]
+    known = report.captured_event if report.captured_event is not None else min(events, default=None)
+    try:
+        newest = source.current_event_id()
+        report.source_event = newest
+        if known is None:
+            return
+        waiting = waiting_events(source, known, newest)
+        found.announced(waiting.events)
+        if waiting.more:
+            report.warnings.append(f"{waiting.more:,} more events that were not captured are not counted")
+    except Error as error:
+        report.metastore = _reason(error)
+
+
+def _look(report: Loss, direction: Direction, root: ChangeRoot, log: Sequence[Segment], limit: timedelta) -> None:
+    """The directories of the lost side, where its storage answers."""
+    names = [pair.name for pair in direction.pairs]
+    try:
+        unseen = within(
+            limit,
+            "list the lost side's directories",
+            lambda: uncaptured_files(root, names, direction.patterns, log[-1].last),
+        )
+    except Exception as error:  # whatever a store raises: it is not to be had
+        report.warnings.append(f"the lost side's directories could not be listed: {_reason(error)}")
+        return
+    report.unseen = [asdict(each) for each in unseen]
+    report.unseen_files = sum(each.files for each in unseen)
+    report.unseen_bytes = sum(each.bytes for each in unseen)
+
+
+def _fill(report: Loss, found: Unreplicated) -> None:
+    for key, value in found.as_json().items():
+        setattr(report, key, value)
+    if report.first is not None and report.last is not None:
+        report.seconds = max(0, report.last - report.first)
+
+
+def _unknown(report: Loss, memory: Memory, now: float) -> None:
+    """From where on nobody knows. The times are of other machines' clocks: they are reported, and not computed with
+    more than to say how long ago that is."""
+    events = [each.event for each in report.databases if each.event is not None]
+    if report.source_event is not None:
+        report.unknown_after_event = report.source_event
+        report.warnings.append(
+            "its metastore answers: a switchover would lose nothing; changes without an event since the last capture "
+            "are unknown"
+        )
+    else:
+        report.unknown_after_event = report.captured_event or min(events, default=None)
+    since: float | None = report.captured_time
+    if since is None:
+        last = memory.runs(50).last_done
+        since = datetime.fromisoformat(last.ended).timestamp() if last and last.ended else None
+    if since is not None:
+        report.unknown_after_time, report.unknown_seconds = iso(since), round(max(0.0, now - since), 3)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"

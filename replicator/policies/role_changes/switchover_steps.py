@@ -1,0 +1,213 @@
+"""The steps of a switchover, from the fence on: each looks whether it has been done, does it, and tells what. Acts.
+
+What they mean, and why in this order, is in `switchover`.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from cmroot.lease import Lease
+from cmroot.log.captured import segments
+from cmroot.waiting import patiently
+from replicator.captures.capture import CaptureSettings, capture
+from replicator.captures.dumps.points import resolve_until
+from replicator.captures.events.reach import waiting_events
+from replicator.core.roles import Role
+from replicator.errors import Error, NotReached, Refused
+from replicator.policies.direction import Direction, Sides
+from replicator.policies.memory import RoleChange
+from replicator.policies.role_changes.role_change import (
+    Action,
+    Details,
+    Reporter,
+    RoleChanged,
+    forget_checkpoint,
+    give,
+    nobody,
+    reverse_slots,
+    seconds_between,
+    side,
+)
+from replicator.policies.roles import read_role
+from replicator.policies.run import Remembering, SyncRun, run_once
+from replicator.policies.steps import SyncSettings, concerned
+from replicator.policies.unreplicated import Unreplicated
+
+STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
+
+
+@dataclass(frozen=True)
+class SwitchoverSettings:
+    """How a switchover is made. to: the side that shall be the primary, source or target as the policy names them
+    (empty: the one that is not), so that a second call does not turn back. anyway: also where the check finds tables
+    that differ, or a run misses directories. drain: how long the last changes may take. patience: how long to wait for
+    a run that is at work. reported: is given each step when it is done."""
+
+    to: str = ""
+    anyway: bool = False
+    drain: timedelta = timedelta(minutes=10)
+    patience: timedelta = timedelta(seconds=10)
+    reported: Reporter = nobody
+
+
+class SwitchoverSteps:
+    """One switchover at work. `change.reverse`: the direction before it, which all names here follow."""
+
+    def __init__(
+        self, sides: Sides, options: SwitchoverSettings, change: RoleChange, lease: Lease, kept: Remembering
+    ) -> None:
+        self.sides, self.options, self.turn, self.lease, self.kept = sides, options, change, lease, kept
+        self.fenced, self.promoted = change.epoch + 1, change.epoch + 2
+
+    @property
+    def actions(self) -> list[Action]:
+        return [
+            Action("fence", f"the primary is fenced at epoch {self.fenced}", self.fence),
+            Action("drain", "until nothing is new", self.drain),
+            Action("verify", "the replica is at the newest position", self.verify),
+            Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
+            Action("demote", "the old primary is the replica", self.demote),
+            Action("late", "changes after the drain", self.late),
+            Action("slots", "the policy's slot is at the new primary", self.slots),
+        ]
+
+    def direction(self) -> Direction:
+        """What both sides have now, of databases that the side to be drained has."""
+        direction = self.sides.direction(self.kept.memory, reverse=self.turn.reverse)
+        return replace(direction, pairs=tuple(pair for pair in direction.matching if pair.source is not None))
+
+    def fence(self) -> Details:
+        direction = self.direction()
+        names = [pair.name for pair in direction.matching]
+        for name in names:
+            give(direction.source, name, Role.FENCED, self.fenced, instead_of=(Role.PRIMARY, Role.NONE))
+        return {"epoch": self.fenced, "databases": names}
+
+    def drain(self) -> Details:
+        """A run that loads nothing ends it. Databases that were made meanwhile are fenced, too."""
+        until = clocks.monotonic() + self.options.drain.total_seconds()
+        rounds = files = size = 0
+        while True:
+            self.fence()
+            run = run_once(self.sides, self.lease, self.kept, SyncSettings(draining=True))
+            rounds, files, size = rounds + 1, files + run.files_copied, size + run.bytes_copied
+            if not run.moved and self._quiet(run):
+                return {"rounds": rounds, "files_copied": files, "bytes_copied": size, "to_event": run.to_event}
+            if clocks.monotonic() > until:
+                policy = self.sides.policy.name
+                raise NotReached(
+                    f"policy {policy}: somebody still writes to the fenced side after {rounds} rounds",
+                    hint=f"stop the writers, then run `replicator switchover {policy}` again; or take it back with "
+                    "--abort",
+                )
+
+    def _quiet(self, run: SyncRun) -> bool:
+        """Whether no event since concerns the policy. Other databases of the metastore go on."""
+        direction = self.direction()
+        names = {pair.name for pair in direction.matching}
+        newest = direction.source.current_event_id()
+        waiting = waiting_events(direction.source, run.to_event, newest).events
+        return not any((event.db or "").lower() in names for event in waiting)
+
+    def verify(self) -> Details:
+        """Raises Refused where the replica is not what was drained."""
+        direction = self.direction()
+        log = segments(direction.root.place)
+        newest = resolve_until(log, None)
+        wrong = []
+        for pair in direction.matching:
+            behind = pair.position is None or (
+                pair.position < newest.position and concerned(log, pair.position, {pair.name})
+            )
+            if behind or pair.loading:
+                where = f"position {pair.position}" + (f", loading {pair.loading}" if pair.loading else "")
+                wrong.append(f"{pair.replica} is at {where}, the log at {newest.position}")
+                continue
+            here, there = set(direction.source.table_names(pair.name)), set(direction.target.table_names(pair.replica))
+            missing = sorted(name for name in here - there if direction.patterns.match(name))
+            if missing:
+                wrong.append(f"{pair.replica} lacks {', '.join(missing[:10])}")
+        if wrong:
+            raise Refused(
+                f"policy {self.sides.policy.name}: the replica is not the primary's equal: {'; '.join(wrong[:5])}",
+                hint="no role was changed: abort with --abort, then run `replicator verify`",
+                details={"differences": wrong},
+            )
+        return {"position": newest.position, "event": newest.event}
+
+    def _verified(self) -> int:
+        """The position up to which the replica was proved to have everything."""
+        change = self.kept.memory.read_role_change() or self.turn
+        return next(int(step.detail["position"]) for step in change.steps if step.name == "verify")
+
+    def promote(self) -> Details:
+        direction = self.direction()
+        self._refuse_unfenced(direction)
+        for pair in direction.matching:
+            give(direction.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA,))
+            forget_checkpoint(direction.target, pair.replica)
+        return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.matching]}
+
+    def _refuse_unfenced(self, direction: Direction) -> None:
+        """Two primaries must never be: asked again right before the flip."""
+        for pair in direction.matching:
+            mark = read_role(direction.source, pair.name)
+            if mark.role is not Role.FENCED or mark.epoch != self.fenced:
+                raise Refused(
+                    f"{pair.name} is {mark}, not fenced at epoch {self.fenced}: somebody changed its role meanwhile",
+                    hint=f"nothing was flipped: `replicator switchover {self.sides.policy.name} --abort`",
+                )
+
+    def demote(self) -> Details:
+        direction = self.direction()
+        for pair in direction.matching:
+            give(direction.source, pair.name, Role.REPLICA, self.promoted, instead_of=(Role.FENCED,))
+            forget_checkpoint(direction.source, pair.name)
+        return {"epoch": self.promoted, "databases": [pair.name for pair in direction.matching]}
+
+    def late(self) -> Details:
+        """Writers that were not stopped: what they wrote after the drain is in the old primary's `$cmroot` and listed
+        here; the first run of the other direction takes it away. Where it cannot be determined, that is said."""
+        direction = self.direction()
+        position = self._verified()
+        databases = [pair.source for pair in direction.matching if pair.source is not None]
+        names, keeper = [each.name for each in databases], self.sides.policy.keeper
+        chosen = CaptureSettings(names, constraints=True, repair=True, keeper=keeper)
+        try:
+            patiently(
+                lambda: capture(direction.source, direction.root, chosen, self.sides.runtime), timedelta(seconds=60)
+            )
+        except Error as error:
+            return {"unknown": f"{type(error).__name__}: {error}"}
+        found = Unreplicated({each.name: position for each in databases}, direction.patterns, databases)
+        found.captured(segments(direction.root.place))
+        return found.as_json()
+
+    def slots(self) -> Details:
+        direction = self.direction()
+        return reverse_slots(self.sides.policy, direction.target_root, direction.root, clock=self.sides.runtime.clock)
+
+    def sum_up(self, change: RoleChange, report: RoleChanged) -> None:
+        direction = self.direction()
+        report.status, report.turn, report.primary, report.uri = (
+            "done",
+            change.id,
+            side(direction),
+            direction.target.uri,
+        )
+        report.epoch, report.databases = self.promoted, [pair.replica for pair in direction.matching]
+        report.downtime_seconds = seconds_between(change, "fence", "promote")
+        late = next(step.detail for step in change.steps if step.name == "late")
+        if late.get("unknown"):
+            report.warnings.append(
+                f"what was written to the old primary after the drain is not known: {late['unknown']}"
+            )
+        elif late.get("changes"):
+            tables = ", ".join(each["table"] for each in late["tables"][:10])
+            report.warnings.append(
+                f"{late['changes']} changes were made to the old primary after the drain, in {tables}: they are kept "
+                f"in {direction.root.place}, and the next run removes them there"
+            )

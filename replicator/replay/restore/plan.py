@@ -1,0 +1,339 @@
+"""Planning a restore: the state at a moment as a dump, where it goes, what is in the way, and where its bytes are.
+
+Nothing on the target is changed here, nor in `$cmroot`; the dump lies in a scratch directory for as long as the plan
+holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from cmroot.log.captured import segments
+from cmroot.root import ChangeRoot
+from cmroot.store.place import join
+from cmroot.store.resolve import located, tidied
+from replicator.captures.dumps.dump import DumpSettings, temporary_dump
+from replicator.captures.dumps.layout import Point
+from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.captures.events.scope import Patterns
+from replicator.core.model import Database
+from replicator.core.not_replicated import NotReplicated
+from replicator.core.report import Report
+from replicator.core.runtime import Runtime
+from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice, why_not_replicated
+from replicator.core.text.partition_filter import PartitionFilter
+from replicator.errors import ObjectNotFound, Refused, UsageError
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.apply.planning import LoadSettings, plan_load
+from replicator.replay.apply.pricing import describe
+from replicator.replay.places.placement import relative
+from replicator.replay.places.replica import RESTORING, SOURCE
+from replicator.replay.plan.plan import Plan
+from replicator.replay.plan.target import database_location, default_warehouse
+from replicator.replay.restore.available import AvailabilityTask, Available, look
+from replicator.replay.restore.chosen_partitions import absent, names_in
+from replicator.replay.restore.chosen_partitions import chosen as chosen_partitions
+from replicator.replay.restore.recovery_points import moment, moment_text
+
+OUTSIDE = "external-data"  # in the new database's directory; no table has a hyphen in its name
+
+
+@dataclass(frozen=True)
+class RestoreSettings:
+    """What is restored, and where to.
+
+    db, tables: what (no tables: all of the database). partitions: only these, of the one table. to: the event id or
+    time. into: the database that is made (None: `<db>_restored_<event>`). warehouse, cmroot: the target's own, as for a
+    load. force: write into a database that exists, the live one too; what it holds in the restored scope is replaced
+    and goes to the target's $cmroot. allow_missing: restore without the files that exist nowhere. scratch: a directory
+    for the passing dump, which executors must be able to read (None: the system's). formats: "as-they-are" restores
+    tables of formats that name their files by whole paths, too."""
+
+    db: str
+    to: str
+    tables: Sequence[str] = ()
+    partitions: Sequence[str] = ()
+    into: str | None = None
+    warehouse: str | None = None
+    cmroot: str | None = None
+    force: bool = False
+    allow_missing: bool = False
+    scratch: str | None = None
+    formats: FormatChoice = SUPPORTED
+
+
+@dataclass
+class RestorePlan(Report):
+    """What a restore would do. `event`, `position`, `time`: the moment; `files`, `bytes`: of the state; files_from_...:
+    where they are; `missing`: the first of `files_missing` files that exist nowhere. Of a database that exists,
+    `replaced`: tables that the state has, too; `dropped`: those that it does not have."""
+
+    status: str = field(default="planned", kw_only=True)
+    db: str
+    into: str
+    location: str
+    event: int
+    position: int
+    time: str
+    tables: list[str]
+    files: int
+    bytes: int
+    files_to_copy: int
+    bytes_to_copy: int
+    files_from_source: int
+    bytes_from_source: int
+    files_from_cmroot: int
+    bytes_from_cmroot: int
+    files_missing: int
+    bytes_missing: int
+    missing: list[dict[str, Any]]
+    replaced: list[str]
+    dropped: list[str]
+    not_replicated: list[NotReplicated]
+    locations: dict[str, str]
+    warnings: list[str]
+    partitions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DecidedRestore:
+    """A restore, decided: the state of `db` as a dump, where it goes, and where its bytes are. `existing`: the target's
+    database as it is (None: to be made); `key`: which restore this is, so that one that was killed knows its own;
+    `load`: what the load says it will do; `warnings`: what a person should know before."""
+
+    db: str
+    point: Point
+    into: str
+    location: str
+    existing: Database | None
+    key: str
+    reader: DumpReader
+    tables: list[str]
+    partitions: list[str]
+    options: LoadSettings
+    available: Available
+    load: dict[str, Any]
+    warnings: list[str]
+
+    @property
+    def dropped(self) -> list[str]:
+        """Tables of an existing database that the state does not have."""
+        again = {*self.load["create_tables"], *self.load["alter_tables"]}
+        return [name for name in self.load["drop_tables"] if name not in again]
+
+    def described(self) -> RestorePlan:
+        """For people, before anything is done."""
+        there = self.available
+        return RestorePlan(
+            db=self.db,
+            into=self.into,
+            location=self.location,
+            event=self.point.event,
+            position=self.point.position,
+            time=moment_text(self.point),
+            tables=self.tables,
+            partitions=self.partitions,
+            files=self.reader.metadata.files,
+            bytes=self.reader.metadata.bytes,
+            files_to_copy=there.found.files,
+            bytes_to_copy=there.found.bytes,
+            files_from_source=there.source.files,
+            bytes_from_source=there.source.bytes,
+            files_from_cmroot=there.cmroot.files + there.version.files,
+            bytes_from_cmroot=there.cmroot.bytes + there.version.bytes,
+            files_missing=there.missing.files,
+            bytes_missing=there.missing.bytes,
+            missing=there.named,
+            replaced=sorted({*self.load["drop_tables"]} - {*self.dropped}),
+            dropped=self.dropped,
+            not_replicated=[NotReplicated(**each) for each in self.load["not_replicated"]],
+            locations=self.load["locations"],
+            warnings=self.warnings,
+        )
+
+
+def tables_of(db: str, tables: Sequence[str]) -> list[str]:
+    """Table names without their database, which may be written before them. Raises UsageError for another database."""
+    foreign = [name for name in tables if "." in name and name.partition(".")[0] != db]
+    if foreign:
+        raise UsageError(
+            f"--table {foreign[0]} is not a table of --db {db}", hint="restore tables of another database by themselves"
+        )
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in tables))
+
+
+@contextmanager
+def planned(
+    root: ChangeRoot, target: MetastoreReader, options: RestoreSettings, runtime: Runtime
+) -> Iterator[DecidedRestore]:
+    """Decides a restore; the plan holds for the length of the block. Changes nothing on the target.
+
+    Raises what `moment` says for a moment that cannot be determined, ObjectNotFound for what did not exist then,
+    Refused for a database that exists (unless forced)."""
+    log = segments(root.place)
+    point = moment(log, options.db, options.to)
+    into = (options.into or f"{options.db}_restored_{point.event}").lower()
+    key = _key(root, options, point)
+    existing = _existing(target, into, options, key)
+    _refuse_half(target, existing, options, key)
+    if existing is not None and into == options.db:
+        refuse_other_catalog(root.place, target)
+    state = DumpSettings(
+        str(log[-1].metadata.get("source", "")),
+        [options.db],
+        Patterns.parse([re.escape(name) for name in options.tables], partitions=_only(options)),
+        until=point,
+        id=key,
+        empty=True,
+    )
+    with temporary_dump(root, "restore", state, runtime, options.scratch) as reader:
+        tables, partitions = _tables(reader, options, point), _partitions(reader, options, point)
+        location = _location(target, into, existing, options)
+        live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
+        chosen = LoadSettings(
+            warehouse=options.warehouse,
+            cmroot=options.cmroot,
+            rename=[(options.db, into)],
+            external=None if live else join(location, OUTSIDE),
+            overwrite=existing is not None,
+            source_root=root.place,
+            exact=True,
+            allow_missing=options.allow_missing,
+            as_they_are=options.formats == AS_THEY_ARE,
+        )
+        plan = plan_load(reader, target, chosen)
+        yield DecidedRestore(
+            db=options.db,
+            point=point,
+            into=into,
+            location=location,
+            existing=existing,
+            key=key,
+            reader=reader,
+            tables=tables,
+            partitions=partitions,
+            options=chosen,
+            available=_look(reader, root, runtime),
+            load=describe(plan, reader),
+            warnings=_warnings(existing, key) + _given_up(plan),
+        )
+
+
+def _key(root: ChangeRoot, options: RestoreSettings, point: Point) -> str:
+    """What is restored, in 32 hex digits: the log never changes, so neither does the state that this names."""
+    about: list[Any] = [root.id, options.db, sorted(set(options.tables)), point.position]
+    about += [sorted(set(options.partitions))] if options.partitions else []
+    return xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
+
+
+def _existing(target: MetastoreReader, into: str, options: RestoreSettings, key: str) -> Database | None:
+    """The target's database of this name. Raises Refused, unless forced, or when this restore has begun it."""
+    try:
+        there = target.database(into)
+    except ObjectNotFound:
+        return None
+    if not options.force and there.parameters.get(RESTORING) != key:
+        begun = ", begun by another restore that did not end" if RESTORING in there.parameters else ""
+        raise Refused(
+            f"database {into} exists in {target.uri}{begun}",
+            hint="choose another name with --into, or --force to replace what it holds (its data goes to the target's "
+            "$cmroot)",
+        )
+    return there
+
+
+def _location(target: MetastoreReader, into: str, existing: Database | None, options: RestoreSettings) -> str:
+    """Where the database lies, or will. Raises Refused for a new one in a directory that holds something."""
+    if existing is not None and existing.location:
+        return existing.location
+    place = database_location(tidied(options.warehouse or default_warehouse(target)), into)
+    if not options.force and located(place).list():
+        raise Refused(
+            f"{place}, where {into} would lie, is not empty",
+            hint="choose another name with --into, another place with --warehouse, or --force (what lies where a table "
+            "goes then goes to the target's $cmroot)",
+        )
+    return place
+
+
+def _tables(reader: DumpReader, options: RestoreSettings, point: Point) -> list[str]:
+    """Names of the restored tables. Raises ObjectNotFound when one that was asked for did not exist."""
+    names = sorted(table.name for table in reader.tables())
+    gone = sorted(set(options.tables) - set(names))
+    if gone:
+        raise ObjectNotFound(
+            f"{', '.join(f'{options.db}.{name}' for name in gone)} did not exist at event {point.event} "
+            f"({moment_text(point)})",
+            hint="leave out --table to restore what there was; `replicator show` of the $cmroot tells its history",
+        )
+    return names
+
+
+def _only(options: RestoreSettings) -> dict[str, PartitionFilter]:
+    """Raises UsageError for partitions of none or of several tables."""
+    if not options.partitions:
+        return {}
+    if len(options.tables) != 1:
+        raise UsageError("--partition is about one table", hint="name it with --table")
+    return {f"{options.db}.{options.tables[0]}": chosen_partitions(options.partitions)}
+
+
+def _refuse_half(target: MetastoreReader, existing: Database | None, options: RestoreSettings, key: str) -> None:
+    """Raises Refused for partitions of a table that exists: a load makes a table what it was as a whole."""
+    if existing is None or not _only(options) or existing.parameters.get(RESTORING) == key:
+        return
+    if options.tables[0] in target.table_names(existing.name):
+        raise Refused(
+            f"table {existing.name}.{options.tables[0]} exists, and --partition would take its other partitions away",
+            hint="restore into another database (without --into), look at them there, and take them over: INSERT "
+            "OVERWRITE TABLE ... PARTITION, or ALTER TABLE ... EXCHANGE PARTITION",
+        )
+
+
+def _partitions(reader: DumpReader, options: RestoreSettings, point: Point) -> list[str]:
+    """Names of the restored partitions, where only some are. Raises ObjectNotFound when one did not exist."""
+    if not options.partitions:
+        return []
+    names = names_in(reader)
+    gone = absent(options.partitions, names)
+    if gone:
+        raise ObjectNotFound(
+            f"{', '.join(f'{options.db}.{options.tables[0]}/{name}' for name in gone)} did not exist at event "
+            f"{point.event} ({moment_text(point)})",
+            hint="leave it out, or choose another moment; `replicator show --table` tells the table's history",
+        )
+    return names
+
+
+def _warnings(existing: Database | None, key: str) -> list[str]:
+    if existing is None or SOURCE not in existing.parameters or existing.parameters.get(RESTORING) == key:
+        return []
+    return [f"{existing.name} is a replica and ends to be one: the next load into it needs --overwrite and a bootstrap"]
+
+
+def _given_up(plan: Plan) -> list[str]:
+    """Tables that make room, and that no later restore would bring back as they are."""
+    live = ((table, why_not_replicated(table)) for table in plan.drops) if not plan.as_they_are else ()
+    return [f"{table.db}.{table.name} is replaced, and no restore brings it back: {why}" for table, why in live if why]
+
+
+def _look(reader: DumpReader, root: ChangeRoot, runtime: Runtime) -> Available:
+    """Looks for every file of the state."""
+    found, metadata = Available(), reader.metadata
+    buckets = reader.buckets() if metadata.files else []
+    engine = runtime.engines.for_work(metadata.files)
+    shares = max(1, -(-engine.parallelism // max(1, len(buckets))))
+    tasks = [AvailabilityTask([place], root.place, share, shares) for place, _ in buckets for share in range(shares)]
+    with runtime.progress.task("look for files", total=len(tasks), files=metadata.files) as advance:
+        for report in engine.run(look, tasks):
+            found.add(report)
+            advance(1, files=report.files)
+    return found

@@ -1,0 +1,159 @@
+"""Restore: a database, or tables of it, as at an event or a time, from the captured log and `$cmroot`.
+
+What is restored is a bootstrap dump of the state at that moment, loaded under another name; so all that a load promises
+holds here too. Before anything is done on the target, every file of the state is looked for. Bytes are copied, never
+shared with the live table, and the outcome is a plain database: no replica, and of nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import time as clocks
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+
+from cmroot.root import ChangeRoot
+from cmroot.store.place import is_local, local_path
+from replicator.core.model import Database
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated
+from replicator.core.report import CopyCounts
+from replicator.core.roles import after_restore, mark_of
+from replicator.core.runtime import Runtime
+from replicator.core.text.quantity import count_text
+from replicator.errors import FilesMissing, ObjectExists, Refused
+from replicator.metastore.client import Metastore
+from replicator.replay.apply.load import load
+from replicator.replay.places.placement import uri
+from replicator.replay.places.replica import RESTORING, own_parameters
+from replicator.replay.restore.plan import DecidedRestore, RestoreSettings, planned
+from replicator.replay.restore.recovery_points import moment_text
+
+
+@dataclass
+class Restored(CopyCounts):
+    """What a restore did. `event`, `position`, `time`: the moment; `partitions`: where only some
+    came back; `files`, `bytes`: of the state; `dropped`: tables of
+    an existing database that it did not have; `missing`: the first of `files_missing` files that exist nowhere;
+    `not_replicated`: tables that were not restored."""
+
+    before: ClassVar[str] = "files_missing"
+    db: str
+    into: str
+    target: str
+    event: int
+    position: int
+    time: str
+    status: str = "restored"
+    tables: list[str] = field(default_factory=list)
+    partitions: list[str] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    files_missing: int = 0
+    bytes_missing: int = 0
+    missing: list[dict[str, Any]] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def carry_out(plan: DecidedRestore, target: Metastore, runtime: Runtime) -> Restored:
+    """Does what a plan says. A restore that was killed is run again.
+
+    Raises FilesMissing before anything is done when bytes exist nowhere (unless that is allowed), else what a load
+    raises."""
+    began = clocks.monotonic()
+    missing, metadata = plan.available.missing, plan.reader.metadata
+    if missing.files and not plan.options.allow_missing:
+        raise _files_missing(plan)
+    _begin(plan, target)
+    loaded = load(plan.reader.place, target, plan.options, runtime)
+    _make_plain(plan, target)
+    report = Restored(
+        db=metadata.scope.databases[0],
+        into=plan.into,
+        target=target.uri,
+        event=plan.point.event,
+        position=plan.point.position,
+        time=moment_text(plan.point),
+        status=INCOMPLETE if missing.files or loaded.not_replicated else "restored",
+        tables=plan.tables,
+        partitions=plan.partitions,
+        not_replicated=loaded.not_replicated,
+        files=metadata.files,
+        bytes=metadata.bytes,
+        files_missing=missing.files,
+        bytes_missing=missing.bytes,
+        missing=plan.available.named,
+        dropped=plan.dropped,
+        warnings=plan.warnings + loaded.warnings,
+        seconds=round(clocks.monotonic() - began, 3),
+    )
+    report.count(loaded)
+    return report
+
+
+def _files_missing(plan: DecidedRestore) -> FilesMissing:
+    missing, first = plan.available.missing, plan.available.named[0]
+    return FilesMissing(
+        f"{count_text(missing.files, 'file')} ({count_text(missing.bytes, 'byte')}) of event {plan.point.event} "
+        f"found nowhere any more, the first: "
+        f"{first['file']} of {first['object']}: {first['reason']}",
+        hint="nothing was done; choose another moment or other tables, or --allow-missing to restore the rest; "
+        "--dry-run lists them",
+        details={"files_missing": missing.files, "bytes_missing": missing.bytes, "missing": plan.available.named},
+    )
+
+
+def _begin(plan: DecidedRestore, target: Metastore) -> None:
+    """The database, with the mark by which a restore that is run again knows it; a replica ends to be one."""
+    mark = {RESTORING: plan.key}
+    if plan.existing is None:
+        begun = (record.change.creates for record in plan.reader.records())
+        then = next(each for each in begun if isinstance(each, Database))
+        if is_local(plan.location):
+            os.makedirs(local_path(plan.location), exist_ok=True)
+        made = Database(
+            name=plan.into,
+            description=then.description,
+            location=uri(plan.location),
+            parameters=own_parameters(then.parameters) | mark,
+            owner=then.owner,
+            owner_type=then.owner_type,
+        )
+        try:
+            target.create_database(made)
+        except ObjectExists:
+            raise Refused(
+                f"database {plan.into} was made by another meanwhile", hint="choose another name with --into"
+            ) from None
+    elif plan.existing.parameters.get(RESTORING) != plan.key:
+        parameters = _plain(plan.existing) | mark
+        target.alter_database(plan.into, msgspec.structs.replace(plan.existing, parameters=parameters))
+
+
+def _make_plain(plan: DecidedRestore, target: Metastore) -> None:
+    """Takes the load's marks off, the database's last: until then a restore that is run again takes its work up."""
+    for table in target.tables(plan.into, plan.tables):  # one by one: side by side they wait for the event log's lock
+        plain = own_parameters(table.parameters)
+        if plain != table.parameters:
+            target.alter_table(table.db, table.name, msgspec.structs.replace(table, parameters=plain))
+    there = target.database(plan.into)
+    target.alter_database(plan.into, msgspec.structs.replace(there, parameters=_plain(there)))
+
+
+def _plain(database: Database) -> dict[str, str]:
+    """A database's properties without marks of replication, but for the role that a restore leaves it."""
+    name = f"database {database.name}"
+    return own_parameters(database.parameters) | after_restore(mark_of(database.parameters, name), name).parameters()
+
+
+def restore(root: ChangeRoot, target: Metastore, options: RestoreSettings, runtime: Runtime) -> Restored:
+    """Plans and does it; see `planned` and `carry_out` for what is raised. May run again after a crash."""
+    began = clocks.monotonic()
+    with planned(root, target, options, runtime) as plan:
+        report = carry_out(plan, target, runtime)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report

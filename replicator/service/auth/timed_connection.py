@@ -1,0 +1,89 @@
+"""Connections of clients with limits of time: for the head of a request, and for reading an answer; and of number.
+
+uvicorn has one for connections that idle between requests; bodies are `admitted`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from replicator.core.schedules.entrance_config import LimitConfig
+from replicator.core.text.quantity import parse_duration
+
+HEAD = 32 << 10  # bytes of a request's
+
+log = logging.getLogger(__name__)
+
+
+def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
+    """What uvicorn takes for each connection."""
+    head, write = (parse_duration(each).total_seconds() for each in (limits.header_time, limits.write_time))
+
+    class TimedConnection(H11Protocol):
+        most, head_time = limits.connections, head
+        _head: asyncio.TimerHandle | None = None
+        _write: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                log.warning("a connection is refused: there are %s", limits.connections)
+                self._end(b"503 Service Unavailable")
+            else:
+                self._head = self.loop.call_later(head, self._late)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._cancel()
+            elif self._head is None and not self.transport.is_closing():
+                self._head = self.loop.call_later(head, self._late)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._write = self.loop.call_later(write, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._write is not None:
+                self._write.cancel()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self.loop.call_later(write, self.transport.abort)  # what is not read by then
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel()
+            super().connection_lost(exc)
+
+        def _late(self) -> None:
+            self._head = None
+            self._end(b"408 Request Timeout")
+
+        def _end(self, status: bytes) -> None:
+            """Says why, and closes; nobody reads what else comes."""
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.close()
+            self.loop.call_later(write, self.transport.abort)
+
+        def _cancel(self) -> None:
+            if self._head is not None:
+                self._head.cancel()
+                self._head = None
+
+    return TimedConnection
+
+
+def uvicorn_limits(limits: LimitConfig) -> dict[str, Any]:
+    """Settings of uvicorn. Headers about addresses are ours to believe, not its."""
+    return {
+        "http": connection_class(limits),
+        "ws": "none",
+        "proxy_headers": False,
+        "h11_max_incomplete_event_size": HEAD,
+        "timeout_keep_alive": max(1, round(parse_duration(limits.idle_time).total_seconds())),
+    }

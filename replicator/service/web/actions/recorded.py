@@ -1,0 +1,129 @@
+"""Actions done once for their Idempotency-Key, and recorded: who, from where, what, why.
+
+The record of an action that is a run is written in the transaction that queues the run: a server that is killed leaves
+both, or neither. That of a call is written before it, and its answer after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException, Request
+
+from replicator.errors import Error, Refused
+from replicator.service.actions import (
+    UNFINISHED,
+    Action,
+    action_of,
+    is_open,
+    open_action,
+    recording,
+    reopen_action,
+    set_answer,
+)
+from replicator.service.ad_hoc_runs import AdHocRun
+from replicator.service.jobs import Job
+from replicator.service.store import ServiceStore
+from replicator.service.web.permission import Who
+from replicator.service.web.serving import Serving
+from replicator.service.web.views import Asked
+
+KEY = 200
+"""Characters of an Idempotency-Key."""
+
+LONG = 120.0
+"""Seconds after which an action that is open, and that this server does not do, was killed."""
+
+AT_WORK = "a request with this Idempotency-Key is at work; ask again later"
+
+
+@dataclass(frozen=True)
+class What:
+    """An action's name, its subject and its reason."""
+
+    action: str
+    subject: str
+    reason: str
+
+
+def serving_of(request: Request) -> Serving:
+    """What this server serves."""
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> Any:
+    """Does an action, whose answer is JSON. What was answered to a request with the same key is answered again, and
+    nothing is done; what failed, or was killed meanwhile, is done again, by one of several requests. Raises
+    HTTPException 409 where the key was another action's, or the request is at work; 422 where it was another body's."""
+    serving = serving_of(request)
+    store = serving.store
+    wanted = _wanted(request, who, what)
+    before = _before(store, wanted)
+    if before is not None and not is_open(before):
+        return before.answer
+    id = _again(serving, before) if before is not None else _first(store, wanted)
+    serving.at_work.add(id)
+    try:
+        answer = do()
+    except Exception as error:
+        set_answer(store, id, {"failed": error.message if isinstance(error, Error) else type(error).__name__})
+        raise
+    else:
+        set_answer(store, id, answer)
+    finally:
+        serving.at_work.discard(id)
+    return answer
+
+
+def queue_once(request: Request, who: Who, what: What, queued: Job | AdHocRun) -> Asked:
+    """Queues a run and records it, together. Raises HTTPException as `do_once`, and as `ServiceStore.enqueue`."""
+    store = serving_of(request).store
+    wanted = _wanted(request, who, what)
+    for last in (False, True):
+        before = _before(store, wanted)
+        if before is not None:
+            return Asked(**before.answer)
+        try:
+            beside = recording(store, wanted)
+            return Asked(*store.enqueue(queued, store.now(), by=who.name, reason=what.reason, beside=beside))
+        except Error as error:  # also where the same was asked at once, which then is there
+            if last or isinstance(error, Refused):
+                raise
+    raise AssertionError("not reached")
+
+
+def _first(store: ServiceStore, wanted: Action) -> int:
+    try:
+        return open_action(store, wanted)
+    except Error:
+        if wanted.key and action_of(store, wanted.who, wanted.key):  # the same request has come twice at once
+            raise HTTPException(409, AT_WORK) from None
+        raise
+
+
+def _again(serving: Serving, before: Action) -> int:
+    young = before.answer == UNFINISHED and serving.store.now() - before.at < LONG
+    if young or before.id in serving.at_work or not reopen_action(serving.store, before):
+        raise HTTPException(409, AT_WORK)
+    return before.id
+
+
+def _wanted(request: Request, who: Who, what: What) -> Action:
+    key = request.headers.get("Idempotency-Key") or None
+    if key is not None and len(key) > KEY:
+        raise HTTPException(400, f"an Idempotency-Key has at most {KEY} characters")
+    address = request.client.host if request.client else ""
+    body: str = request.state.body
+    return Action(0, 0.0, who.name, address, what.action, what.subject, what.reason, key, None, body if key else "")
+
+
+def _before(store: ServiceStore, wanted: Action) -> Action | None:
+    found = action_of(store, wanted.who, wanted.key) if wanted.key else None
+    if found is not None and (found.action, found.subject) != (wanted.action, wanted.subject):
+        raise HTTPException(409, f"this Idempotency-Key was that of `{found.action} {found.subject}`")
+    if found is not None and found.digest and found.digest != wanted.digest:
+        raise HTTPException(422, "this Idempotency-Key came with another body before")
+    return found

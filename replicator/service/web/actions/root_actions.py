@@ -1,0 +1,191 @@
+"""Actions on roots: holds, slots, legal holds, items of housekeeping, the undo of a removal."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.routing import APIRoute
+
+from replicator.commands.cm.pins import cm_hold, cm_release, cm_slots_drop
+from replicator.commands.housekeeping_items import housekeeping_cancel, housekeeping_rearm
+from replicator.commands.legal_hold import legal_hold_add, legal_hold_release
+from replicator.service.ad_hoc_runs import AdHocRun
+from replicator.service.web.actions.bodies import (
+    Consent,
+    HoldAsk,
+    Id,
+    LegalHoldAsk,
+    RemovalAsk,
+    RootAsk,
+    UndoAsk,
+    consented,
+    options_of,
+)
+from replicator.service.web.actions.known_roots import UNDO, KnownRoot, known_roots, root_for
+from replicator.service.web.actions.recorded import What, do_once, queue_once, serving_of
+from replicator.service.web.permission import Who, require
+from replicator.service.web.queries.within import within
+from replicator.service.web.views import Ask, Asked
+
+Number = Annotated[int, Path(ge=1, le=2**53)]
+
+SECONDS = 90.0
+"""For an action that calls a command: some wait a minute for a run at work."""
+
+
+class ActionRoute(APIRoute):
+    """Its actions call commands within a time limit. What comes too late goes on, and its record says how it ended."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
+        bounded = within(SECONDS, _place_of, lambda request: request.app.state.deed_askers)
+        super().__init__(path, bounded(endpoint), **more)
+
+
+def _place_of(given: dict[str, Any]) -> str:
+    """Of the root that the path or the body names; "" for none."""
+    name = given.get("root") or given["ask"].root
+    found = known_roots(_config(given["request"])).get(name)
+    return found.place if found else ""
+
+
+root_actions = APIRouter(prefix="/api/v1", route_class=ActionRoute)
+
+
+@root_actions.post("/cmroots/{root}/holds", status_code=201)
+def add_root_hold(request: Request, who: Who, root: str, ask: HoldAsk) -> dict[str, Any]:
+    """Keeps a moment, as `replicator cm hold`."""
+    found = root_for(request, who, "operator", root)
+
+    def do() -> Any:
+        return cm_hold(
+            ask.name, cmroot=found.place, at=ask.at, reason=_signed(who, ask.reason), config=_config(request)
+        ).to_dict()
+
+    return _given(do_once(request, who, What("hold", f"{root}/{ask.name}", ask.reason), do))
+
+
+@root_actions.post("/cmroots/{root}/holds/{name}:release")
+def release_root_hold(request: Request, who: Who, root: str, name: Id, ask: Ask) -> dict[str, Any]:
+    """Lets go of a hold, as `replicator cm release`; what only it needs goes with the next expiry."""
+    found = root_for(request, who, "operator", root)
+
+    def do() -> Any:
+        return cm_release(name, cmroot=found.place, config=_config(request)).to_dict()
+
+    return _given(do_once(request, who, What("release hold", f"{root}/{name}", ask.reason), do))
+
+
+@root_actions.post("/cmroots/{root}/slots/{name}:drop")
+def drop_slot(request: Request, who: Who, root: str, name: Id, ask: Consent) -> dict[str, Any]:
+    """Forgets a consumer, as `replicator cm slots drop`; confirm: the slot. Asked by admins."""
+    found = root_for(request, who, "admin", root)
+    consented(ask, name, f"the drop of slot {name}")
+
+    def do() -> Any:
+        return cm_slots_drop(name, cmroot=found.place, config=_config(request)).to_dict()
+
+    return _given(do_once(request, who, What("drop slot", f"{root}/{name}", ask.reason), do))
+
+
+@root_actions.post("/legal-holds", status_code=201)
+def add_legal_hold(request: Request, who: Who, ask: LegalHoldAsk) -> dict[str, Any]:
+    """Forbids all jobs to remove something, as `replicator legal-hold add`."""
+    return _legal_hold(request, who, ask, ask.name, "legal hold")
+
+
+@root_actions.post("/removals:hold", status_code=201)
+def hold_removal(request: Request, who: Who, ask: RemovalAsk) -> dict[str, Any]:
+    """A legal hold, with a name of its own, on what is to leave soon."""
+    return _legal_hold(request, who, ask, f"removal-{uuid.uuid4().hex[:12]}", "hold removal")
+
+
+@root_actions.post("/legal-holds/{name}:release")
+def release_legal_hold(request: Request, who: Who, name: Id, ask: RootAsk) -> dict[str, Any]:
+    """Jobs may remove what it covered, as after `replicator legal-hold release`. Asked by admins."""
+    found = root_for(request, who, "admin", ask.root)
+
+    def do() -> Any:
+        return legal_hold_release(name, cmroot=found.place, config=_config(request)).to_dict()
+
+    return _given(do_once(request, who, What("release legal hold", f"{ask.root}/{name}", ask.reason), do))
+
+
+@root_actions.post("/housekeeping/items/{item}:cancel")
+def cancel_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[str, Any]:
+    """It is not to go, as after `replicator housekeeping cancel`. Waits up to a minute for a run at work (409)."""
+    found = _of_items(request, who, ask)
+
+    def do() -> Any:
+        reason = _signed(who, ask.reason)
+        return housekeeping_cancel([item], cmroot=found.place, reason=reason, config=_config(request)).to_dict()
+
+    return _given(do_once(request, who, What("cancel item", f"{ask.root}/{item}", ask.reason), do))
+
+
+@root_actions.post("/housekeeping/items/{item}:rearm")
+def rearm_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[str, Any]:
+    """It is tried again, as after `replicator housekeeping rearm`. Waits up to a minute for a run at work (409)."""
+    found = _of_items(request, who, ask)
+
+    def do() -> Any:
+        return housekeeping_rearm([item], cmroot=found.place, config=_config(request)).to_dict()
+
+    return _given(do_once(request, who, What("rearm item", f"{ask.root}/{item}", ask.reason), do))
+
+
+@root_actions.post("/audit/{run}:undo", status_code=202)
+def undo_removal(request: Request, who: Who, run: Id, ask: UndoAsk) -> Asked:
+    """Puts the files that a run removed back, as `replicator audit undo`; confirm: the run."""
+    found = root_for(request, who, "operator", ask.root)
+    if not ask.dry_run:
+        consented(ask, run, f"the undo of {run}")
+    arguments = ("audit", "undo", f"--cmroot={found.place}", f"--run={run}", *options_of(ask))
+    ad_hoc_run = AdHocRun(f"{UNDO}{ask.root}", arguments, _policy(found))
+    return queue_once(request, who, What("undo", f"{ask.root}/{run}", ask.reason), ad_hoc_run)
+
+
+def _legal_hold(request: Request, who: Who, ask: RemovalAsk, name: str, action: str) -> dict[str, Any]:
+    found = root_for(request, who, "operator", ask.root)
+    subject = f"{ask.root}/{ask.on if action == 'hold removal' else name}"
+
+    def do() -> Any:
+        return legal_hold_add(
+            name,
+            cmroot=found.place,
+            pattern=ask.on,
+            reason=_signed(who, ask.reason),
+            until=ask.until or "",
+            config=_config(request),
+        ).to_dict()
+
+    return _given(do_once(request, who, What(action, subject, ask.reason), do))
+
+
+def _of_items(request: Request, who: Who, ask: RootAsk) -> KnownRoot:
+    """The root of an item; a store that [housekeeping] names has those of all policies."""
+    if _config(request).housekeeping.store:
+        require(who, "operator", "")
+    return root_for(request, who, "operator", ask.root)
+
+
+def _policy(root: KnownRoot) -> str:
+    """Whose run it is: not beside another of it."""
+    return root.policies[0] if root.policies else ""
+
+
+def _signed(who: Who, reason: str) -> str:
+    """A reason with who gave it: the holds and items themselves know this process only."""
+    return f"{reason} ({who.name})".strip()
+
+
+def _config(request: Request) -> Any:
+    return serving_of(request).config
+
+
+def _given(answer: Any) -> dict[str, Any]:
+    """As it was answered, at first or before."""
+    found: dict[str, Any] = answer
+    return found

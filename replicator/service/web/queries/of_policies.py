@@ -1,0 +1,346 @@
+"""Queries about a policy: its lag over time, its last verification, roles and turns, restore points, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from cmroot.log.captured import segments
+from cmroot.root import FORMAT, open_existing
+from cmroot.store.resolve import as_written
+from replicator.commands.cm.pins import cm_slots
+from replicator.commands.lag import history
+from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.policy import matching_databases
+from replicator.core.text.moments import absolute_moment
+from replicator.errors import Error, UsageError
+from replicator.lifecycle.housekeeping.opening import time_of
+from replicator.policies.checks.check import PolicyChecked, impatient
+from replicator.policies.memory import Compared, Memory, RoleChange
+from replicator.policies.roles import DatabaseRole, shown_roles
+from replicator.replay.restore.pins import PinList, SlotState
+from replicator.service.children import answer_of
+from replicator.service.series.series_store import LagSample, lag_samples
+from replicator.service.service_run import ServiceRun
+from replicator.service.times import iso
+from replicator.service.web.queries.endpoint import Asking
+from replicator.service.web.queries.named_roots import normal_place, option_of, roots_of
+
+LOOKED_AT = 200
+"""Newest runs in which the last verification is looked for."""
+
+
+def moment_of(asking: Asking, name: str) -> float:
+    """As `moment`, of a parameter."""
+    return moment(name, asking.values.get(name), asking.serving.store.now)
+
+
+def moment(name: str, given: str | None, now: Callable[[], float]) -> float:
+    """Seconds since 1970 of a text: ISO 8601, "-1d" or "yesterday"; 0 for none. Raises UsageError."""
+    if not given:
+        return 0.0
+    try:
+        return float(time_of(absolute_moment(given, now())))
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", hint="e.g. 2026-03-01T12:00:00Z, -1d, yesterday") from None
+
+
+def has_root(place: str) -> bool:
+    """Whether something has made it. Raises as its store."""
+    return (as_written(place) / FORMAT).exists()
+
+
+# ---- lag ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LagPoint:
+    """at: ISO 8601. events, seconds, bytes: what the target lacked; null where it could not be measured (`error` says
+    why); at_least: a side did not answer, and it was at least that."""
+
+    at: str
+    status: str
+    events: int | None
+    seconds: float | None
+    bytes: int | None
+    headroom_seconds: float | None
+    at_least: bool
+    error: str
+
+    @classmethod
+    def of(cls, found: LagSample) -> LagPoint:
+        said = {name: value for name, value in vars(found).items() if name != "policy"}
+        return cls(**said | {"at": iso(found.at) or ""})
+
+
+@dataclass(frozen=True)
+class LagSeries:
+    """A policy's lag over time, oldest first: every 30 seconds of the last day; before, the worst of each quarter of an
+    hour, for `service.keep`."""
+
+    policy: str
+    objective_seconds: float | None
+    points: list[LagPoint]
+
+
+def lag_history(asking: Asking) -> LagSeries:
+    since, after = moment_of(asking, "since"), time_after(asking.after)
+    found = lag_samples(asking.serving.store, asking.policy.name, since=since, after=after, limit=asking.limit + 1)
+    objective = asking.policy.max_lag.total_seconds() if asking.policy.max_lag else None
+    return LagSeries(asking.policy.name, objective, [LagPoint.of(each) for each in found])
+
+
+def key_of_point(point: dict[str, Any]) -> str:
+    """Later points have later times; all within its millisecond count as seen."""
+    return str(point["at"])
+
+
+def time_after(key: str) -> float:
+    """Just after the millisecond of a key; 0 for none. Raises UsageError."""
+    if not key:
+        return 0.0
+    try:
+        return datetime.fromisoformat(key).timestamp() + 0.001
+    except ValueError as error:
+        raise UsageError("this is no cursor", hint="take `next` of the page before, or leave it out") from error
+
+
+# ---- verification -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One comparison. by: "sync", for what runs compare by the policy's `verify`, else the job that did it. run: the
+    policy's or the service's. found: "same" or "differs". age_seconds: since it ended. compared: what a run says of it.
+    """
+
+    at: str
+    age_seconds: float
+    by: str
+    run: str
+    found: str
+    compared: Compared | None = None
+
+
+@dataclass(frozen=True)
+class VerificationView:
+    """last: the newest comparison; null: none of the newest 200 runs made one. whole_round_seconds: since the
+    comparison of the table that waits longest; null: some never were (`never`), or nobody knows. open: tables that
+    differed when they were compared last. budget: whether runs compare. jobs: those of the configuration that do."""
+
+    policy: str
+    last: Verification | None
+    never: int | None
+    whole_round_seconds: float | None
+    open: tuple[str, ...]
+    budget: bool
+    jobs: list[str]
+
+
+def verification(asking: Asking) -> VerificationView:
+    policy, store = asking.policy, asking.serving.store
+    now = store.now()
+    jobs = [name for name, job in asking.serving.scheduled.items() if _is_about(job.arguments, "verify", policy.name)]
+    found = [each for name in jobs for each in _ended(asking, name, now)]
+    kept = None
+    if has_root(policy.target_cmroot):
+        runs = history(policy.name, limit=LOOKED_AT, config=asking.serving.config).runs
+        ran = next((run for run in runs if run.compared is not None), None)
+        if ran is not None and ran.compared is not None:
+            kept = ran.compared
+            at = kept.ended or ran.ended or ran.started
+            differ = "differs" if kept.differing else "same"
+            found.append(Verification(at, _age(at, now), "sync", ran.id, differ, kept))
+    last = min(found, key=lambda each: each.age_seconds, default=None)
+    return VerificationView(
+        policy=policy.name,
+        last=last,
+        never=kept.never if kept else None,
+        whole_round_seconds=kept.oldest if kept else None,
+        open=kept.open if kept else (),
+        budget=policy.verify is not None,
+        jobs=jobs,
+    )
+
+
+def _ended(asking: Asking, job: str, now: float) -> Iterator[Verification]:
+    for run in asking.serving.store.runs(job_name=job, states=("done", "differs"), limit=1):
+        at = iso(run.ended) or ""
+        found = "differs" if run.state == "differs" else "same"
+        yield Verification(at, round(now - (run.ended or now), 3), f"job {job}", run.id, found)
+
+
+def _age(at: str, now: float) -> float:
+    return round(now - datetime.fromisoformat(at).timestamp(), 3)
+
+
+def _is_about(arguments: tuple[str, ...], command: str, policy: str) -> bool:
+    """Whether a command line is this command for the policy."""
+    return arguments[:1] == (command,) and (policy in arguments[1:2] or option_of(arguments, "--policy") == policy)
+
+
+# ---- roles --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PolicyRoles:
+    """Roles of both sides' databases, by their names there; `unreachable`: sides that do not answer, and why. slot: the
+    policy's in the source's root. unfinished: a turn that has begun and not ended; turns: those that have,
+    newest first."""
+
+    policy: str
+    source: list[DatabaseRole] = field(default_factory=list)
+    target: list[DatabaseRole] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
+    slot: SlotState | None = None
+    unfinished: RoleChange | None = None
+    turns: list[RoleChange] = field(default_factory=list)
+
+
+def roles(asking: Asking) -> PolicyRoles:
+    policy, config = asking.policy, asking.serving.config
+    unreachable: dict[str, str] = {}
+
+    def of(side: str, metastore: MetastoreConfig) -> list[DatabaseRole]:
+        try:
+            with impatient(metastore) as client:
+                return shown_roles(client).databases
+        except Error as error:
+            unreachable[side] = error.message
+            return []
+
+    source = [each for each in of("source", policy.source_metastore) if matching_databases(policy, [each.db])]
+    renamed = set(policy.rename_db.values())
+    target = of("target", policy.target_metastore)
+    target = [each for each in target if each.db in renamed or matching_databases(policy, [each.db])]
+    slot, memory = None, None
+    if has_root(policy.cmroot):
+        pins = cm_slots(cmroot=policy.cmroot, held=False, config=config)
+        slot = next((each for each in pins.slots if each.name == policy.slot), None)
+    if has_root(policy.target_cmroot):
+        memory = Memory(open_existing(policy.target_cmroot), policy.name)
+    return PolicyRoles(
+        policy=policy.name,
+        source=source,
+        target=target,
+        unreachable=unreachable,
+        slot=slot,
+        unfinished=memory.unfinished_role_change() if memory else None,
+        turns=memory.turns() if memory else [],
+    )
+
+
+# ---- restore points -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RestorePoint:
+    """A moment that `restore --to EVENT` takes. kind: capture (the end of one), hold or dump; name, reason: a hold's or
+    dump's. at: ISO 8601; null: that part of the log is gone."""
+
+    kind: str
+    event: int
+    position: int
+    at: str | None
+    name: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RestorePoints:
+    """root: whose log it is; that of the side that is replicated now. begins, ends: the log's first and last moment;
+    any event between them can be asked for. What is not held may have expired: `restore --dry-run` says what bytes are
+    there. points: newest first; holds and dumps only for who may look at all policies of the root."""
+
+    policy: str
+    root: str
+    begins: RestorePoint | None
+    ends: RestorePoint | None
+    points: list[RestorePoint]
+
+
+def restore_points(asking: Asking) -> RestorePoints:
+    policy, config, reverse = asking.policy, asking.serving.config, False
+    if has_root(policy.target_cmroot):
+        done = [run for run in history(policy.name, config=config).runs if run.status == "done"]
+        reverse = bool(done) and done[0].reverse
+    place = policy.target_cmroot if reverse else policy.cmroot
+    if not has_root(place):
+        return RestorePoints(policy.name, place, None, None, [])
+    captures = [capture for segment in segments(open_existing(place).place) for capture in segment.captures]
+    points = [
+        RestorePoint("capture", int(each.about["event"]), each.last, iso(float(each.about["time"])))
+        for each in captures
+    ]
+    times = {each.event: each.at for each in points}
+    mine = all(
+        asking.who.may("viewer", user)
+        for root in roots_of(config)
+        if root.place == normal_place(place)
+        for user in root.policies
+    )
+    pins = cm_slots(cmroot=place, held=False, config=config) if mine else PinList("listed", place, None, None)
+    held = [
+        RestorePoint("hold", each["event"], each["position"], None, each["name"], each["reason"]) for each in pins.holds
+    ]
+    dumped = [
+        RestorePoint("dump", each["event"], each["needs_after"], None, each["name"], each["place"])
+        for each in pins.dumps
+    ]
+    named = [replace(each, at=times.get(each.event)) for each in (*held, *dumped)]
+    since = moment_of(asking, "since")
+    shown = [each for each in points if not since or _epoch(each.at) >= since] + named
+    shown.sort(key=lambda each: (each.event, each.position, each.kind), reverse=True)
+    return RestorePoints(policy.name, place, points[0] if points else None, points[-1] if points else None, shown)
+
+
+def _epoch(at: str | None) -> float:
+    return datetime.fromisoformat(at).timestamp() if at else 0.0
+
+
+# ---- checks -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckView:
+    """The newest `check` that the service ran for a policy. run, at: that run; null with `found` null: there was none,
+    or it ran on another server."""
+
+    policy: str
+    job: str
+    run: str | None
+    at: str | None
+    state: str
+    found: PolicyChecked | None
+
+
+@dataclass(frozen=True)
+class CheckList:
+    """By policy. without: policies that no job of the configuration checks: `[service.jobs.NAME] command = ["check",
+    "POLICY"]` does. A check writes small files, and is therefore not a query."""
+
+    checks: list[CheckView]
+    without: list[str]
+
+
+def checks(asking: Asking) -> CheckList:
+    found, without = [], []
+    for name in sorted(asking.serving.config.policies):
+        if not asking.who.may("viewer", name):
+            continue
+        jobs = [job for job in asking.serving.scheduled.values() if _is_about(job.arguments, "check", name)]
+        found += [_check(asking, name, job.name) for job in jobs]
+        without += [] if jobs else [name]
+    return CheckList(found, without)
+
+
+def _check(asking: Asking, policy: str, job: str) -> CheckView:
+    ended = ("done", "partial", "differs", "failed")
+    run: ServiceRun | None = next(iter(asking.serving.store.runs(job_name=job, states=ended, limit=1)), None)
+    if run is None:
+        return CheckView(policy, job, None, None, "never", None)
+    said = answer_of(asking.serving.directory(run.id))
+    known = said if "findings" in said else None
+    return CheckView(policy, job, run.id, iso(run.ended), run.state, known)  # type: ignore[arg-type]  # JSON of it

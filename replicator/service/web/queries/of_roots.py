@@ -1,0 +1,116 @@
+"""Queries about roots: which there are, their size over time, holds, what expires."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cmroot.store.resolve import as_written
+from replicator.commands.cm.pins import cm_slots
+from replicator.errors import UsageError
+from replicator.replay.restore.pins import PinList
+from replicator.service.series.series_store import RootSample, root_samples
+from replicator.service.times import iso
+from replicator.service.web.queries.endpoint import Asking, asked_of_command, duration_of
+from replicator.service.web.queries.named_roots import option_of, roots_of
+from replicator.service.web.queries.of_policies import moment_of, time_after
+
+SLOW = 30.0
+"""Seconds for what reads a whole log."""
+
+
+@dataclass(frozen=True)
+class RootView:
+    """name: what `root` takes. policies: that use the place, by any of its names."""
+
+    name: str
+    place: str
+    policies: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RootList:
+    """Roots of the configuration that may be asked about, by name."""
+
+    roots: list[RootView]
+
+
+def roots(asking: Asking) -> RootList:
+    there = [each for each in roots_of(asking.serving.config) if each.may(asking.who)]
+    return RootList([RootView(each.name, each.place, each.policies) for each in there])
+
+
+# ---- size ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SizePoint:
+    """at: ISO 8601. entries, bytes: what was kept; null where it could not be measured: `error` says why. shared_bytes:
+    of these, the source's own files, which take no room of their own."""
+
+    at: str
+    entries: int | None
+    bytes: int | None
+    shared_bytes: int | None
+    error: str
+
+    @classmethod
+    def of(cls, found: RootSample) -> SizePoint:
+        said = {name: value for name, value in vars(found).items() if name != "root"}
+        return cls(**said | {"at": iso(found.at) or ""})
+
+
+@dataclass(frozen=True)
+class SizeSeries:
+    """What a root kept over time, oldest first, measured every `service.measure_roots`, kept for `service.keep`."""
+
+    root: str
+    points: list[SizePoint]
+
+
+def size(asking: Asking) -> SizeSeries:
+    since, after = moment_of(asking, "since"), time_after(asking.after)
+    place = asking.root.place
+    found = root_samples(asking.serving.store, place, since=since, after=after, limit=asking.limit + 1)
+    return SizeSeries(place, [SizePoint.of(each) for each in found])
+
+
+# ---- slots and holds ----------------------------------------------------------------------------------------------
+
+
+def slots(asking: Asking) -> PinList:
+    """Without what each holds back, which reads the whole log."""
+    return cm_slots(cmroot=asking.root.place, held=False, config=asking.serving.config)
+
+
+@dataclass(frozen=True)
+class HoldList:
+    """Named moments that are kept. damaged: files that cannot be understood."""
+
+    root: str
+    holds: list[dict[str, Any]]
+    damaged: list[str]
+
+
+def holds(asking: Asking) -> HoldList:
+    found: PinList = cm_slots(cmroot=asking.root.place, held=False, config=asking.serving.config)
+    return HoldList(found.root, found.holds, found.damaged)
+
+
+def expiry(asking: Asking) -> Any:
+    """Without a retention, that of the job that expires this root."""
+    given = asking.values["older_than"] or _retention_of(asking)
+    if not given:
+        hint = 'give older_than=30d, or configure a job with command = ["cm", "expire", ...]'
+        raise UsageError("which retention is meant?", hint=hint)
+    duration_of("older_than", given)
+    more = (f"--older-than={given}", "--dry-run", "--engine=local")
+    return asked_of_command(("cm", "expire"), (), more)(asking)
+
+
+def _retention_of(asking: Asking) -> str:
+    for job in asking.serving.config.service.jobs.values():
+        place = option_of(job.command, "--cmroot")
+        if job.command[:2] == ("cm", "expire") and place and str(as_written(place)) == asking.root.place:
+            return option_of(job.command, "--older-than")
+    return ""

@@ -1,0 +1,292 @@
+"""Queries about what is to be removed: by day and reason, and one by one, so that somebody can hold it."""
+
+from __future__ import annotations
+
+import glob
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from cmroot.store.resolve import resolved
+from replicator.errors import Error
+from replicator.lifecycle.housekeeping.item_queries import order_of, waiting_by_day
+from replicator.lifecycle.housekeeping.items import ACTIVE, Item
+from replicator.lifecycle.housekeeping.opening import opened
+from replicator.lifecycle.housekeeping.schema import item
+from replicator.lifecycle.housekeeping.settings import EXPIRED, EXPIRED_PERIOD, UNREFERENCED_PERIOD
+from replicator.lifecycle.housekeeping.store import ItemStore
+from replicator.lifecycle.removal.legal import ResolvedHold, read_holds
+from replicator.lifecycle.removal.remove import sizes_of
+from replicator.service.children import answer_of
+from replicator.service.service_run import ServiceRun
+from replicator.service.times import iso
+from replicator.service.web.queries.endpoint import Asking
+from replicator.service.web.queries.named_roots import normal_place, option_of, roots_of
+from replicator.service.web.queries.of_policies import has_root
+
+T = TypeVar("T")
+
+MEASURED = 200
+"""Items of one day and reason whose bytes are counted, in SHARE of a query's time."""
+
+SHARE = 0.3
+
+NOT_COUNTED = (
+    f"bytes of housekeeping's items where more than {MEASURED} go on a day, or their places answer slowly",
+    "entries of $cmroot: see cmroot/expiry",
+    "backups of purges: `replicator purge retain --dry-run` tells",
+    "loads that drop or replace: `replicator plan POLICY` tells",
+)
+
+
+@dataclass(frozen=True)
+class Upcoming:
+    """What is to go on a day (UTC; of the past: it is overdue). job: housekeeping or retention; reason: why; setting:
+    the property that says so, or the service's job. items: how many; bytes: that are there now; null where nobody knows
+    yet. more: the query that lists them one by one."""
+
+    day: str
+    job: str
+    reason: str
+    setting: str
+    root: str
+    items: int
+    bytes: int | None
+    more: str
+
+
+@dataclass(frozen=True)
+class UpcomingRemovals:
+    """By day. lacking: what goes, too, and is not in here."""
+
+    removals: list[Upcoming]
+    lacking: list[str]
+
+
+@dataclass(frozen=True)
+class UpcomingItem:
+    """One of them. at: ISO 8601, when it goes; of retention when it was rehearsed, as it goes with the next run that is
+    none. object: "db.table", or empty; partition; dataset: of retention. reason: a sentence; setting: as of `Upcoming`.
+    bytes: that are there now; null where nobody could look in time. on: what `removals:hold` takes to keep it. held:
+    the legal hold that keeps it. id: of an item of housekeeping. run: the rehearsal."""
+
+    at: str
+    job: str
+    object: str
+    partition: str
+    path: str
+    dataset: str
+    reason: str
+    setting: str
+    bytes: int | None
+    on: str
+    held: str
+    id: int | None = None
+    run: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.object}/{self.partition}" if self.partition else self.object
+
+
+@dataclass(frozen=True)
+class UpcomingItems:
+    """Of a root, by time."""
+
+    root: str
+    items: list[UpcomingItem]
+
+
+# ---- by day -------------------------------------------------------------------------------------------------------
+
+
+def upcoming(asking: Asking) -> UpcomingRemovals:
+    removals: list[Upcoming] = []
+    lacking: list[str] = []
+    places = {each.place: each.name for each in reversed(roots_of(asking.serving.config)) if each.may(asking.who)}
+    seen: set[str] = set()
+    deadline = time.monotonic() + asking.seconds * SHARE
+    stored = places if _may_see_items(asking) else {}
+    if not _may_see_items(asking):
+        lacking.append("items of housekeeping: their store is that of all policies")
+    for place, name in sorted(stored.items()):
+        try:
+            removals += _of_store(asking, place, name, seen, deadline)
+        except Error as error:
+            lacking.append(f"items of {name}: {error.message}")
+    for job in _retaining(asking):
+        rehearsed = _rehearsed(asking, job)
+        if rehearsed is None:
+            lacking.append(f"what the retention of job {job} removes next: let a job run it with --dry-run")
+        else:
+            removals += _of_rehearsal(job, *rehearsed, places.get(_root_of(asking, job), ""))
+    removals.sort(key=lambda each: (each.day, each.job, each.reason))
+    return UpcomingRemovals(removals, [*lacking, *NOT_COUNTED])
+
+
+def _of_store(asking: Asking, place: str, name: str, seen: set[str], deadline: float) -> Iterator[Upcoming]:
+    if not has_root(place):
+        return
+    with opened(place, asking.serving.config.housekeeping.store) as store:
+        if store.url in seen or not store.is_made():
+            return
+        seen.add(store.url)
+        store.check()
+        for day, lifecycle, delay, number in waiting_by_day(store):
+            text = datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()
+            asked = f"housekeeping/items?root={name}&deleted_after={text}T00:00:00Z"
+            size = _size_of(store, day, lifecycle, delay, deadline) if number <= MEASURED else None
+            reason = f"{lifecycle.lower()}, {delay}"
+            yield Upcoming(text, "housekeeping", reason, _setting(lifecycle), name, number, size, asked)
+
+
+def _size_of(store: ItemStore, day: int, lifecycle: str, delay: str, deadline: float) -> int | None:
+    """Bytes of what goes on a day for one reason; None: there was no time to count them."""
+    same = (
+        item.c.housekeeping_status.in_(ACTIVE),
+        item.c.cleanup_timestamp >= day * 86_400,
+        item.c.cleanup_timestamp < (day + 1) * 86_400,
+        item.c.lifecycle_type == lifecycle,
+        item.c.cleanup_delay == delay,
+    )
+    sizes = [_bytes_of(each.path, deadline) for each in store.find(*same, limit=MEASURED)]
+    return None if None in sizes else sum(each or 0 for each in sizes)
+
+
+def _of_rehearsal(job: str, run: ServiceRun, items: Sequence[Any], root: str) -> Iterator[Upcoming]:
+    by_reason: dict[str, list[int]] = {}
+    for each in items:
+        counts = by_reason.setdefault(str(each["reason"]), [0, 0])
+        counts[0] += 1
+        counts[1] += each["bytes"] or 0
+    day, asked = (iso(run.ended) or "")[:10], f"runs/{run.id}/answer"
+    for reason, (number, size) in by_reason.items():
+        yield Upcoming(day, "retention", reason, f"job {job}", root, number, size or None, asked)
+
+
+# ---- one by one ---------------------------------------------------------------------------------------------------
+
+
+def upcoming_items(asking: Asking) -> UpcomingItems:
+    """From `offset` on; only of these the bytes are counted."""
+    found = [*_waiting(asking), *_planned(asking)]
+    found.sort(key=lambda each: (each.at, each.job, each.object, each.partition, each.path))
+    page = found[asking.offset : asking.enough]
+    deadline = time.monotonic() + asking.seconds * SHARE
+    held = [ResolvedHold(each) for each in read_holds(asking.root.place, asking.serving.store.now())]
+
+    def looked_at(one: UpcomingItem) -> UpcomingItem:
+        size = _bytes_of(one.path, deadline) if one.bytes is None and one.path else one.bytes
+        return replace(one, bytes=size, held=_holder(held, one, deadline))
+
+    return UpcomingItems(asking.root.place, [looked_at(each) for each in page])
+
+
+def _waiting(asking: Asking) -> Iterator[UpcomingItem]:
+    if not _may_see_items(asking):
+        return
+    with opened(asking.root.place, asking.serving.config.housekeeping.store) as store:
+        if not store.is_made():
+            return
+        store.check()
+        order = order_of(["cleanupTimestamp"])
+        for each in store.find(item.c.housekeeping_status.in_(ACTIVE), order=order, limit=asking.enough):
+            yield _item_of(each)
+
+
+def _item_of(one: Item) -> UpcomingItem:
+    expires = one.lifecycle == EXPIRED
+    said = "it has lived long enough" if expires else "nothing refers to it any more"
+    reason = f"{said}: {one.delay} after {iso(one.created)}" + (f"; {one.reason}" if one.reason else "")
+    return UpcomingItem(
+        at=iso(one.cleanup) or "",
+        job="housekeeping",
+        object=one.object,
+        partition=one.partition,
+        path=one.path,
+        dataset="",
+        reason=reason,
+        setting=_setting(one.lifecycle),
+        bytes=None,
+        on=_pattern(one.name) if expires else one.path,
+        held="",
+        id=one.id,
+    )
+
+
+def _setting(lifecycle: str) -> str:
+    return EXPIRED_PERIOD if lifecycle == EXPIRED else UNREFERENCED_PERIOD
+
+
+def _planned(asking: Asking) -> Iterator[UpcomingItem]:
+    for job in _retaining(asking):
+        rehearsed = _rehearsed(asking, job) if _root_of(asking, job) == asking.root.place else None
+        for each in rehearsed[1] if rehearsed else ():
+            dataset = str(each["dataset"])
+            table = dataset if dataset.count(".") == 1 and "/" not in dataset else ""
+            named = f"{table}/{each['partition']}" if each["partition"] else table
+            yield UpcomingItem(
+                at=iso(rehearsed[0].ended) or "" if rehearsed else "",
+                job="retention",
+                object=table,
+                partition=str(each["partition"]),
+                path=str(each["path"]),
+                dataset=dataset,
+                reason=str(each["reason"]),
+                setting=f"job {job}",
+                bytes=each["bytes"],
+                on=str(each["path"]) or _pattern(named),
+                held="",
+                run=rehearsed[0].id if rehearsed else "",
+            )
+
+
+def _may_see_items(asking: Asking) -> bool:
+    """A store that is configured has the items of all roots."""
+    return not asking.serving.config.housekeeping.store or asking.who.may("viewer")
+
+
+def _retaining(asking: Asking) -> list[str]:
+    """Jobs that run retention, whose answers only who may look at everything sees."""
+    jobs = asking.serving.scheduled if asking.who.may("viewer") else {}
+    return sorted(name for name, job in jobs.items() if job.arguments[:2] == ("retention", "run"))
+
+
+def _rehearsed(asking: Asking, job: str) -> tuple[ServiceRun, list[Any]] | None:
+    """The newest run, when it was a rehearsal whose answer is here: with what would have gone."""
+    for run in asking.serving.store.runs(job_name=job, states=("done", "partial"), limit=1):
+        said: Any = answer_of(asking.serving.directory(run.id))
+        if said.get("status") == "planned":
+            return run, [each for each in said.get("items", ()) if each["act"] != "set"]
+    return None
+
+
+def _root_of(asking: Asking, job: str) -> str:
+    place = option_of(asking.serving.scheduled[job].arguments, "--cmroot") or asking.serving.config.defaults.cmroot
+    return normal_place(place) if place else ""
+
+
+def _pattern(name: str) -> str:
+    """A glob for this one name."""
+    return glob.escape(name)
+
+
+def _bytes_of(place: str, deadline: float) -> int | None:
+    """None: no time is left, or it cannot be looked at."""
+    return _in_time(lambda: sizes_of([place])[0][1][1], deadline)
+
+
+def _holder(held: Sequence[ResolvedHold], one: UpcomingItem, deadline: float) -> str:
+    path = (_in_time(lambda: resolved(one.path), deadline) if held and one.path else "") or ""
+    return next((each.hold.name for each in held if each.covers(one.name, path)), "")
+
+
+def _in_time(look: Callable[[], T], deadline: float) -> T | None:
+    if time.monotonic() > deadline:
+        return None
+    try:
+        return look()
+    except (Error, OSError):
+        return None
