@@ -16,8 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from cmroot.errors import FormatError, PinError
-from cmroot.root import guard_names
-from cmroot.sealed import seal, unseal
+from cmroot.root import guard_names, seal, unseal
 from cmroot.store.place import Place
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

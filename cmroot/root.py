@@ -1,19 +1,23 @@
 """The layout of a change-management root: its FORMAT file and its directories. What lies in them is reported
-elsewhere."""
+elsewhere.
+"""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import msgspec
+import xxhash
 
 from cmroot.errors import UNREADABLE, FormatError, NotWritable
 from cmroot.names import check_id
 from cmroot.store.local import is_directory
-from cmroot.store.place import Place, join
-from cmroot.store.resolve import as_written
+from cmroot.store.place import Place, as_written, join, scratch
 
 FORMAT = "FORMAT"
 VERSION = 1
@@ -171,3 +175,62 @@ def open_existing(place: str) -> ChangeRoot:
 
 def _pretty(value: Format) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+# ---- rehearsal -------------------------------------------------------------------------------------------------------
+# A root for dry runs: the existing one, or an empty temporary one. Nothing is written at the place.
+
+
+@contextmanager
+def looked_at(place: str) -> Iterator[tuple[ChangeRoot, str]]:
+    """The root, and words to tell when there is none yet. Raises as `create_or_open` would: NotWritable for a place in
+    use by something else, FormatError for another kind or an unknown version."""
+    at = as_written(place)
+    if (at / FORMAT).exists():
+        yield open_existing(str(at)), ""
+        return
+    refuse_other(at)
+    with scratch("root") as here:
+        yield create_or_open(join(str(here), "root")), f"{at}: no $cmroot yet; the first run makes it"
+
+
+# ---- sealed ----------------------------------------------------------------------------------------------------------
+# Sealed files: a JSON value with its format, version and checksum. Pure.
+#
+#     {"format": "replicator-run", "version": 1, "xxh3_128": "...", "body": {...}}
+#
+# The checksum is of the bytes of `body` as they are in the file.
+
+
+T = TypeVar("T")
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    xxh3_128: str
+    body: msgspec.Raw
+
+
+def seal(format: str, value: Any) -> bytes:
+    """The file's bytes."""
+    body = msgspec.json.encode(value)
+    return msgspec.json.encode(_File(format, VERSION, xxhash.xxh3_128_hexdigest(body), msgspec.Raw(body))) + b"\n"
+
+
+def unseal(data: bytes, kind: type[T], format: str, path: str, hint: str) -> T:
+    """The value of a file that was read from `path`. Raises FormatError with the hint when it is damaged, or another
+    kind of file."""
+    try:
+        file = msgspec.json.decode(data, type=_File)
+        if file.format != format:
+            raise FormatError(f"{path}: a {file.format}, not a {format}", hint=hint)
+        if file.version != VERSION:
+            raise FormatError(
+                f"{path}: version {file.version}, this release knows {VERSION}", hint="use the release that wrote it"
+            )
+        if xxhash.xxh3_128_hexdigest(bytes(file.body)) != file.xxh3_128:
+            raise FormatError(f"{path}: damaged: its checksum is another", hint=hint)
+        return msgspec.json.decode(file.body, type=kind)
+    except UNREADABLE as error:
+        raise FormatError(f"{path}: damaged: {error}", hint=hint) from error

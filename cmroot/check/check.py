@@ -6,21 +6,197 @@ The work runs on an engine; the driver holds numbers and the first findings.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from cmroot.check.entries import PrefixTask, check_prefix, foreign
 from cmroot.check.finding import DAMAGE, FINDINGS, RootFinding, RootFindings
-from cmroot.check.leftovers import leftovers
 from cmroot.check.required_contents import Workers, check_needed
-from cmroot.check.segments import check_segment
-from cmroot.errors import FormatError
+from cmroot.errors import UNREADABLE, FormatError, Superseded
+from cmroot.keep.content import content_name, locate
 from cmroot.log.captured import Segment, finished, segments
 from cmroot.pins import Pins, read_pins
-from cmroot.store.entries import PREFIXES
+from cmroot.store.checksum import checksum_at
+from cmroot.store.listing import PREFIXES, content_of, list_entries
 from cmroot.store.place import Place, join
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+# Checking the entries of `files/`: that each holds what its name says. One task a prefix; reads only.
+
+
+SHOWN = 100
+"""Damaged entries of one prefix that are listed one by one."""
+
+
+@dataclass(frozen=True)
+class PrefixTask:
+    """The entries of one of the 256 directories; `bytes`: read them, not only their sizes."""
+
+    root: str
+    prefix: str
+    bytes: bool
+
+
+@dataclass
+class PrefixChecked:
+    """Entries and bytes by the store's word, bytes that were read, findings; `damaged`: by what the name promises."""
+
+    entries: int
+    bytes: int = 0
+    bytes_read: int = 0
+    findings: list[RootFinding] = field(default_factory=list)
+    damaged: list[tuple[tuple[str, int], RootFinding]] = field(default_factory=list)
+    damaged_count: int = 0
+
+
+def check_prefix(task: PrefixTask) -> PrefixChecked:
+    """Safe to run twice; an entry that goes away meanwhile is left out."""
+    listed = list_entries(task.root, task.prefix)
+    report = PrefixChecked(listed.entries.num_rows)
+    columns = (listed.entries[name].to_pylist() for name in ("checksum", "size", "bytes"))
+    for checksum, size, there in zip(*columns, strict=True):
+        report.bytes += there
+        place = locate(task.root, checksum, size)
+        try:
+            holds = (checksum, size) if there == size and not task.bytes else checksum_at(place)
+        except FileNotFoundError:  # expired meanwhile
+            continue
+        except OSError as error:
+            repair = "look at the disk for errors, then check again"
+            report.findings.append(RootFinding("unreadable", place, str(error), repair))
+            continue
+        report.bytes_read += holds[1] if task.bytes or there != size else 0
+        if holds != (checksum, size):
+            report.damaged_count += 1
+            if len(report.damaged) < SHOWN:
+                report.damaged.append(((checksum, size), _damaged(place, holds)))
+    if listed.unknown:
+        report.findings += _strange(task.root, task.prefix)
+    return report
+
+
+def _damaged(place: str, holds: tuple[str, int]) -> RootFinding:
+    return RootFinding(
+        "damaged",
+        place,
+        f"holds {holds[1]} bytes with xxh3_128 {holds[0]}",
+        f"give it the name of what it holds, {content_name(*holds)}",
+    )
+
+
+def _strange(root: str, prefix: str) -> Iterator[RootFinding]:
+    """Names that are none of this directory; at most as many as are shown."""
+    directory = join(root, "files", prefix)
+    reported = 0
+    for name in Place(directory).list():
+        content = content_of(name)
+        if name.startswith(".") or (content and content[0][:2] == prefix) or reported == SHOWN:
+            continue
+        reported += 1
+        if content is None:
+            yield RootFinding("stray", join(directory, name), "is no content name", "nothing reads it: move it away")
+        else:
+            repair = f"move it to {locate(root, *content)}"
+            yield RootFinding("misplaced", join(directory, name), "lies where nobody looks for it", repair)
+
+
+def foreign(root: str, names: Iterable[str]) -> Iterator[RootFinding]:
+    """Of the names directly in `files/`, those that are none of the 256 directories."""
+    for name in names:
+        if name not in PREFIXES and not name.startswith("."):
+            yield RootFinding("stray", join(root, "files", name), "is no directory of kept files", "move it away")
+
+
+# ---- segments --------------------------------------------------------------------------------------------------------
+# Checking a segment of the captured log: its parts against the marker, the order of its positions. Reads only.
+
+
+class SegmentChecked(msgspec.Struct, frozen=True):
+    """Records and file entries of a segment, or what is wrong with it."""
+
+    records: int = 0
+    files: int = 0
+    finding: RootFinding | None = None
+
+
+def check_segment(segment: Segment) -> SegmentChecked:
+    """Reads all of it. Of one that was merged into another meanwhile there is nothing to say."""
+    try:
+        segment.verify()
+        wrong = _wrong_positions(segment)
+        if not wrong:
+            return SegmentChecked(segment.record_count, segment.file_count)
+    except Superseded:
+        return SegmentChecked()
+    except FormatError as error:
+        wrong = error.message
+    repair = "restore it from a copy of the root; until then consumers that need it must bootstrap"
+    return SegmentChecked(finding=RootFinding("segment", segment.place, wrong, repair))
+
+
+class _Positioned(msgspec.Struct, frozen=True):
+    position: int
+
+
+def _wrong_positions(segment: Segment) -> str:
+    captures = segment.captures
+    if (captures[0].first, captures[-1].last) != (segment.first, segment.last) or any(
+        after.first != before.last + 1 for before, after in pairwise(captures)
+    ):
+        return "its marker's captures leave out positions"
+    decoder = msgspec.json.Decoder(_Positioned)
+    last = segment.first - 1
+    for line in segment.records():
+        try:
+            position = decoder.decode(line).position
+        except UNREADABLE as error:
+            return f"the record after position {last} cannot be read: {error}"
+        if position <= last or position > segment.last:
+            return f"position {position} stands after {last}"
+        last = position
+    return ""
+
+
+# ---- leftovers -------------------------------------------------------------------------------------------------------
+# Leftovers of interrupted runs. None is damage; each has a later run that clears it up.
+
+
+_LEFT = (
+    ("incoming", "copy-", "part of a copy", "the next capture removes it"),
+    ("incoming", "probe-", "a try whether links work", "the next capture removes it"),
+    ("incoming", "recycle-", "files that were being taken into the root", "the next capture files them"),
+    ("incoming", "damaged-", "a kept file that was being renamed", "the next capture files it under what it holds"),
+    ("recycling", "", "files that were being taken into the root", "the next capture files them"),
+    ("taking", "", "a taking whose outcome is not known", "who began it settles it at the next start"),
+    ("taken", "", "files that were taken before an event", "the capture that reads the event records them"),
+    ("expiring", "", "a plan of an expiry", "the next expiry discards it"),
+)
+
+
+def leftovers(root: str) -> Iterator[RootFinding]:
+    """What runs have left on their way, or runs that are at work now have there."""
+    for directory, beginning, what, then in _LEFT:
+        above = Place(root) / directory
+        for name in above.list():
+            if name.startswith(beginning) and not name.endswith(".origin"):
+                yield RootFinding("leftover", str(above / name), f"{what}, of a killed run or one at work", then)
+    there, covered = finished(root)
+    known = {segment.place for segment in (*there, *(segment for segment, _ in covered))}
+    log = Place(root) / "log"
+    for name in log.list():
+        if (place := str(log / name)) not in known:
+            yield RootFinding(
+                "leftover",
+                place,
+                "an unfinished segment, of a killed run or one at work",
+                "the next capture removes it",
+            )
+
+
+# ---- check -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass

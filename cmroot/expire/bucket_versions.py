@@ -16,18 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.errors import NotWritable
-from cmroot.expire.kept import read_rows
-from cmroot.expire.plans import write_part
-from cmroot.expire.removal import BATCH, RemovedEntries, Since
-from cmroot.expire.retention import Rules, decide
+from cmroot.expire.plans import BATCH, RemovedEntries, Since, write_part
+from cmroot.expire.retention import Rules, decide, read_rows
 from cmroot.keep.change_manager import is_native
+from cmroot.keep.snapshot_keeper import SnapshotEntry, made_snapshots
 from cmroot.keep.store_lock import removing
 from cmroot.keep.versions import drop_versions, keeps_versions, old_versions, why_versions_unseen
 from cmroot.lease import Lease
 from cmroot.log.captured import RELEASE, Segment
 from cmroot.log.parts import conform
 from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_references, sources
-from cmroot.store.entries import ENTRIES
+from cmroot.store.listing import ENTRIES
 from cmroot.store.place import Place, join, normal
 
 PART = "version"
@@ -170,3 +169,33 @@ def _read(source: Any) -> Iterator[pa.RecordBatch]:
         rows = rows.select(["checksum", "size", *(each.name for each in _PLACES)]).filter(pa.array(chosen, pa.bool_()))
         rows = rows.append_column(KEY, pc.utf8_slice_codeunits(rows["checksum"], 0, 2))
         yield from conform(rows, _MIXED).to_batches()
+
+
+# ---- snapshots expired -----------------------------------------------------------------------------------------------
+# Which snapshots on HDFS an expiry deletes: those of which nobody needs any more what was removed before the next.
+#
+# What was removed later, the next one has as well. How many bytes that frees, only the NameNode knows.
+
+
+def snapshots_going(root: str, log: Sequence[Segment], rules: Rules) -> list[SnapshotEntry]:
+    """As they were made. The newest of each directory stays, and whatever is only compared: captures sweep that."""
+    ends = [capture.last for segment in log for capture in segment.captures]
+    chains: dict[str, list[SnapshotEntry]] = {}
+    for entry in made_snapshots(root):
+        if entry.keeps:
+            chains.setdefault(entry.directory, []).append(entry)
+    return [entry for chain in chains.values() for entry in _needless(chain, ends, rules)]
+
+
+def _needless(chain: Sequence[SnapshotEntry], ends: Sequence[int], rules: Rules) -> Iterator[SnapshotEntry]:
+    for entry, following in pairwise(chain):
+        until = next((last for last in ends if last > following.after), None)
+        if until is None or until > rules.cutoff:  # the next one's capture is not published, or young
+            continue
+        if not any(_needs(pin.is_hold, pin.position, entry, until) for pin in rules.pins):
+            yield entry
+
+
+def _needs(is_hold: bool, position: int, entry: SnapshotEntry, until: int) -> bool:
+    """Whether a pin may need what was removed up to the position `until`; a hold, what was there at its own."""
+    return position < until and (not is_hold or entry.after <= position)

@@ -37,21 +37,25 @@ from cmroot.keep.journal import (
     Journal,
     Owner,
     entries,
+    files_at,
     flaw,
+    keep_safely,
+    move_aside,
+    move_back,
     outermost,
     read_entries,
     read_journal,
+    remove_kept_below,
+    unchanged,
     write_entries,
     write_journal,
 )
 from cmroot.keep.keepers import Keeper, choose_keeper
-from cmroot.keep.safely import files_at, keep_safely, move_aside, move_back, remove_kept_below, unchanged
 from cmroot.keep.store_lock import store_lock
-from cmroot.log.intercepted import JOURNAL, write_intercepted
+from cmroot.log.references import JOURNAL, write_intercepted
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.local import same_device, status_of
-from cmroot.store.place import Place, is_local, join, local_path, normal, split_authority
-from cmroot.store.resolve import refuse_root
+from cmroot.store.place import Place, is_local, join, local_path, normal, refuse_root, split_authority
 from cmroot.store.spelling import naming
 
 THREADS = 8

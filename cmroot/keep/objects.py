@@ -13,14 +13,13 @@ from typing import BinaryIO
 
 from cmroot.errors import ChecksumMismatch
 from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate, name_incoming, unsteady
+from cmroot.store import objects
 from cmroot.store.checksum import ALGORITHM, checksum_at, checksum_stream, copy_stream
 from cmroot.store.listing import FileState, file_state, object_state
-from cmroot.store.objects import server_copies
-from cmroot.store.place import Place, name_of, scheme
+from cmroot.store.place import Place, name_of, remote_store, scheme
 from cmroot.store.remote import FsspecStore
 from cmroot.store.s3 import Stream, copy_if
 from cmroot.store.spelling import naming
-from cmroot.store.stores import remote_store
 
 
 def read_object(path: str) -> Kept:
@@ -104,7 +103,7 @@ def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
         kept = read_object(path)
         if not renew and is_kept(root, kept.checksum, kept.size):
             return kept
-        if kept.size > server_copies.WHOLE_COPY or store.heeds(fresh_incoming(root, "probe")).copies:
+        if kept.size > objects.WHOLE_COPY or store.heeds(fresh_incoming(root, "probe")).copies:
             if _copied_as_read(store, path, locate(root, kept.checksum, kept.size), kept):
                 return kept
             continue
@@ -119,14 +118,14 @@ def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
 
 def _copied_as_read(store: FsspecStore, path: str, final: str, kept: Kept) -> bool:
     with naming(final):
-        small = kept.size <= server_copies.WHOLE_COPY
+        small = kept.size <= objects.WHOLE_COPY
         if small and copy_if(store.filesystem, store.key(path), store.key(final), kept.identity):
             return True
         try:  # its version, where there is one: some stores compare with an older one
-            old = server_copies.original(store.filesystem, store.key(path))
+            old = objects.original(store.filesystem, store.key(path))
         except FileNotFoundError:
             return False
-        return old.etag == kept.identity and server_copies.copy(store.filesystem, old, store.key(final))
+        return old.etag == kept.identity and objects.copy(store.filesystem, old, store.key(final))
 
 
 def _name(root: str, staged: Place, kept: Kept, renew: bool) -> None:

@@ -14,8 +14,7 @@ from cmroot.keep.content import content_name, locate
 from cmroot.keep.versions import open_version
 from cmroot.store.checksum import checksum_at, copy_file, copy_stream
 from cmroot.store.local import LocalStore, staging_name, sync_directory
-from cmroot.store.place import Place
-from cmroot.store.resolve import as_written
+from cmroot.store.place import Place, as_written
 from cmroot.store.spelling import naming
 
 

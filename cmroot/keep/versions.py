@@ -21,8 +21,8 @@ from cmroot.keep.content import Kept
 from cmroot.keep.objects import keep_object
 from cmroot.keep.snapshot_keeper import is_in_snapshot, open_in_snapshot, snapshot_size, snapshots_above
 from cmroot.store.checksum import ALGORITHM, checksum_stream
-from cmroot.store.drivers.filesystems import GCS
-from cmroot.store.drivers.generations import (
+from cmroot.store.drivers import (
+    GCS,
     UNVERSIONED,
     generation_info,
     generations,
@@ -33,9 +33,8 @@ from cmroot.store.drivers.generations import (
 )
 from cmroot.store.hdfs.hdfs_store import SCHEMES
 from cmroot.store.listing import object_state
-from cmroot.store.place import normal, scheme
+from cmroot.store.place import normal, remote_store, scheme
 from cmroot.store.spelling import naming
-from cmroot.store.stores import remote_store
 
 NULL = "null"
 """S3's version id of an object that was written while its bucket had no versioning. It is kept like any other while

@@ -15,9 +15,8 @@ from typing import BinaryIO
 import xxhash
 
 from cmroot.errors import NoSpace
-from cmroot.store.flow import FLOW
-from cmroot.store.place import is_local, local_path
-from cmroot.store.resolve import located
+from cmroot.store.local import FLOW
+from cmroot.store.place import is_local, local_path, located
 from cmroot.store.spelling import raise_named
 
 ALGORITHM = "xxh3_128"

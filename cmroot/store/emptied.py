@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from cmroot.store.place import is_local, local_path
+from cmroot.store.place import is_local, local_path, remote_store
 from cmroot.store.spelling import naming
-from cmroot.store.stores import remote_store
 
 _STAYS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EBUSY})
 """It holds something, is gone, is a file or a symbolic link by now, or something is mounted there."""

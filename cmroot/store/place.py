@@ -7,13 +7,24 @@ Hadoop writes names into URIs as they are, so nothing here ever unquotes: `file:
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
+import os
+import posixpath
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
-from cmroot.errors import UnknownPlace
-from cmroot.store.local import Child, Children, Lacking, LocalStore, Names
+from cmroot.errors import Protected, UnknownPlace
+from cmroot.store.hdfs.hdfs_store import SCHEMES, HdfsStore
+from cmroot.store.local import Child, Children, Lacking, LocalStore, Names, status_of
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import (
     is_local,
@@ -22,12 +33,27 @@ from cmroot.store.spelling import (
     name_of,
     normal,
     parent,
+    raise_named,
     refuse_credentials,
     scheme,
     split_authority,
 )
-from cmroot.store.stores import remote_store
 from cmroot.text import unsafe
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
+# Which store holds a place that is not local.
+
+
+def remote_store(place: str) -> FsspecStore:
+    """The store of a place, which names it; not of a local one."""
+    refuse_credentials(place)
+    if scheme(place) == "arrow_hdfs":
+        raise UnknownPlace(f"{place}: its driver cannot replace a file in one step", hint="write hdfs:// instead")
+    return HdfsStore(place) if scheme(place) in SCHEMES else FsspecStore(place)
+
+
+# ---- place -----------------------------------------------------------------------------------------------------------
+
 
 __all__ = ["Place", "is_local", "join", "local_path", "name_of", "normal", "parent", "scheme", "split_authority"]
 
@@ -204,3 +230,155 @@ class Place:
 
 
 _FOREIGN = "it was damaged or made by somebody else: nothing of it is used"
+
+
+# ---- resolve ---------------------------------------------------------------------------------------------------------
+# Real places: whether two places touch, whatever their spelling and whichever links lead there.
+#
+# Every rule that protects a place (a legal hold, `--protect`, `$cmroot` itself, another table's data) compares here:
+# text alone tells nothing about `/w/a/../b`, `file:///w//b` or a symbolic link.
+
+
+def resolved(place: str) -> str:
+    """One spelling for each directory: absolute, without `.`, `..` and, on a local filesystem, symbolic links.
+
+    The place, or a tail of it, may be missing. On other stores `..` is folded as Hadoop's Path does. Raises what
+    `naming` raises when the store cannot tell (a parent that this user may not search, a failing disk): an unknown
+    place is never taken for a harmless one.
+    """
+    if not is_local(place):
+        head, path = split_authority(normal(place))
+        return head + posixpath.normpath("/" + path.lstrip("/")).rstrip("/")
+    path, missing = local_path(place), ""
+    while True:
+        try:
+            found = os.path.normpath(os.path.join(os.path.realpath(path, strict=True), missing))
+            return resolved(found) if ".." in missing.split("/") else found  # what `..` came back to may be a link
+        except (FileNotFoundError, NotADirectoryError):
+            status = status_of(path, follow=False)
+            if status is not None and stat.S_ISLNK(status.st_mode):  # it leads to a place that is missing
+                path = os.path.join(os.path.dirname(path), os.readlink(path))
+            else:
+                path, name = os.path.split(path)
+                missing = os.path.join(name, missing) if missing else name
+        except OSError as error:
+            raise_named(error, path)
+
+
+def as_written(text: str) -> Place:
+    """The place that a person means, in its normal form: on a local filesystem `..` leads where the system would go.
+    UnknownPlace for a text that is no place."""
+    dotted = is_local(text) and "/../" in f"{text}/" and "\0" not in text
+    return Place(resolved(text) if dotted else Place(text).normal)
+
+
+def located(location: str) -> Place:
+    """The place that a metastore's location means to its readers: `..` is folded (see `folded`), and only then is the
+    spelling another. UnknownPlace for a text that is no place."""
+    return Place(folded(location) if "/.." in location else location)
+
+
+def folded(place: str) -> str:
+    """A place by its text alone, `.` and `..` folded as Hadoop's Path does it: what a metastore's location means where
+    the store cannot be asked. Nothing leads above a filesystem's root or a bucket."""
+    text = normal(place)
+    if "/." not in text:
+        return text
+    head, path = split_authority(text)
+    return head + (posixpath.normpath("/" + path.lstrip("/")).rstrip("/") or "/")
+
+
+def tidied(place: str) -> str:
+    """A folded place with its original scheme, for locations in a metastore: a server that has `s3a` has no `s3`."""
+    text = folded(place)
+    return text if is_local(place) else place.partition("://")[0] + text[text.index("://") :]
+
+
+def is_within(place: str, other: str) -> bool:
+    """Whether a resolved place is the other, or lies below it."""
+    return f"{place.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+
+
+def touches(one: str, other: str) -> bool:
+    """Whether two resolved places are the same, or one lies in the other."""
+    return is_within(one, other) or is_within(other, one)
+
+
+def refuse_root(root: str, place: str) -> None:
+    """Raises Protected for a place at, in or around a change-management root: this one, and on a local filesystem any.
+    To be asked right before anything outside of it is moved or removed. Costs a few stat calls."""
+    real, own = resolved(place), resolved(root)
+    if touches(real, own):
+        raise _protected(place, root)
+    if not is_local(place):
+        return
+    above = real
+    while above != "/":
+        if _is_root(above):
+            raise _protected(place, above)
+        above = os.path.dirname(above)
+
+
+def _is_root(directory: str) -> bool:
+    path = f"{directory}/FORMAT"
+    try:
+        with open(path, "rb") as file:
+            return b'"cmroot"' in file.read(1 << 10)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    except OSError as error:
+        raise_named(error, path)
+
+
+def _protected(place: str, root: str) -> Protected:
+    return Protected(
+        f"{place}: lies around {root} or in it, and a change-management root is nobody's data",
+        hint="put $cmroot beside the tables, not among them; a table whose location is there is to get another",
+    )
+
+
+# ---- scratch ---------------------------------------------------------------------------------------------------------
+# Scratch directories: one process works in one until it is done; what killed ones left goes with the next. Acts.
+
+
+@contextlib.contextmanager
+def scratch(kind: str, directory: str | None = None) -> Iterator[Path]:
+    """A new `replicator-<kind>-<host>-*`, private to this user, in a directory (None: the system's). Those that ended
+    processes of this host left go before: a living process holds a lock on its own."""
+    above = Path(directory or tempfile.gettempdir())
+    head = f"replicator-{kind}-{socket.gethostname()}-"
+    _sweep(above, head)
+    place, lock = _made(above, head)
+    try:
+        yield Path(place.name)
+    finally:
+        place.cleanup()
+        os.close(lock)
+
+
+def _made(above: Path, head: str) -> tuple[tempfile.TemporaryDirectory[str], int]:
+    while True:
+        place = tempfile.TemporaryDirectory(prefix=head, dir=above)
+        lock = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # a filesystem without locks: nobody sweeps there
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink and os.path.isdir(place.name):
+            return place, lock
+        os.close(lock)  # somebody's sweep came before the lock
+
+
+def _sweep(above: Path, head: str) -> None:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(above):
+            if entry.name.startswith(head) and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):  # another user's, or gone
+                    _remove_if_left(entry.path)
+
+
+def _remove_if_left(path: str) -> None:
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    finally:
+        os.close(lock)

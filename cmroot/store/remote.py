@@ -13,14 +13,11 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable
-from cmroot.store import s3
-from cmroot.store.drivers.endpoints import VARIABLE
-from cmroot.store.drivers.filesystems import AZURE, GCS, filesystem_of
+from cmroot.store import objects, s3
+from cmroot.store.drivers import AZURE, GCS, VARIABLE, filesystem_of
 from cmroot.store.local import Child, Children, Lacking, Names, staging_name
-from cmroot.store.objects import own_objects, rights, server_copies
-from cmroot.store.objects.heeding import Heeds, heeds
-from cmroot.store.objects.told import child_of, is_aside, lists_trees, object_time_ns
-from cmroot.store.renaming import RENAMING, is_there, rename_onto_free, replace
+from cmroot.store.objects import Heeds, child_of, heeds, is_aside, lists_trees, object_time_ns
+from cmroot.store.s3 import RENAMING, is_there, rename_onto_free, replace
 from cmroot.store.spelling import join, naming, normal, parent, scheme, split_authority
 
 _CONDITIONAL = frozenset({"s3"}) | GCS | AZURE
@@ -261,8 +258,8 @@ class FsspecStore:
                 self.mkdirs(parent(target))
                 self._replace(old, new)
             elif scheme(self.place) == "s3":
-                self.copy(path, target, path + server_copies.NOTE)
-                own_objects.remove_own(self.filesystem, old)
+                self.copy(path, target, path + objects.NOTE)
+                objects.remove_own(self.filesystem, old)
             else:  # never fs.mv: it reads * ? [ ] in names as patterns
                 self.filesystem.cp_file(old, new)
                 self.filesystem.rm_file(old)
@@ -275,8 +272,8 @@ class FsspecStore:
             if scheme(self.place) != "s3":
                 self.filesystem.cp_file(old, new)
                 return
-            original = server_copies.original(self.filesystem, old)
-            if not server_copies.copy(self.filesystem, original, new, self.key(note) if note else ""):
+            original = objects.original(self.filesystem, old)
+            if not objects.copy(self.filesystem, original, new, self.key(note) if note else ""):
                 raise FileNotFoundError(f"{path}: was replaced while it was copied")
 
     def remove_own(self, path: str) -> bool:
@@ -285,29 +282,29 @@ class FsspecStore:
             self.remove(path)
             return True
         with naming(path):
-            if path.endswith(server_copies.NOTE):
-                server_copies.remove_left(self.filesystem, self.key(path))
-            return own_objects.remove_own(self.filesystem, self.key(path))
+            if path.endswith(objects.NOTE):
+                objects.remove_left(self.filesystem, self.key(path))
+            return objects.remove_own(self.filesystem, self.key(path))
 
     def replace_own(self, path: str, data: bytes) -> None:
         if scheme(self.place) != "s3":
             self.write_bytes(path, data)
             return
         with naming(path):
-            own_objects.replace_own(self.filesystem, self.key(path), data)
+            objects.replace_own(self.filesystem, self.key(path), data)
 
     def remove_uploads(self, path: str, begins: str, *, before: float) -> int:
         if scheme(self.place) != "s3":
             return 0
         with naming(path):
             prefix = self.key(path).rstrip("/") + "/"
-            return server_copies.remove_uploads(self.filesystem, prefix + begins, before=before)
+            return objects.remove_uploads(self.filesystem, prefix + begins, before=before)
 
     def lacking_rights(self, path: str) -> Lacking:
         if scheme(self.place) != "s3":
             return []
         with naming(path):
-            return list(rights.lacking_rights(self.filesystem, self.key(path)))
+            return list(s3.lacking_rights(self.filesystem, self.key(path)))
 
     def remove(self, path: str) -> None:
         with naming(path), contextlib.suppress(FileNotFoundError):
@@ -328,7 +325,7 @@ class FsspecStore:
             self.remove_tree(path)
             return True
         with naming(path):
-            return own_objects.remove_own_tree(self.filesystem, self.key(path).rstrip("/"), self.tree(path))
+            return objects.remove_own_tree(self.filesystem, self.key(path).rstrip("/"), self.tree(path))
 
     def remove_tree(self, path: str) -> None:
         # never fs.rm of a tree: it reads * ? [ ] in names as patterns

@@ -1,13 +1,16 @@
 """Single requests of S3 that fsspec's driver splits into several: an object read whole, asked for, or written under a
-condition. `filesystem` is the driver's; keys are its own, with the bucket in front."""
+condition. `filesystem` is the driver's; keys are its own, with the bucket in front.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import io
 import uuid
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from cmroot.errors import StorageUnreachable
@@ -169,3 +172,108 @@ def named(key: str) -> dict[str, str]:
     """A key of the driver's as arguments of a request."""
     bucket, _, name = key.partition("/")
     return {"Bucket": bucket, "Key": name}
+
+
+# ---- rights ----------------------------------------------------------------------------------------------------------
+# Rights in a bucket of S3 whose lack is felt late or by nobody: asked for by requests that change nothing.
+
+
+LIST_UPLOADS = "s3:ListBucketMultipartUploads"
+ABORT_UPLOADS = "s3:AbortMultipartUpload"
+LIST_VERSIONS = "s3:ListBucketVersions"
+REMOVE_VERSIONS = "s3:DeleteObjectVersion"
+
+UNFINISHED = "unfinished uploads of runs that were killed stay, and are paid for"
+TEMPORARY = "versions of temporary objects stay"
+
+_UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What a store answers to a request that it does not know."""
+
+
+def lacking_rights(filesystem: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    """Rights that this user lacks below a prefix, and what stays for that. `prefix`: a directory in which we write.
+    Two requests, four where the bucket has versions. May run twice. Raises OSError for a store that is away."""
+    bucket, _, begins = f"{prefix.rstrip('/')}/".partition("/")
+    probe = named(f"{bucket}/{begins}.probe-{uuid.uuid4().hex}")
+    call = filesystem.call_s3
+    if not _may(lambda: call("list_multipart_uploads", Bucket=bucket, Prefix=begins, MaxUploads=1)):
+        yield LIST_UPLOADS, UNFINISHED
+    if not _may(lambda: call("abort_multipart_upload", **probe, UploadId=uuid.uuid4().hex)):
+        yield ABORT_UPLOADS, UNFINISHED
+    if not _has_versions(filesystem, bucket):
+        return
+    if not _may(lambda: call("list_object_versions", Bucket=bucket, Prefix=begins, MaxKeys=1)):
+        yield LIST_VERSIONS, TEMPORARY
+    if not _may(lambda: call("delete_object", **probe, VersionId="null")):  # of no object: removes nothing, no marker
+        yield REMOVE_VERSIONS, TEMPORARY
+
+
+def _may(ask: Callable[[], Any]) -> bool:
+    try:
+        ask()
+    except PermissionError:
+        return False
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) and error.errno not in _UNKNOWN:
+            raise
+    return True
+
+
+def _has_versions(filesystem: Any, bucket: str) -> bool:
+    """Also when one may not ask: then its versions, if any, would stay unseen."""
+    with contextlib.suppress(PermissionError):
+        try:
+            return bool(filesystem.call_s3("get_bucket_versioning", Bucket=bucket).get("Status"))
+        except OSError as error:
+            if error.errno not in _UNKNOWN:
+                raise
+            return False
+    return True
+
+
+# ---- renaming --------------------------------------------------------------------------------------------------------
+# Renames on stores behind fsspec that have directories: onto a free name, and onto one that is taken.
+#
+# A name that is taken is replaced by the store's own rename with overwrite: posix-rename, or one with an option.
+
+
+RENAMING = frozenset({"webhdfs", "sftp", "ssh", "smb"})
+"""fsspec protocols with directories and a rename: a file there is visible while it is written, so it is written
+aside. All others are object stores, where an object appears whole when its upload ends."""
+
+
+def replace(filesystem: Any, scheme: str, staged: str, key: str) -> None:
+    """Give a file a name that another may have: readers find the old content or the new, whenever they look."""
+    if scheme in ("sftp", "ssh"):
+        filesystem.mv(staged, key)  # posix-rename@openssh.com
+    elif scheme == "webhdfs":
+        filesystem._call("RENAME", method="put", path=staged, destination=key, renameoptions="OVERWRITE")
+    else:
+        _replace_smb(filesystem, staged, key)
+
+
+def rename_onto_free(filesystem: Any, scheme: str, staged: str, key: str) -> None:
+    """Give a file a name that nobody has. Whether `staged` is left afterwards tells whether somebody had: drivers drop
+    a store's refusal, or raise it."""
+    with contextlib.suppress(OSError):
+        if scheme in ("sftp", "ssh"):
+            filesystem.ftp.rename(staged, key)  # mv would overwrite
+        else:
+            filesystem.mv(staged, key)
+
+
+def is_there(filesystem: Any, key: str) -> bool:
+    """Not fsspec's `exists`, which takes every error for an absence."""
+    try:
+        filesystem.info(key)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _replace_smb(filesystem: Any, staged: str, key: str) -> None:
+    import smbclient  # type: ignore[import-not-found]
+    from fsspec.implementations.smb import _as_unc_path
+
+    old, new = (_as_unc_path(filesystem.host, name) for name in (staged, key))
+    smbclient.replace(old, new, port=filesystem._port)

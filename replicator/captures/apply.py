@@ -12,13 +12,12 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.log.captured import ADD, FILES, RELEASE
-from replicator.captures.ends import Ends
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import ChangeRecord, partition_names
-from replicator.captures.inventory import Inventory
+from replicator.captures.inventory import Ends, Inventory
 from replicator.captures.renames import Rename, followed
 from replicator.core.model import Column, Constraint, Partition, Table
-from replicator.core.table_format import PLAIN, table_format
+from replicator.core.not_replicated import PLAIN, table_format
 
 _ROW = [name for name in FILES.names if name != "since"]
 

@@ -18,7 +18,7 @@ from operator import itemgetter
 from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
-from cmroot.log.intercepted import undecided_since
+from cmroot.log.references import undecided_since
 from cmroot.root import ChangeRoot
 from replicator.captures.constraining import (
     children_now,
@@ -32,31 +32,31 @@ from replicator.captures.constraining import (
 )
 from replicator.captures.contents import Contents, Keepers
 from replicator.captures.events import record as kinds
-from replicator.captures.events.compare import same_database
 from replicator.captures.events.decode import decode
-from replicator.captures.events.reader import read_events
+from replicator.captures.events.reader import change_manager, read_events
 from replicator.captures.events.record import Change
-from replicator.captures.events.recycling import change_manager
-from replicator.captures.events.root_catalog import bind_catalog
-from replicator.captures.events.scope import changes_in_scope
-from replicator.captures.events.unread import UnreadEvents
+from replicator.captures.events.scope import UnreadEvents, bind_catalog, changes_in_scope, same_database
 from replicator.captures.fold import open_manifest
-from replicator.captures.intercepts import Intercepts
-from replicator.captures.left_out import data_connectors, left_out, remember_connectors
 from replicator.captures.manifest import Manifest
-from replicator.captures.recording import Captured, Recording
+from replicator.captures.recording import Captured, Intercepts, Recording
 from replicator.captures.scanning.bucket_notices import BucketNotices
-from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
 from replicator.captures.scanning.scan import Scan
-from replicator.captures.scanning.snapshot_diff import sweep_made
-from replicator.captures.ungiven import Refusals
-from replicator.captures.unlistable import Key, Sight, parse_name
+from replicator.captures.scanning.snapshot_diff import CaptureSnapshots, sweep_made
+from replicator.captures.unlistable import (
+    Key,
+    Refusals,
+    Sight,
+    data_connectors,
+    left_out,
+    parse_name,
+    remember_connectors,
+)
 from replicator.captures.walk import Measured, refresh_tables, walk_database
-from replicator.core.logging.step_logging import tell_event
+from replicator.core.logging import tell_event
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
+from replicator.core.roles import is_shadow
 from replicator.core.runtime import Runtime
-from replicator.core.shadow import is_shadow
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 

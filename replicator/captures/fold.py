@@ -16,8 +16,7 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
 from replicator.captures.constraining import KNOWN, note_known
-from replicator.captures.events.lines import decode_line
-from replicator.captures.events.record import ChangeRecord
+from replicator.captures.events.record import ChangeRecord, decode_line
 from replicator.captures.manifest import Manifest
 from replicator.captures.renames import Rename
 

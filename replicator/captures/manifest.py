@@ -113,7 +113,7 @@ class Manifest(Inventory):
         self._fold.apply_files(rows, renames)
 
     def ended(self) -> Iterator[pa.Table]:
-        """Release rows for the references that ended since this was last asked; see `replicator.captures.ends`."""
+        """Release rows for the references that ended since this was last asked; see `replicator.captures.inventory`."""
         return self._fold.ends.drain()
 
     def forget_ended(self) -> None:

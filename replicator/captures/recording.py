@@ -7,24 +7,25 @@ leaves the log as it was, or whole.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cmroot.lease import Lease
-from cmroot.log.captured import SegmentWriter, segments
+from cmroot.log.captured import ADD, SegmentWriter, segments
+from cmroot.log.references import Intercepted, read_intercepted, remove_intercepted
 from cmroot.root import ChangeRoot
 from replicator.captures.constraining import is_known
-from replicator.captures.events.lines import encode
-from replicator.captures.events.record import Change, ChangeRecord, EventsRead
+from replicator.captures.events.record import Change, ChangeRecord, EventsRead, encode
+from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
 from replicator.captures.renames import Rename
 from replicator.captures.scanning.turns import ScannedTables
 from replicator.captures.unlistable import Sight, sight_at
-from replicator.core.not_replicated import INCOMPLETE, NotReplicated
-from replicator.core.report import Report
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.metastore.client import MetastoreReader
 
 LISTED = 100  # lines of a following's lists, the first ones
@@ -173,3 +174,46 @@ class Recording:
         if self._segment is None:
             self._segment = SegmentWriter(self._root.place, self.base + 1, lease=self._lease)
         return self._segment
+
+
+# ---- intercepts ------------------------------------------------------------------------------------------------------
+# Intercepted files: moved into `$cmroot` before the event of their drop, recorded by the capture that reads it.
+#
+# A table that is made, filled and dropped between two captures is recorded with its bytes, if who dropped it went
+# through the gateway. What was taken is known by the id of the event (cmroot.log.references).
+
+
+class Intercepts:
+    """What lies ready for the events of one capture."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._found: list[Intercepted] = []
+
+    def look(self, until: int) -> None:
+        """Finds what was taken for events up to one; after these were read, so that nothing is missed."""
+        self._found = read_intercepted(self._root, until)
+
+    def of(self, event: int, db: str, table: str) -> Iterator[tuple[str, pa.Table]]:
+        """(partition, file entries) of what was taken of a table before an event."""
+        for taken in self._found:
+            if taken.event == event:
+                rows = taken.rows()
+                rows = rows.set_column(1, rows.schema.field("op"), pa.array([ADD] * rows.num_rows, pa.string()))
+                rows = rows.filter(pc.and_(pc.equal(rows["db"], db), pc.equal(rows["table"], table)))
+                for partition in pc.unique(rows["partition"]).to_pylist():
+                    yield partition, rows.filter(pc.equal(rows["partition"], partition))
+
+    def finish(self) -> None:
+        """After the segment is published: what its events brought is recorded, or was nobody's business here."""
+        for taken in self._found:
+            remove_intercepted(taken)
+
+
+def not_known(rows: pa.Table, known: Mapping[str, KnownFile]) -> pa.Table:
+    """The entries whose bytes are not recorded for their path already."""
+    fresh = [
+        path not in known or known[path].checksum != checksum
+        for path, checksum in zip(rows["path"].to_pylist(), rows["checksum"].to_pylist(), strict=True)
+    ]
+    return rows.filter(pa.array(fresh, pa.bool_()))

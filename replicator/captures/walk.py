@@ -14,7 +14,7 @@ from functools import partial
 
 from replicator.captures.constraining import TABLE_BATCH as CONSTRAINTS_TABLES
 from replicator.captures.constraining import walk_constraints
-from replicator.captures.events import compare
+from replicator.captures.events import scope
 from replicator.captures.events.facts import Name
 from replicator.captures.events.record import Change, DropTable, SetStatistics, partition_names
 from replicator.captures.manifest import Manifest
@@ -22,7 +22,7 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition, Statistics, Table
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
-from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, side_by_side
+from replicator.metastore.parallel import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 
 ENGINES = "statistics_engines"  # state of a manifest: whose statistics were read of all tables
 
@@ -72,12 +72,12 @@ def walk_database(
 
     Changes must be folded into `known` as they come: later ones depend on it."""
     database = source.database(db)
-    yield from compare.database_change(known.database(db), database)
+    yield from scope.database_change(known.database(db), database)
     if database.connector:  # its tables are another system's
         return
-    yield from compare.function_changes(known.functions(db), source.functions(db))
+    yield from scope.function_changes(known.functions(db), source.functions(db))
     names = source.table_names(db)
-    yield from compare.dropped_tables(db, known.table_names(db), names)
+    yield from scope.dropped_tables(db, known.table_names(db), names)
     batches = batched(list(filter(chosen, names)), TABLE_BATCH)
     pages = side_by_side(
         source.traffic,
@@ -166,7 +166,7 @@ def _plan(known: Manifest, table: Table, told: bool, *, deep: bool) -> _Plan:
     """told: events tell of statistics. What has lost both its statistics and their mark without one, only `deep`
     finds."""
     before = known.table(table.db, table.name)
-    changes = list(compare.table_change(before, table))
+    changes = list(scope.table_change(before, table))
     is_recreated = any(change.creates for change in changes)
     has_columns = bool(table.storage and table.storage.columns) and not table.is_view
     measured = known.measured(table.db, table.name) if deep and not is_recreated else frozenset[str]()
@@ -176,7 +176,7 @@ def _plan(known: Manifest, table: Table, told: bool, *, deep: bool) -> _Plan:
         changes,
         is_recreated,
         partitions=table.is_partitioned and not table.is_view and (deep or is_recreated),
-        statistics=has_columns and ("" in measured or (may_differ and compare.has_column_statistics(table.parameters))),
+        statistics=has_columns and ("" in measured or (may_differ and scope.has_column_statistics(table.parameters))),
         measured=measured,
         constraints=not table.is_view and (deep or before is None),
     )
@@ -216,14 +216,14 @@ def _content_changes(source: MetastoreReader, known: Manifest, contents: _Conten
     known_statistics = [] if plan.is_recreated else known.statistics(table.db, table.name)
     if plan.statistics:
         now = [contents.statistics] if contents.statistics else []
-        yield from compare.statistics_change(table.db, table.name, known_statistics, now, [None])
+        yield from scope.statistics_change(table.db, table.name, known_statistics, now, [None])
     if not plan.partitions:
         return
     first, rest = contents.partitions or (), contents.rest
     if not plan.is_recreated:
         is_whole = contents.partitions is not None
         names = _names(table, first) if is_whole else source.partition_names(table.db, table.name)
-        yield from compare.dropped_partitions(
+        yield from scope.dropped_partitions(
             table, sorted(set(known.partition_names(table.db, table.name)).difference(names))
         )
         rest = rest if is_whole else source.partitions(table.db, table.name, names)
@@ -241,9 +241,9 @@ def _batch_changes(
 ) -> Iterator[Change]:
     table = plan.table
     before = {} if plan.is_recreated else known.partitions_by_name(table.db, table.name, _names(table, batch))
-    yield from compare.partition_changes(table, before, batch)
+    yield from scope.partition_changes(table, before, batch)
     if marked := _marked(plan, batch):
-        yield from compare.statistics_change(table.db, table.name, known_statistics, statistics, marked)
+        yield from scope.statistics_change(table.db, table.name, known_statistics, statistics, marked)
 
 
 def _statistics(source: MetastoreReader, plan: _Plan, batch: Sequence[Partition]) -> list[Statistics]:
@@ -256,12 +256,12 @@ def _marked(plan: _Plan, batch: Sequence[Partition]) -> list[str]:
     table, measured = plan.table, plan.measured
     if table.storage is None:
         return []
-    if not measured and not any(compare.has_column_statistics(each.parameters) for each in batch):
+    if not measured and not any(scope.has_column_statistics(each.parameters) for each in batch):
         return []
     return [
         name
         for name, partition in zip(_names(table, batch), batch, strict=True)
-        if name in measured or compare.has_column_statistics(partition.parameters)
+        if name in measured or scope.has_column_statistics(partition.parameters)
     ]
 
 
@@ -306,7 +306,7 @@ class Measured:
             try:
                 table = source.table(db, name)
                 if None in about:
-                    yield from compare.table_change(before, table)
+                    yield from scope.table_change(before, table)
                     yield from _table_statistics(source, known, table)
                 if table.is_partitioned:
                     yield from _some_partitions(source, known, table, sorted(each for each in about if each))
@@ -318,9 +318,9 @@ def _table_statistics(source: MetastoreReader, known: Manifest, table: Table) ->
     """Differences of the statistics of a table itself."""
     columns = _columns(table)
     before = [each for each in known.statistics(table.db, table.name) if each.partition is None]
-    if columns and (before or compare.has_column_statistics(table.parameters)):
+    if columns and (before or scope.has_column_statistics(table.parameters)):
         now = source.table_statistics(table.db, table.name, columns)
-        yield from compare.statistics_change(table.db, table.name, before, [now] if now else [], [None])
+        yield from scope.statistics_change(table.db, table.name, before, [now] if now else [], [None])
 
 
 def _some_partitions(source: MetastoreReader, known: Manifest, table: Table, names: list[str]) -> Iterator[Change]:
@@ -328,7 +328,7 @@ def _some_partitions(source: MetastoreReader, known: Manifest, table: Table, nam
     for some in batched(names, PARTITION_BATCH):
         before = known.partitions_by_name(table.db, table.name, some)
         for page in source.partitions(table.db, table.name, list(before)):
-            yield from compare.partition_changes(table, before, page)
+            yield from scope.partition_changes(table, before, page)
             there = _names(table, page)
             now = source.partition_statistics(table.db, table.name, _columns(table), there)
-            yield from compare.statistics_change(table.db, table.name, known_statistics, now, there)
+            yield from scope.statistics_change(table.db, table.name, known_statistics, now, there)

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.captures.dumps.dump import Dumped
-from replicator.captures.dumps.preview import DumpPlan
+from replicator.captures.dumps.dump import Dumped, DumpPlan
 from replicator.cli.options import (
     Session,
     catalog_option,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cmroot.rehearsal import looked_at
+from cmroot.root import looked_at
 from replicator.cli.output import note
 
 

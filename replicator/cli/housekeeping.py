@@ -32,7 +32,7 @@ from replicator.cli.output import aligned, count_text, emit, note, shortened, si
 from replicator.cli.signals import Stopping
 from replicator.commands.housekeeping import housekeeping_run, housekeeping_vacuum
 from replicator.lifecycle.housekeeping.housekept import Housekept
-from replicator.lifecycle.housekeeping.repetition import Followed
+from replicator.lifecycle.housekeeping.run import Followed
 
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 

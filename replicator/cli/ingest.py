@@ -24,11 +24,10 @@ from replicator.commands.ingest_run import ingest_run
 from replicator.commands.ingest_watch import Watched, ingest_watch
 from replicator.core.not_replicated import PARTIAL
 from replicator.ingestion.adapters.ingestion_shown import IngestionStats
-from replicator.ingestion.adapters.validation import READERS
-from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, State
-from replicator.ingestion.ingestion_request import Format, Mode, SchemaPolicy
-from replicator.ingestion.job_figures import PERCENTILES
-from replicator.ingestion.notices.outbox import Undelivered
+from replicator.ingestion.adapters.intake import READERS
+from replicator.ingestion.ingestion_request import Format, IngestionJob, JobDetail, Mode, SchemaPolicy, State
+from replicator.ingestion.job_queries import PERCENTILES
+from replicator.ingestion.notices import Undelivered
 
 
 @click.group()

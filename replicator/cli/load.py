@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cmroot.store.hdfs.preserved import ATTRIBUTES
+from cmroot.store.hdfs.hdfs_store import ATTRIBUTES
 from replicator.cli.brake import removal_options
 from replicator.cli.options import (
     Session,

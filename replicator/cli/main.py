@@ -20,7 +20,7 @@ from typing import Any, NoReturn, get_args
 import click
 import msgspec
 
-from cmroot.store.drivers.endpoints import use
+from cmroot.store.drivers import use
 from replicator.cli.logs import begin_logging
 from replicator.cli.options import Duration, Session
 from replicator.cli.output import BROKEN_PIPE, failure, note, show_error
@@ -28,10 +28,9 @@ from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import NAME, Config, read_config
-from replicator.core.logging.about import SERVICE_RUN, lines_about
-from replicator.core.logging.heartbeat import beat_each
-from replicator.core.logging.log_config import LogConfig, LogFormat, LogLevel
-from replicator.core.text.credentials import without_credentials
+from replicator.core.heartbeat import beat_each
+from replicator.core.logging import SERVICE_RUN, LogConfig, LogFormat, LogLevel, lines_about
+from replicator.core.text.java_properties import without_credentials
 from replicator.errors import ConfigError, Error
 
 SETTINGS = {

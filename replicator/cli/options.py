@@ -16,12 +16,8 @@ from click.core import ParameterSource
 
 from replicator.cli.json_lines import EVERY, lines_on_stdout
 from replicator.core.config import Config, parse_settings
-from replicator.core.logging.about import now_about
-from replicator.core.logging.progress_file import VARIABLE, ProgressFile
-from replicator.core.logging.step_logging import step
-from replicator.core.logging.watch import Watch
-from replicator.core.progress import Bars, Progress, Silent
-from replicator.core.runtime import JOBS
+from replicator.core.logging import VARIABLE, ProgressFile, Watch, now_about, step
+from replicator.core.runtime import JOBS, Bars, Progress, Silent
 from replicator.core.text.quantity import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:

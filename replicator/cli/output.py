@@ -17,10 +17,10 @@ import click
 
 from replicator.cli.json_lines import noted
 from replicator.cli.logs import logged
-from replicator.core.report import Report
-from replicator.core.text.printable import printable, printable_lines
+from replicator.core.not_replicated import Report
 from replicator.core.text.quantity import count_text as count_text
 from replicator.core.text.quantity import duration_text as duration_text
+from replicator.core.text.quantity import printable, printable_lines
 from replicator.core.text.quantity import size_text as size_text
 from replicator.core.text.quantity import time_text as time_text
 from replicator.errors import Error

@@ -31,7 +31,7 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
 from replicator.commands.repair import repair as run
-from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
+from replicator.compare.repair import Repaired, RepairedDatabases, RepairPlan
 from replicator.core.not_replicated import PARTIAL
 
 DIFFERENT = 4

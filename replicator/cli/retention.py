@@ -25,9 +25,8 @@ from replicator.cli.output import aligned, count_text, emit, shortened, size_tex
 from replicator.commands.retention import retention_explain, retention_run
 from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
-from replicator.lifecycle.retention.explain import Explained
-from replicator.lifecycle.retention.outcome import RetentionRun
-from replicator.lifecycle.retention.plan import PlannedItem
+from replicator.lifecycle.retention.datasets import Explained
+from replicator.lifecycle.retention.plan import PlannedItem, RetentionRun
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,9 +9,9 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Self
 
-from replicator.core.following import INTERRUPTED as INTERRUPTED
-from replicator.core.following import TERMINATED as TERMINATED
-from replicator.core.following import Terminated as Terminated
+from replicator.core.runtime import INTERRUPTED as INTERRUPTED
+from replicator.core.runtime import TERMINATED as TERMINATED
+from replicator.core.runtime import Terminated as Terminated
 
 
 def raise_on_sigterm() -> None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from replicator.commands.base import Options, verb
 from replicator.errors import ObjectNotFound, Refused
-from replicator.ingestion.adapters.asset_place import prepare_place
 from replicator.ingestion.adapters.ingestion_shown import AssetShown, AssetsShown
-from replicator.ingestion.adapters.intake import opened_store, this_user
-from replicator.ingestion.adapters.validation import Requester, check_asset
+from replicator.ingestion.adapters.intake import Requester, check_asset, opened_store, prepare_place, this_user
 from replicator.ingestion.ingestion_request import Asset, Classification
 from replicator.ingestion.job_store import IngestionStore
 

@@ -12,7 +12,7 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment, Positive
 from replicator.errors import UsageError
 from replicator.lifecycle.removal.audit import AuditShown, show_audit
-from replicator.lifecycle.removal.bring_back import BroughtBack, bring_back
+from replicator.lifecycle.removal.remove import BroughtBack, bring_back
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,24 +23,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
-from cmroot.rehearsal import looked_at
-from cmroot.root import ChangeRoot, create_or_open, open_existing
-from cmroot.store.drivers.endpoints import VARIABLE, as_text, use
-from cmroot.store.flow import FLOW
+from cmroot.root import ChangeRoot, create_or_open, looked_at, open_existing
+from cmroot.store.drivers import VARIABLE, as_text, use
+from cmroot.store.local import FLOW
 from replicator.captures.dumps.signing import Keys, read_keys
 from replicator.commands.ranges import Bandwidth, Natural, Share, check, settled
 from replicator.core.config import Config, read_config
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
-from replicator.core.progress import Progress, Silent
-from replicator.core.runtime import JOBS, Runtime
+from replicator.core.runtime import JOBS, Progress, Runtime, Silent
 from replicator.core.spark import SparkEngine
 from replicator.errors import UsageError
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.java import find_java, spark_environment
-from replicator.metastore.parallel.traffic import Limit
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.replay.apply.brake import BRAKE, Brake, brake_of
+from replicator.metastore.traffic import Limit
+from replicator.replay.apply.weighing import BRAKE, Brake, brake_of
 from replicator.replay.places.placement import parse_pairs, parse_renames
 
 P = ParamSpec("P")

@@ -13,9 +13,9 @@ from replicator.captures import capture as capturing
 from replicator.captures.recording import Captured
 from replicator.commands.base import Copying, Where, names, pairs, verb
 from replicator.commands.of_policy import OfPolicy
-from replicator.core import following
+from replicator.core import runtime as following
 from replicator.core.policy import Keeper
-from replicator.core.text.queues_of_buckets import check_queues
+from replicator.core.text.java_properties import check_queues
 from replicator.errors import Error, LeaseHeld, UsageError
 
 

@@ -10,17 +10,16 @@ from typing import ClassVar
 from cmroot.root import create_or_open, open_existing
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
-from replicator.captures.dumps.dump import Dumped
-from replicator.captures.dumps.preview import DumpPlan, preview
+from replicator.captures.dumps.dump import Dumped, DumpPlan, preview
 from replicator.captures.dumps.slots import confirmed
-from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.recording import Captured
 from replicator.commands.base import Where, names, point, verb
 from replicator.commands.of_policy import Selecting
 from replicator.commands.ranges import Moment
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.policy import Keeper
 from replicator.core.runtime import Runtime
-from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
 from replicator.policies.roles import epochs_to_dump
 

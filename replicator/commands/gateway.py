@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cmroot.root import create_or_open
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written
 from replicator.captures.gateways.drops import GRACE
 from replicator.captures.gateways.server import DEFAULTS, Served, opened
 from replicator.captures.gateways.service import GatewaySettings, Timeouts
 from replicator.commands.base import Options, Where, verb
 from replicator.commands.ranges import Positive
-from replicator.core.connections.gateway_config import GatewayConfig
-from replicator.core.following import Stop
+from replicator.core.connections import GatewayConfig
+from replicator.core.runtime import Stop
 
 
 @dataclass(frozen=True, kw_only=True)

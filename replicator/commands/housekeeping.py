@@ -10,19 +10,18 @@ from datetime import timedelta
 from functools import partial
 from typing import ClassVar
 
-from cmroot.store.resolve import as_written
-from replicator.captures.events.root_catalog import refuse_other_catalog
+from cmroot.store.place import as_written
+from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import Where, names, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Moment
 from replicator.commands.removing import Removing
-from replicator.core.following import Stop
-from replicator.core.text.period import parse_period
+from replicator.core.runtime import Stop
+from replicator.core.text.quantity import parse_period
 from replicator.errors import UsageError
 from replicator.lifecycle.housekeeping.housekept import Housekept
 from replicator.lifecycle.housekeeping.opening import alone, copy_of, opened, time_of
-from replicator.lifecycle.housekeeping.repetition import Followed, follow
-from replicator.lifecycle.housekeeping.run import Housekeeping
+from replicator.lifecycle.housekeeping.run import Followed, Housekeeping, follow
 from replicator.lifecycle.housekeeping.run import RunOptions as Wanted
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
 from replicator.lifecycle.housekeeping.vacuum import Vacuumed, VacuumPlan

@@ -21,14 +21,11 @@ from replicator.ingestion.adapters.ingestion_shown import (
     IngestionStats,
     RequestsTaken,
 )
-from replicator.ingestion.adapters.intake import accept, opened_store
-from replicator.ingestion.adapters.request_directory import take_directory
-from replicator.ingestion.adapters.request_table import drop_zone_sql, take_table
-from replicator.ingestion.adapters.validation import READERS
+from replicator.ingestion.adapters.intake import READERS, accept, opened_store
+from replicator.ingestion.adapters.request_directory import drop_zone_sql, take_directory, take_table
 from replicator.ingestion.fairness import most
-from replicator.ingestion.ingestion_job import JobFilter, State
-from replicator.ingestion.ingestion_request import Format, Mode, Request, SchemaPolicy, Split
-from replicator.ingestion.notices.outbox import Outbox
+from replicator.ingestion.ingestion_request import Format, JobFilter, Mode, Request, SchemaPolicy, Split, State
+from replicator.ingestion.notices import Outbox
 
 
 @dataclass(frozen=True, kw_only=True)

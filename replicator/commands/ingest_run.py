@@ -8,14 +8,14 @@ from threading import Event
 from typing import Any
 
 from replicator.commands.base import Options, verb
-from replicator.core.following import Stop
+from replicator.core.runtime import Stop
 from replicator.core.spark import hive_settings
 from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError
 from replicator.ingestion.controller import Controller, Worked
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.notices.courier import Courier, senders_of
-from replicator.ingestion.reading.drivers import driver_jars, give_drivers
+from replicator.ingestion.notices import Courier, senders_of
+from replicator.ingestion.reading.source_errors import driver_jars, give_drivers
 from replicator.lifecycle.purge.run import warehouse_of
 from replicator.metastore.java import find_java
 

@@ -12,17 +12,16 @@ from typing import Any
 import msgspec
 
 from replicator.commands.base import Options, verb
-from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.engine import AutoEngine
-from replicator.core.messages.sending import failure_of
-from replicator.core.report import Report
+from replicator.core.not_replicated import Report
+from replicator.core.sending import failure_of
+from replicator.core.source_config import IngestionConfig
 from replicator.errors import ConfigError
 from replicator.ingestion.adapters.intake import opened_store
+from replicator.ingestion.ingestion_request import beyond_scope
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.foreign_writes import ForeignWrite, PublishedTable, foreign_writes, published_of
-from replicator.ingestion.notices.courier import Send, senders_of
-from replicator.ingestion.notices.notice import Message
-from replicator.ingestion.replication_scope import beyond_scope
+from replicator.ingestion.notices import Message, Send, senders_of
 from replicator.metastore.client import Metastore
 
 

@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from cmroot.store.place import join
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written, join
 from replicator.commands.base import Options, Where, verb
 from replicator.core.config import NAME, Config, parse_config
-from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.core.report import Report
+from replicator.core.connections import MetastoreConfig
+from replicator.core.not_replicated import Report
 from replicator.errors import Refused, UsageError
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cmroot.store.hdfs.preserved import Attribute
-from replicator.captures.dumps.reader import DumpReader
+from cmroot.store.hdfs.hdfs_store import Attribute
+from replicator.captures.dumps.layout import DumpReader
 from replicator.commands.base import Braked, Where, pairs, renames, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Jobs
+from replicator.core.not_replicated import AS_THEY_ARE, FormatChoice
 from replicator.core.policy import Publish
 from replicator.core.runtime import JOBS
-from replicator.core.table_format import AS_THEY_ARE, FormatChoice
 from replicator.replay.apply import planning
 from replicator.replay.apply.load import Loaded
 from replicator.replay.apply.load import load as replay

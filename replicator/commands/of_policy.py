@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from replicator.captures.events.scope import Patterns
 from replicator.commands.base import Options
 from replicator.core.policy import METADATA, Policy
-from replicator.core.text.partition_filter import PartitionFilter, parse_partition_filter
+from replicator.core.text.sql_text import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.policies.checks.check import impatient
 from replicator.policies.direction import Direction, current_direction

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from cmroot.store.flow import FLOW
+from cmroot.store.local import FLOW
 from replicator.commands.base import Options
 from replicator.core.runtime import JOBS
 from replicator.policies.direction import Sides

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, ClassVar
 
 from cmroot.root import open_existing
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written
 from replicator.commands.base import Where, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.captures.events.scope import refuse_other_catalog
 from replicator.commands.base import Braked, Where, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting, only_one
 from replicator.commands.ranges import Jobs
 from replicator.compare import repair as repairs
-from replicator.compare.comparison import Comparison, Level
-from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
+from replicator.compare.both_sides import Comparison, Level
+from replicator.compare.repair import Repaired, RepairedDatabases, RepairPlan
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.runtime import JOBS
-from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
 
 

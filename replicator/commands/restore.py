@@ -10,8 +10,8 @@ from cmroot.root import open_existing
 from replicator.commands.base import Copying, Where, names, verb
 from replicator.commands.of_policy import OfPolicy, only_one
 from replicator.commands.ranges import Jobs, Moment
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.core.runtime import JOBS
-from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.policies.direction import Direction
 from replicator.replay.restore import plan as planning
 from replicator.replay.restore.plan import RestorePlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from replicator.captures.dumps.points import parse_moment
+from replicator.captures.dumps.selection import parse_moment
 from replicator.captures.dumps.shown import Narrowing, Shown, narrowed, open_shown
 from replicator.commands.base import Options, verb
 from replicator.commands.ranges import Moment

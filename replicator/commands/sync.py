@@ -8,20 +8,19 @@ from datetime import timedelta
 from threading import Event
 from typing import ClassVar
 
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written
 from replicator.commands.base import Braked, Options, verb
 from replicator.commands.policy import opened
 from replicator.commands.ranges import Jobs
-from replicator.core.following import Stop
-from replicator.core.runtime import JOBS
+from replicator.core.runtime import JOBS, Stop
 from replicator.errors import UsageError
 from replicator.policies import plan as plans
 from replicator.policies import steps
 from replicator.policies.follow import Listeners, RunsFollowed, follow_policy
-from replicator.policies.lineage.openlineage import Lineage
+from replicator.policies.lineage import Lineage
 from replicator.policies.run import SyncRun, sync_once
 from replicator.policies.sync_plan import SyncPlan, encode_plan, read_plan
-from replicator.replay.apply.brake import brake_of
+from replicator.replay.apply.weighing import brake_of
 
 
 def _nobody(*about: object) -> None:

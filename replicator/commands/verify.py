@@ -10,11 +10,11 @@ from cmroot.root import open_existing
 from replicator.commands.base import Where, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting
 from replicator.commands.ranges import Natural, Positive
-from replicator.compare.comparison import Comparison, Level
+from replicator.compare.both_sides import Comparison, Level
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verify import Verified, refuse_itself
 from replicator.compare.verify import verify as compare
-from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
 
 

@@ -13,8 +13,8 @@ from replicator.commands.base import Where, names, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Natural
 from replicator.policies.direction import Direction
-from replicator.policies.wait import Goal, Waited
-from replicator.policies.wait import wait as until
+from replicator.policies.status import Goal, Waited
+from replicator.policies.status import wait as until
 
 
 @dataclass(frozen=True, kw_only=True)

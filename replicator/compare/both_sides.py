@@ -6,15 +6,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
-from replicator.captures.events.compare import has_column_statistics
-from replicator.captures.events.scope import matches_name
+from replicator.captures.events.scope import Patterns, has_column_statistics, matches_name
 from replicator.captures.unlistable import REFUSED
-from replicator.compare.comparison import Comparison
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Statistics, Table, partition_name
-from replicator.core.text.partition_filter import PartitionFilter
-from replicator.metastore.parallel.side_by_side import TABLE_BATCH, TABLE_WEIGHT, read_both
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
+from replicator.core.text.sql_text import PartitionFilter
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.parallel import TABLE_BATCH, TABLE_WEIGHT, read_both
+
+# ---- comparison ------------------------------------------------------------------------------------------------------
+# Comparison: both sides, and by what names, places and patterns the one is a replica of the other.
+
+
+Level = Literal["metadata", "size", "crc", "checksum"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """rename: (source database, target database) pairs. map_locations: (source prefix, target prefix) pairs, needed
+    only for partitions and properties that lie neither in their table nor in their database. Both, patterns and formats
+    are as the loads were given them. level: how far files are compared."""
+
+    source: MetastoreReader
+    target: MetastoreReader
+    rename: Sequence[tuple[str, str]] = ()
+    map_locations: Sequence[tuple[str, str]] = ()
+    patterns: Patterns = field(default_factory=Patterns)
+    level: Level = "checksum"
+    formats: FormatChoice = SUPPORTED
+
+    @cached_property
+    def renamed(self) -> dict[str, str]:
+        return {before.lower(): after.lower() for before, after in self.rename}
+
+    def replica(self, db: str) -> str:
+        """Name of a source database on the target."""
+        return self.renamed.get(db, db)
+
+
+# ---- both sides ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

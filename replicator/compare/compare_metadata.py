@@ -15,19 +15,26 @@ from typing import TypeVar
 import msgspec
 
 from cmroot.store.place import normal
-from replicator.captures.events.compare import comparable
-from replicator.compare.alike import Alike, alike_partitions, without_marks
-from replicator.compare.both_sides import PartitionPages, TablePair, read_tables
-from replicator.compare.compare_constraints import compare_constraints
-from replicator.compare.compare_files import FilePair, names_whole_paths
-from replicator.compare.comparison import Comparison
-from replicator.compare.differences import Differences, Homes, compare, difference
-from replicator.core.model import HIVE, Database, Partition, Statistics, Table, Value, partition_name
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
-from replicator.core.table_format import AS_THEY_ARE, DELTA, OUTSIDE, SUPPORTED, table_format, why_not_replicated
+from replicator.captures.events.scope import comparable
+from replicator.compare.both_sides import Comparison, PartitionPages, TablePair, read_tables
+from replicator.compare.compare_files import Alike, FilePair, alike_partitions, names_whole_paths, without_marks
+from replicator.compare.differences import Difference, Differences, Homes, compare, difference
+from replicator.core.model import HIVE, Constraint, Database, Partition, Statistics, Table, Value, partition_name
+from replicator.core.not_replicated import (
+    AS_THEY_ARE,
+    DELTA,
+    NOT_TAKEN,
+    OUTSIDE,
+    PROPERTY,
+    SUPPORTED,
+    NotReplicated,
+    from_property,
+    table_format,
+    why_not_replicated,
+)
 from replicator.errors import ObjectNotFound
-from replicator.replay.places.named_paths import NamedPath, named_paths
-from replicator.replay.places.placement import Placement, is_published, relative
+from replicator.metastore.parallel import read_both
+from replicator.replay.places.placement import NamedPath, Placement, is_published, named_paths, relative
 from replicator.replay.places.replica import (
     Mark,
     has_sources_data,
@@ -37,9 +44,60 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_table,
 )
+from replicator.replay.places.replica_constraints import not_replicated, noted_lack, replica_constraints
 from replicator.replay.places.server_rules import as_served, lacking, storable
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
-from replicator.replay.plan.published import at_place
+from replicator.replay.plan.rules import at_place
+
+# ---- compare constraints ---------------------------------------------------------------------------------------------
+# Comparing constraints: those of some tables on both sides. What the target cannot have, or notes that it lacks, is
+# named and no difference.
+
+
+def compare_constraints(
+    comparison: Comparison, db: str, pairs: Sequence[tuple[Table, Table]]
+) -> Iterator[Difference | NotReplicated]:
+    """`pairs`: tables of a source's database, and what the target has of them."""
+    names = [table.name for table, _ in pairs if not table.is_view]
+    sides, databases = (comparison.source, comparison.target), (db, comparison.replica(db))
+    ((_, here, there),) = read_both(
+        sides, lambda side, some: sides[side].constraints(databases[side], some), [names], weigh=lambda _: 0.0
+    )
+    kinds = comparison.target.constraint_kinds() if here else frozenset[str]()
+    for table, replica in pairs:
+        wanted, lacking = replica_constraints(here.get(table.name, ()), kinds, comparison.replica)
+        noted = {each.constraint: each for each in noted_lack(replica.parameters)}
+        missing = [each for each in wanted if each not in there.get(table.name, ())]
+        lacking += [noted[each] for each in missing if each in noted]
+        name = f"{db}.{table.name}"
+        if lacking:
+            yield not_replicated(name, lacking)
+        wrong = [each for each in missing if each not in noted]
+        extra = [each for each in there.get(table.name, ()) if each not in wanted]
+        yield from _differences(name, _by_name(wrong), _by_name(extra))
+
+
+def _by_name(constraints: Sequence[Constraint]) -> dict[str, Constraint]:
+    return {each.name: each for each in constraints}
+
+
+def _differences(table: str, wanted: Mapping[str, Constraint], found: Mapping[str, Constraint]) -> Iterator[Difference]:
+    for name in sorted(wanted.keys() | found.keys()):
+        a, b = wanted.get(name), found.get(name)
+        if a is None or b is None:
+            yield difference(table, f"constraint {'missing' if a else 'extra'}", a and str(a), b and str(b), name)
+        else:
+            yield difference(table, "constraint", _whole(a), _whole(b), name)
+
+
+def _whole(constraint: Constraint) -> str:
+    """With the flags, in which two may differ alone."""
+    flags = [flag for flag in ("enable", "validate", "rely") if getattr(constraint, flag)]
+    return " ".join([str(constraint), *flags])
+
+
+# ---- compare metadata ------------------------------------------------------------------------------------------------
+
 
 CONSTRAINTS_BATCH = 500  # tables
 NOWHERE = "/dev/null/external"  # where placement would put what lies outside its database; never compared

@@ -13,34 +13,111 @@ import os
 import time as clocks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Self
 
 import xxhash
 
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
-from replicator.captures.dumps.layout import Point
-from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.layout import DumpReader, Point
 from replicator.captures.events.scope import Patterns
 from replicator.captures.fold import read_records
-from replicator.compare.comparison import Comparison
-from replicator.compare.repaired import Repaired, RepairPlan
+from replicator.compare.both_sides import Comparison
+from replicator.compare.differences import Difference
 from replicator.compare.verify import Verified, verify
-from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
+from replicator.core.not_replicated import (
+    AS_THEY_ARE,
+    INCOMPLETE,
+    PROPERTY,
+    LoadCounts,
+    NotReplicated,
+    Report,
+    Rows,
+    from_property,
+    merged,
+)
 from replicator.core.runtime import Runtime
-from replicator.core.table_format import AS_THEY_ARE
 from replicator.core.text.quantity import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
 from replicator.replay.apply.planning import planned as planned_load
 from replicator.replay.apply.pricing import describe, price
+from replicator.replay.apply.weighing import Brake
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
-from replicator.replay.plan.difference import ByDifference
+from replicator.replay.plan.admission import ByDifference
+
+# ---- repaired --------------------------------------------------------------------------------------------------------
+# The reports of repairs: what they did, or would do, of one database or several.
+
+
+@dataclass
+class Repaired(LoadCounts):
+    """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
+    `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
+    lacks and no repair can bring. `found`: differences before it; None where the caller knows what differs. `event`,
+    `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
+
+    before: ClassVar[str] = "remaining_count"
+    db: str
+    target: str
+    event: int
+    position: int
+    status: str = "same"
+    found: int | None = None
+    tables: list[str] = field(default_factory=list)
+    remaining_count: int = 0
+    remaining: list[Difference] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass
+class RepairPlan(Report):
+    """What a repair would do. `found`: differences; None where the caller knows what differs. `event`, `position`: the
+    target's checkpoint. `tables`: those that are looked at. `files_missing`: whose bytes are not to be had."""
+
+    status: str = field(default="planned", kw_only=True)
+    db: str
+    event: int
+    position: int
+    found: int | None
+    tables: list[str]
+    drop_tables: list[str] = field(default_factory=list)
+    create_tables: list[str] = field(default_factory=list)
+    alter_tables: list[str] = field(default_factory=list)
+    files_to_copy: int = 0
+    bytes_to_copy: int = 0
+    files_to_remove: int = 0
+    bytes_to_remove: int = 0
+    partitions_to_drop: int = 0
+    files_missing: int = 0
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RepairedDatabases(Rows):
+    """Repairs of several databases, or their plans. `status`: the worst of theirs."""
+
+    listed: ClassVar[str] = "databases"
+
+    status: str
+    databases: list[Repaired | RepairPlan]
+
+    @classmethod
+    def of(cls, databases: list[Repaired | RepairPlan]) -> Self:
+        states = ("same", "planned", "repaired", "incomplete", "different")
+        return cls(max((each.status for each in databases), key=states.index), databases)
+
+
+# ---- repair ----------------------------------------------------------------------------------------------------------
+
 
 REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database says while it is repaired
 

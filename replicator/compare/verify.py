@@ -13,19 +13,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cmroot.store.flow import FLOW
-from replicator.captures.left_out import data_connectors
+from cmroot.store.local import FLOW
+from replicator.captures.unlistable import data_connectors
+from replicator.compare.both_sides import Comparison, Level
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
 from replicator.compare.compare_metadata import MetadataComparison, count_tables
-from replicator.compare.comparison import Comparison, Level
 from replicator.compare.differences import Difference, Differences
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.engine import AutoEngine
-from replicator.core.not_replicated import INCOMPLETE, NotReplicated
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.core.policy import same_metastore
-from replicator.core.progress import Advance
-from replicator.core.report import Report
-from replicator.core.runtime import Runtime
+from replicator.core.runtime import Advance, Runtime
 from replicator.errors import UsageError
 
 Later = tuple[FilePair, int, int]  # an object, and the files and bytes of it that are still to be read

@@ -26,16 +26,21 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.drivers.endpoints import Endpoint
-from replicator.core.connections.gateway_config import GatewayConfig, check_gateway
-from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.connections.source_config import IngestionConfig, check_ingestion, check_zone
-from replicator.core.logging.log_config import LogConfig
+from cmroot.store.drivers import Endpoint
+from replicator.core.connections import GatewayConfig, MetastoreConfig, check_gateway, checked
+from replicator.core.logging import LogConfig
 from replicator.core.policy import Policy, parse_policy, refuse_shared_queues, same_metastore
-from replicator.core.schedules.alert_config import AlertConfig, check_alerts
-from replicator.core.schedules.lineage_config import LineageConfig, check_lineage
-from replicator.core.schedules.notify_config import LINEAGE
-from replicator.core.schedules.service_config import JobConfig, ServiceConfig, check_service
+from replicator.core.service_config import (
+    LINEAGE,
+    AlertConfig,
+    JobConfig,
+    LineageConfig,
+    ServiceConfig,
+    check_alerts,
+    check_lineage,
+    check_service,
+)
+from replicator.core.source_config import IngestionConfig, check_ingestion, check_zone
 from replicator.errors import ConfigError, UsageError
 
 NAME = "replicator.toml"

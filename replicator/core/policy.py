@@ -13,14 +13,13 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from cmroot.store.hdfs.preserved import Attribute
-from cmroot.store.place import is_local
-from cmroot.store.resolve import as_written
-from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.core.table_format import SUPPORTED, FormatChoice
-from replicator.core.text.partition_filter import PartitionFilter, parse_partition_filter
+from cmroot.store.hdfs.hdfs_store import Attribute
+from cmroot.store.place import as_written, is_local
+from replicator.core.connections import MetastoreConfig
+from replicator.core.not_replicated import SUPPORTED, FormatChoice
+from replicator.core.text.java_properties import check_queues
 from replicator.core.text.quantity import parse_duration, parse_rate, parse_size
-from replicator.core.text.queues_of_buckets import check_queues
+from replicator.core.text.sql_text import PartitionFilter, parse_partition_filter
 from replicator.errors import ConfigError, Error
 
 T = TypeVar("T")

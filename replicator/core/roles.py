@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from replicator.core.model import Database
 from replicator.errors import FormatError, Refused
 
 ROLE = "replicator.role"
@@ -181,3 +182,18 @@ def consequence(before: Role, after: Role) -> str:
         case Role.NONE:
             return "no rule protects it any more: it may be dumped as if it were a primary, and be loaded into"
     return ""
+
+
+# ---- shadow ----------------------------------------------------------------------------------------------------------
+# Shadows: databases that a drill made, whose tables show the files of a replica. Pure.
+#
+# They own nothing. What captures, replicates or removes whatever a metastore has must pass over them: their tables'
+# locations are another database's.
+
+
+DRILL = "replicator.drill"  # the stamp, of databases and tables: the drill's id
+OF_POLICY = "replicator.drill.policy"  # of a database: whose drill
+
+
+def is_shadow(database: Database | None) -> bool:
+    return database is not None and DRILL in database.parameters

@@ -2,15 +2,194 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import signal
+import threading
 import time
-from collections.abc import Callable
+import time as clocks
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from replicator.core.progress import Progress, Silent
+from replicator.core.heartbeat import heartbeat
+from replicator.core.text.quantity import count_text, duration_text, printable, size_text
+from replicator.errors import ConfigError, UsageError
 
-if TYPE_CHECKING:  # else helps would load Arrow
+if TYPE_CHECKING:
     from replicator.core.engine import AutoEngine
+
+
+# ---- progress --------------------------------------------------------------------------------------------------------
+# Progress of long work: how much of it is done, by steps, files and bytes; bars on a terminal's standard error.
+
+
+T = TypeVar("T")
+
+APART = 2.0  # seconds between two samples of the rate, which is that of the last SAMPLES
+SAMPLES = 15
+
+
+class Advance(Protocol):
+    """Tells of a task that so many steps, files and bytes more are done. Any thread may call it."""
+
+    def __call__(self, steps: int = 1, *, files: int = 0, size: int = 0) -> None: ...
+
+
+class Progress(Protocol):
+    """Tells a person how far long work is."""
+
+    def task(
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        files: int | None = None,
+        size: int | None = None,
+        live: Callable[[], int] | None = None,
+    ) -> contextlib.AbstractContextManager[Advance]:
+        """While open, calling the value advances the task by so many steps of `total`, of `files`, of `size` bytes
+        (None: unknown). live: a count of this process's that grows by the bytes of the task, before it is advanced."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    @contextlib.contextmanager
+    def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
+        yield _nothing
+
+
+def _nothing(steps: int = 1, *, files: int = 0, size: int = 0) -> None:
+    """Does nothing."""
+
+
+def watched(progress: Progress, title: str, things: Sequence[T]) -> Iterator[T]:
+    """The things, each a step of a task."""
+    with progress.task(title, total=len(things)) as advance:
+        for thing in things:
+            yield thing
+            advance(1)
+
+
+class Amounts:
+    """How far a task is. Times are of the monotonic clock."""
+
+    def __init__(
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        files: int | None = None,
+        size: int | None = None,
+        live: Callable[[], int] | None = None,
+        clock: Callable[[], float] = clocks.monotonic,
+    ) -> None:
+        self.title, self.of_steps, self.of_files, self.of_size = title, total, files, size
+        self.steps = self.files = self._size = 0
+        self._clock = clock
+        self.began = clock()
+        self._live, self._before = live, live() if live else 0
+        self._samples: deque[tuple[float, int]] = deque([(self.began, 0)], SAMPLES)
+        self._lock = threading.Lock()
+
+    def advance(self, steps: int = 1, *, files: int = 0, size: int = 0) -> None:
+        with self._lock:
+            self.steps += steps
+            self.files += files
+            self._size += size
+
+    @property
+    def size(self) -> int:
+        """Bytes: those that were reported, or are more already."""
+        at_work = self._live() - self._before if self._live else 0
+        return max(self._size, at_work if self.of_size is None else min(at_work, self.of_size))
+
+    @property
+    def rate(self) -> float:
+        """Bytes in a second, of about the last half minute."""
+        now, size = self._clock(), self.size
+        with self._lock:
+            since, before = self._samples[0]
+            if now - self._samples[-1][0] >= APART:
+                self._samples.append((now, size))
+        return max(0.0, size - before) / max(now - since, 1e-3)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds, as it went until now; None: nobody can say."""
+        if self.of_size and (rate := self.rate):
+            return max(0.0, (self.of_size - self.size) / rate)
+        for done, of in ((self.files, self.of_files), (self.steps, self.of_steps)):
+            if done and of and not self.of_size:
+                return max(0.0, (self._clock() - self.began) * (of - done) / done)
+        return None
+
+    def facts(self) -> dict[str, object]:
+        """For programs. Bytes, seconds, bytes in a second; without what is not known."""
+        rate, remaining = self.rate, self.remaining
+        found: dict[str, object] = {
+            "steps": self.steps,
+            "of_steps": self.of_steps,
+            "files": self.files if self.files or self.of_files else None,
+            "of_files": self.of_files,
+            "bytes": self.size if self.size or self.of_size else None,
+            "of_bytes": self.of_size,
+            "bytes_per_second": round(rate) if rate else None,
+            "seconds": round(self._clock() - self.began, 3),
+            "remaining_seconds": None if remaining is None else round(remaining, 1),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def text(self) -> str:
+        """For people, in a line."""
+        said = []
+        if size := self.size:
+            said.append(size_text(size) + (f" of {size_text(self.of_size)}" if self.of_size else ""))
+        if self.files or self.of_files:
+            done = f"{self.files:,} of " if self.of_files else ""
+            said.append(done + count_text(self.of_files or self.files, "file"))
+        if not said:
+            said.append(f"{self.steps:,}" + (f" of {self.of_steps:,}" if self.of_steps is not None else ""))
+        if size and self.rate:
+            said.append(f"{size_text(int(self.rate))}/s")
+        if (remaining := self.remaining) is not None:
+            said.append(f"{duration_text(remaining)} left")
+        return ", ".join(said)
+
+
+class Bars:
+    """Bars drawn by rich on standard error; the caller chooses it only for a terminal."""
+
+    @contextlib.contextmanager
+    def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
+        from rich.console import Console
+        from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+        from rich.text import Text
+
+        done = Amounts(title, total, **amounts)
+        if done.of_size:
+            whole: int | None = done.of_size
+        else:
+            whole = done.of_files or total
+
+        class Said(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                task.completed = done.size if done.of_size else done.files if done.of_files else done.steps
+                return Text(done.text())
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), Said(), TimeElapsedColumn())
+        with RichProgress(*columns, console=Console(stderr=True), transient=True) as display:
+            display.add_task(printable(title), total=whole)
+            yield done.advance
+
+
+# ---- runtime ---------------------------------------------------------------------------------------------------------
+
 
 JOBS = 16
 
@@ -24,3 +203,65 @@ class Runtime:
     progress: Progress = field(default_factory=Silent)
     clock: Callable[[], float] = time.time
     jobs: int = JOBS
+
+
+# ---- following -------------------------------------------------------------------------------------------------------
+# Following: work again and again, with patience for failures that pass, until it is asked to stop.
+
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+"""Exit codes of work that a signal ended."""
+
+LONGEST_WAIT = timedelta(minutes=1)
+JITTER = 0.1  # of an interval, each way: processes that were started together drift apart
+
+Dice = Callable[[float, float], float]
+
+
+class Stop(Protocol):
+    """Says when to stop; a `threading.Event` is one."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Waits so many seconds, or until it is time to stop; whether it is."""
+        ...
+
+
+class Terminated(BaseException):
+    """The work is to end at once: SIGTERM arrived, or it had time to come to its end and did not."""
+
+
+def follow(
+    once: Callable[[], float],
+    failed: Callable[[Exception, float], None],
+    *,
+    stop: Stop,
+    passes: Callable[[Exception], bool] = lambda error: not isinstance(error, ConfigError | UsageError),
+    longest: Callable[[Exception], timedelta] = lambda error: LONGEST_WAIT,
+    dice: Dice = random.uniform,
+) -> None:
+    """Calls `once`, which returns the seconds to the next time, until `stop`. After an error that `passes` it is tried
+    again after 1 s, twice as long after each failure in a row, up to `longest`, less up to half of it; `failed` is
+    given the error and these seconds. Meanwhile the log has a heartbeat. Raises what does not pass, and what
+    interrupts."""
+    failures = rounds = 0
+    with heartbeat(lambda: {"rounds": rounds, "failures_in_a_row": failures}):
+        while not stop.is_set():
+            try:
+                wait = once()
+                failures = 0
+            except Exception as error:
+                if not passes(error):
+                    raise
+                wait = min(longest(error).total_seconds(), 2.0 ** min(failures, 20)) * dice(0.5, 1.0)
+                failures += 1
+                failed(error, wait)
+            rounds += 1
+            stop.wait(wait)
+
+
+def spread(interval: timedelta, dice: Dice = random.uniform) -> float:
+    """Seconds of about an interval."""
+    return interval.total_seconds() * dice(1 - JITTER, 1 + JITTER)

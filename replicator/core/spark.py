@@ -15,14 +15,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from cmroot.store.flow import Shared
+from cmroot.store.local import Shared
 from replicator.core.batches import batched
-from replicator.core.cluster.failures import Careful, cause_of, hint_of
-from replicator.core.cluster.shared_places import SharedPlaces
-from replicator.core.cluster.shipping import ship
-from replicator.core.connections.metastore_config import MetastoreConfig, checked
-from replicator.core.connections.spark_client import client_settings, require_pyspark
+from replicator.core.cluster import Careful, SharedPlaces, cause_of, hint_of, ship
+from replicator.core.connections import MetastoreConfig, checked
 from replicator.core.grouping import BatchReader, Deciding, by_partition, unpack
+from replicator.core.spark_client import client_settings, require_pyspark
 from replicator.errors import Error
 
 Task = TypeVar("Task")

@@ -21,23 +21,19 @@ from typing import Any
 import msgspec
 
 from cmroot.store.place import join
-from replicator.core.connections.source_config import IngestionConfig
-from replicator.core.following import Stop
-from replicator.core.logging.about import own_lines_about
-from replicator.core.logging.step_logging import step
-from replicator.core.report import Report
-from replicator.core.runtime import Runtime
+from replicator.core.logging import own_lines_about, step
+from replicator.core.not_replicated import Report
+from replicator.core.runtime import Runtime, Stop
+from replicator.core.source_config import IngestionConfig
 from replicator.core.text.quantity import count_text, parse_duration
 from replicator.errors import Error, Fenced
-from replicator.ingestion.failing import failure_of
-from replicator.ingestion.ingestion_job import Claimed
-from replicator.ingestion.ingestion_request import check_approved, with_class
+from replicator.ingestion.ingestion_request import Claimed, check_approved, with_class
+from replicator.ingestion.job_answers import failure_of
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.landing.in_doubt import is_there
-from replicator.ingestion.landing.landing_log import append
+from replicator.ingestion.landing.landing_log import append, is_there
 from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
 from replicator.ingestion.landing.landing_work import Work
-from replicator.ingestion.notices.outbox import Undelivered
+from replicator.ingestion.notices import Undelivered
 from replicator.metastore.client import Metastore
 
 PAUSE = 2.0

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
 from replicator.core.database import Database
-from replicator.ingestion import job_figures as figures
+from replicator.errors import Error
+from replicator.ingestion import job_queries as figures
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows
-from replicator.ingestion.ingestion_job import IngestionJob, JobChange, JobDetail, JobFilter
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.ingestion_request import (
+    Asset,
+    Failure,
+    IngestionJob,
+    JobChange,
+    JobDetail,
+    JobFilter,
+    Kind,
+    NotApproved,
+    OutOfScope,
+    Request,
+)
+from replicator.ingestion.landing.landing_schema import RowsRefused, SchemaRefused
+from replicator.ingestion.landing.publishing import ForeignTable, Overtaken
+from replicator.ingestion.reading.source_errors import classify, said
 from replicator.ingestion.schema import asset
 
 ALL = JobFilter()
@@ -114,3 +129,26 @@ class JobAnswers(Database):
         if self.file is not None:
             return self._clock()
         return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
+
+# ---- failing ---------------------------------------------------------------------------------------------------------
+# Failures of jobs: whose fault they are decides whether a job is tried again by itself.
+
+
+_OF_THE_USER = (SchemaRefused, RowsRefused, ForeignTable, Overtaken, OutOfScope)
+"""What the landing table, the rows or the replication scope refuse; `classify` judges errors of the source."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """For the one who asked: a short text without a stack trace; the detail is for who looks deeper."""
+    detail = "".join(traceback.format_exception(error))[-20_000:]
+    kind = _kind_of(error)
+    if isinstance(error, Error):
+        return Failure(kind, f"{error.message} ({error.hint})" if error.hint else error.message, detail)
+    return Failure(kind, said(error), detail)
+
+
+def _kind_of(error: BaseException) -> Kind:
+    if isinstance(error, NotApproved):
+        return "lock"  # it goes on once somebody has approved the asset
+    return "user" if isinstance(error, _OF_THE_USER) else classify(error)

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from replicator.ingestion.ingestion_job import WAITING, IngestionJob
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.ingestion_request import WAITING, Asset, IngestionJob, Request
 
 UNTRIED = ("done", "failed_user", "failed_type", "superseded", "cancelled", "expired")
 """States in which a job is due never again."""

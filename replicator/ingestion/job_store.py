@@ -18,24 +18,26 @@ import msgspec
 from sqlalchemy import Connection, and_, bindparam, insert, or_, select, update
 
 from cmroot.text import shown
-from replicator.core.text.credentials import without_credentials
+from replicator.core.text.java_properties import without_credentials
 from replicator.errors import Fenced, Refused
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows
 from replicator.ingestion.fairness import pick
-from replicator.ingestion.ingestion_job import (
+from replicator.ingestion.ingestion_request import (
     COUNTED,
     WAITING,
+    Asset,
     Claimed,
     Failure,
     IngestionJob,
     JobChange,
     JobFilter,
+    Request,
     Submitted,
     delay,
     following,
+    is_same_person,
 )
-from replicator.ingestion.ingestion_request import Asset, Request, is_same_person
 from replicator.ingestion.job_answers import JobAnswers
 from replicator.ingestion.schema import REVISIONS, asset, change, job, turn
 

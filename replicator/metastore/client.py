@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
 from replicator.errors import MetastoreError
-from replicator.metastore.parallel.traffic import Traffic
+from replicator.metastore.traffic import Traffic
 
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
 EVENT_BATCH = 10_000  # 2.3 reads its whole log on every call and cuts afterwards: small pages are quadratic

@@ -16,7 +16,7 @@ from thrift.protocol.TProtocol import TProtocolBase, TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
 
-from replicator.core.connections.metastore_config import Address, MetastoreConfig
+from replicator.core.connections import Address, MetastoreConfig
 from replicator.errors import (
     Error,
     IdentityRefused,
@@ -26,9 +26,16 @@ from replicator.errors import (
     NotAuthenticated,
 )
 from replicator.metastore.transports.dialing import Dialer
-from replicator.metastore.transports.greeting import WENT_AWAY, Found, SilentPeer, Strange, greet, recognise
-from replicator.metastore.transports.tls import failure
-from replicator.metastore.transports.transport import Transport
+from replicator.metastore.transports.transport import (
+    WENT_AWAY,
+    Found,
+    SilentPeer,
+    Strange,
+    Transport,
+    failure,
+    greet,
+    recognise,
+)
 
 FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `greeting`; calls may take longer
 TEXT_LIMIT = 500  # a failed query comes back with its whole SQL text, 40 kB of it

@@ -20,7 +20,7 @@ from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
 
 import replicator.metastore.convert.fields  # noqa: F401  before the first struct is read
-from replicator.core.connections.metastore_config import MetastoreConfig, addresses
+from replicator.core.connections import MetastoreConfig, addresses
 from replicator.errors import (
     CommitOutcomeUnknown,
     MetastoreError,
@@ -31,7 +31,7 @@ from replicator.errors import (
 )
 from replicator.metastore.connecting import Connection, Make, Opener, away_hint, shortened
 from replicator.metastore.convert.catalog_client import bound
-from replicator.metastore.parallel.traffic import Limit, limit_traffic, traffic_with
+from replicator.metastore.traffic import Limit, limit_traffic, traffic_with
 
 T = TypeVar("T")
 

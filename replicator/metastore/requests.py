@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import methodcaller
 from typing import Any
 
 from hmsclient.genthrift.hive_metastore import ttypes
-from thrift.Thrift import TApplicationException
+from thrift.Thrift import TApplicationException, TException
 
-from replicator.core.model import EXTERNAL, Partition, Table
+from replicator.core.model import (
+    CHECK,
+    DEFAULT,
+    EXTERNAL,
+    FOREIGN_KEY,
+    NOT_NULL,
+    PRIMARY_KEY,
+    UNIQUE,
+    Constraint,
+    Partition,
+    Table,
+)
 from replicator.metastore import values
-from replicator.metastore.convert.methods import method
+from replicator.metastore.connection import Connections
+from replicator.metastore.convert.constraints import KINDS, Name, from_structs, ordered, to_structs
+from replicator.metastore.convert.fields import METHODS, method
+from replicator.metastore.parallel import TABLE_WEIGHT, side_by_side
+from replicator.metastore.values import CATALOG
 
 Send = Callable[[Any], Any]  # what to do with a client
 INSERT_ONLY = 2  # ClientCapability.INSERT_ONLY_TABLES, since 3.0: without it one such table fails a whole batch
@@ -161,3 +176,152 @@ def _table(table: Table) -> Any:
 
 def _keep_statistics() -> Any:
     return ttypes.EnvironmentContext(properties={"DO_NOT_UPDATE_STATS": "true"})
+
+
+# ---- constraint calls ------------------------------------------------------------------------------------------------
+# The calls about constraints, as each server has them: two kinds in 2.3, six since 3.1, one call for all since 4.0.
+#
+# Like `requests`, whose functions give what to do with a client.
+
+
+_CALLS = {
+    PRIMARY_KEY: ("primary_key", "PrimaryKeys"),
+    FOREIGN_KEY: ("foreign_key", "ForeignKeys"),
+    UNIQUE: ("unique_constraint", "UniqueConstraints"),
+    NOT_NULL: ("not_null_constraint", "NotNullConstraints"),
+    DEFAULT: ("default_constraint", "DefaultConstraints"),
+    CHECK: ("check_constraint", "CheckConstraints"),
+}
+_NOBODY = "replicator_asks"  # a table that no server has
+
+
+def knows_all_in_one(client: Any) -> bool:
+    """Whether the server tells all constraints of a table in one call."""
+    request = ttypes.AllTableConstraintsRequest(dbName=_NOBODY, tblName=_NOBODY, catName=CATALOG)
+    return _is_known(method("get_all_table_constraints", request), client)
+
+
+def knows_newer_kinds(client: Any) -> bool:
+    """Whether the server has more than primary and foreign keys."""
+    return _is_known(of_table(UNIQUE, _NOBODY, _NOBODY), client)
+
+
+def _is_known(send: Send, client: Any) -> bool:
+    try:
+        send(client)
+    except TApplicationException as error:
+        return bool(error.type != TApplicationException.UNKNOWN_METHOD)
+    except TException as error:
+        if not hasattr(error, "thrift_spec"):  # of the transport, not declared by the call
+            raise
+    return True
+
+
+def all_of_table(db: str, table: str) -> Send:
+    """Answers with constraints by table."""
+    request = ttypes.AllTableConstraintsRequest(dbName=db, tblName=table, catName=CATALOG)
+    ask = method("get_all_table_constraints", request)
+
+    def send(client: Any) -> dict[Name, list[Constraint]]:
+        found: dict[Name, list[Constraint]] = {}
+        try:
+            answer = ask(client).allTableConstraints
+        except ttypes.NoSuchObjectException:  # the table is gone
+            return found
+        for kind, row in KINDS.items():
+            _add(found, from_structs(kind, getattr(answer, row.listed) or ()))
+        return found
+
+    return send
+
+
+def of_table(kind: str, db: str, table: str | None) -> Send:
+    """Of one kind; of foreign keys without a table: those of all tables of the database."""
+    name, request = _CALLS[kind]
+    names = {"db_name": db, "tbl_name": table}
+    if kind == FOREIGN_KEY:
+        names = {"foreign_db_name": db, "foreign_tbl_name": table}
+    ask = _call(f"get_{name}s", getattr(ttypes, f"{request}Request")(), names | {"catName": CATALOG})
+
+    def send(client: Any) -> dict[Name, list[Constraint]]:
+        try:
+            return from_structs(kind, getattr(ask(client), KINDS[kind].listed) or ())
+        except ttypes.NoSuchObjectException:
+            return {}
+
+    return send
+
+
+def merged(answers: Sequence[dict[Name, list[Constraint]]]) -> dict[Name, list[Constraint]]:
+    found: dict[Name, list[Constraint]] = {}
+    for each in answers:
+        _add(found, each)
+    return found
+
+
+def _add(found: dict[Name, list[Constraint]], more: dict[Name, list[Constraint]]) -> None:
+    for name, constraints in more.items():
+        found.setdefault(name, []).extend(constraints)
+
+
+def add(db: str, table: str, constraint: Constraint) -> Send:
+    name, request = _CALLS[constraint.kind]
+    columns = to_structs(db, table, constraint, CATALOG)
+    cls = getattr(ttypes, f"Add{request.removesuffix('s')}Request")
+    return _call(f"add_{name}", cls(), {KINDS[constraint.kind].added: columns})
+
+
+def drop(db: str, table: str, name: str) -> Send:
+    names = {"dbname": db, "tablename": table, "constraintname": name, "catName": CATALOG}
+    return _call("drop_constraint", ttypes.DropConstraintRequest(), names)
+
+
+def _call(name: str, request: Any, values: dict[str, Any]) -> Send:
+    for field, value in values.items():
+        setattr(request, field, value)
+    return method(name, request) if name in METHODS else methodcaller(name, request)
+
+
+class ConstraintCalls:
+    """The part of a metastore's client that is about constraints; see `client`."""
+
+    _connections: Connections
+
+    def constraint_kinds(self) -> frozenset[str]:
+        return frozenset(KINDS if self._newer_kinds else (PRIMARY_KEY, FOREIGN_KEY))
+
+    @cached_property
+    def _newer_kinds(self) -> bool:
+        return bool(self._connections.read("kinds of constraints", knows_newer_kinds))
+
+    @cached_property
+    def _all_in_one(self) -> bool:
+        return self._newer_kinds and bool(self._connections.read("kinds of constraints", knows_all_in_one))
+
+    def announces_constraints(self) -> bool:
+        return self._all_in_one  # both since 4.0
+
+    def constraints(self, db: str, tables: Sequence[str]) -> dict[str, tuple[Constraint, ...]]:
+        if not tables:
+            return {}
+        if self._all_in_one:
+            sends = [all_of_table(db, table) for table in tables]
+        else:
+            kinds = sorted(self.constraint_kinds() - {FOREIGN_KEY})
+            sends = [of_table(kind, db, table) for table in tables for kind in kinds]
+            sends.append(of_table(FOREIGN_KEY, db, tables[0] if len(tables) == 1 else None))
+        read = partial(self._connections.read, f"constraints of {db}")
+        answers = list(side_by_side(self._connections.traffic, read, sends, weigh=lambda _: TABLE_WEIGHT))
+        wanted = set(tables)
+        found = merged(answers)
+        return {table: ordered(some) for (_, table), some in found.items() if table in wanted}
+
+    def foreign_keys(self, db: str) -> dict[str, tuple[Constraint, ...]]:
+        found = self._connections.read(f"foreign keys of {db}", of_table(FOREIGN_KEY, db, None))
+        return {table: ordered(some) for (_, table), some in found.items()}
+
+    def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
+        self._connections.change(f"add {constraint} to {db}.{table}", add(db, table, constraint))
+
+    def drop_constraint(self, db: str, table: str, name: str) -> None:
+        self._connections.change(f"drop constraint {name} of {db}.{table}", drop(db, table, name))

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from hmsclient.genthrift.hive_metastore import ttypes
 
 from replicator.core.batches import batched
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.model import HIVE, ColumnStatistic, Statistics
 from replicator.core.text.quantity import count_text
 from replicator.errors import ObjectNotFound
 from replicator.metastore import values
 from replicator.metastore.client import PARTITION_BATCH
-from replicator.metastore.convert.methods import method
+from replicator.metastore.convert.fields import method
 from replicator.metastore.requests import Send
 
 Columns = tuple[ColumnStatistic, ...]

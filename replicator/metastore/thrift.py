@@ -6,29 +6,64 @@ made in `requests`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller as call
 from typing import Any, TypeVar
 
 from replicator.core.batches import batched
-from replicator.core.connections.metastore_config import MetastoreConfig, checked
+from replicator.core.connections import MetastoreConfig, checked
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Table, partition_name
 from replicator.core.text.quantity import count_text
-from replicator.errors import MetastoreError, ObjectNotFound
+from replicator.errors import MetastoreError, NotificationLogOff, NotificationRefused, ObjectNotFound
 from replicator.metastore import requests
 from replicator.metastore import values as convert
-from replicator.metastore.catalogs import InCatalog
+from replicator.metastore.catalogs import DriftGuard, InCatalog
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
 from replicator.metastore.connection import Connections
-from replicator.metastore.constraint_calls import ConstraintCalls
-from replicator.metastore.drift import DriftGuard
-from replicator.metastore.notifications import LISTENERS, is_refusal, log_off, refused
-from replicator.metastore.parallel.side_by_side import side_by_side
-from replicator.metastore.parallel.traffic import Traffic
-from replicator.metastore.requests import Send
+from replicator.metastore.parallel import side_by_side
+from replicator.metastore.requests import ConstraintCalls, Send
 from replicator.metastore.statistics_calls import StatisticsCalls
+from replicator.metastore.traffic import Traffic
+
+# ---- notifications ---------------------------------------------------------------------------------------------------
+# Errors of a notification log that cannot be read: the metastore keeps none, or refuses this user.
+
+
+LISTENERS = ("hive.metastore.transactional.event.listeners", "hive.metastore.event.listeners")
+AUTH = "hive.metastore.event.db.notification.api.auth"
+_SAYS = ("Internal error", "not authorized", "not allowed")  # servers hide their reason behind the first
+
+
+def log_off(uri: str) -> NotificationLogOff:
+    return NotificationLogOff(
+        f"the metastore at {uri} keeps no notification log: no DbNotificationListener is configured",
+        hint="in hive-site.xml set hive.metastore.transactional.event.listeners to "
+        "org.apache.hive.hcatalog.listener.DbNotificationListener (or hive.metastore.event.listeners, where events "
+        "are written after the change), and hive.metastore.event.db.listener.timetolive to the days you need; "
+        "then restart the metastore",
+    )
+
+
+def is_refusal(error: MetastoreError, setting: Callable[[str], str]) -> bool:
+    """Whether a call about events failed because the server asks for a proxy user."""
+    return any(each in error.message for each in _SAYS) and setting(AUTH).strip().lower() == "true"
+
+
+def refused(config: MetastoreConfig, error: MetastoreError) -> NotificationRefused:
+    user = (config.client_principal or config.user or "").partition("@")[0].partition("/")[0]
+    whom = f"hadoop.proxyuser.{user or '<user>'}"
+    who = "" if user else ", <user> being the one that the server knows this client as (without Kerberos its own)"
+    return NotificationRefused(
+        f"the metastore at {config.uri} does not let this user read its notification log ({error.message})",
+        hint=f"in the metastore's core-site.xml set {whom}.hosts and {whom}.groups to where this client runs, or to *"
+        f"{who}; or set {AUTH} to false in its metastore-site.xml; then restart it",
+    )
+
+
+# ---- thrift ----------------------------------------------------------------------------------------------------------
+
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
 RETRIES = 4  # repeats of a read: 1.5 s of waiting in all

@@ -10,16 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cmroot.root import ChangeRoot, Format, create_or_open
-from cmroot.store.place import is_local, join
-from cmroot.store.resolve import tidied
+from cmroot.store.place import is_local, join, tidied
 from replicator.captures.events.scope import Patterns
 from replicator.core.model import Database
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, from_property
+from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, from_property
 from replicator.core.policy import METADATA, Policy, matching_databases
-from replicator.core.roles import Role, RoleMark, mark_of
+from replicator.core.roles import Role, RoleMark, is_shadow, mark_of
 from replicator.core.runtime import Runtime
-from replicator.core.shadow import is_shadow
-from replicator.core.table_format import AS_THEY_ARE
 from replicator.errors import MetastoreUnreachable
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import Memory, RememberedScope

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 
-from replicator.core import following
-from replicator.core.following import Stop, Terminated
-from replicator.core.not_replicated import NotReplicated
-from replicator.core.report import Report
+from replicator.core import runtime
+from replicator.core.not_replicated import NotReplicated, Report
+from replicator.core.runtime import Stop, Terminated
 from replicator.errors import LeaseHeld, MetastoreError, MetastoreUnreachable, Refused
 from replicator.policies.direction import Sides
 from replicator.policies.memory import Compared
@@ -85,7 +84,7 @@ class Pace:
     """When the next round begins, and whether it scans. Pure but for its clock and its dice."""
 
     def __init__(
-        self, schedule: timedelta, *, now: Callable[[], float] = clocks.monotonic, dice: following.Dice = random.uniform
+        self, schedule: timedelta, *, now: Callable[[], float] = clocks.monotonic, dice: runtime.Dice = random.uniform
     ) -> None:
         self._schedule, self._now, self.dice = schedule, now, dice
         self._began = now()
@@ -107,7 +106,7 @@ class Pace:
 
     def rest(self) -> float:
         """Seconds to wait: what the schedule, from one begin to the next, leaves."""
-        return max(0.0, self._began + following.spread(self._schedule, self.dice) - self._now())
+        return max(0.0, self._began + runtime.spread(self._schedule, self.dice) - self._now())
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,11 @@ def follow(
         total.last_error = f"{type(error).__name__}: {error}"
         listeners.failed(error, wait)
 
-    following.follow(one, missed, stop=stop, longest=_longest_wait, dice=pace.dice)
+    runtime.follow(one, missed, stop=stop, longest=_longest_wait, dice=pace.dice)
 
 
 def _longest_wait(error: Exception) -> timedelta:
-    return AWAY_WAIT if isinstance(error, MetastoreUnreachable) else following.LONGEST_WAIT
+    return AWAY_WAIT if isinstance(error, MetastoreUnreachable) else runtime.LONGEST_WAIT
 
 
 def follow_policy(

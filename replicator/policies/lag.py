@@ -11,21 +11,19 @@ from cmroot.log.captured import Segment, segments
 from cmroot.names import LARGEST
 from cmroot.pins import find_slot
 from cmroot.root import FORMAT, ChangeRoot, open_existing
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written
 from replicator.captures.dumps.selection import Selection
-from replicator.captures.events.reach import read_reach, waiting_events
-from replicator.captures.events.scope import Patterns
+from replicator.captures.events.scope import Patterns, read_reach, waiting_events
 from replicator.captures.unlistable import sight_at
-from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
+from replicator.core.not_replicated import PROPERTY, NotReplicated, Report, from_property, merged
 from replicator.core.policy import Policy
-from replicator.core.report import Report
 from replicator.core.roles import RoleMark
 from replicator.core.text.quantity import duration_text
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey
 from replicator.policies.memory import History, Memory, RememberedScope, Run
-from replicator.policies.unreplicated import TableChanges, Unreplicated
+from replicator.policies.status import TableChanges, Unreplicated
 from replicator.policies.verifying import reported
 from replicator.replay.places.replica import LAST_ID
 

@@ -23,12 +23,10 @@ import msgspec
 
 from cmroot.lease import Lease, acquire
 from cmroot.names import foreign
-from cmroot.root import ChangeRoot
-from cmroot.sealed import seal, unseal
+from cmroot.root import ChangeRoot, seal, unseal
 from cmroot.store.place import Place
-from replicator.core.not_replicated import NotReplicated
+from replicator.core.not_replicated import NotReplicated, Rows
 from replicator.core.policy import Policy
-from replicator.core.report import Rows
 from replicator.errors import ConfigError, FormatError
 
 POLICIES = "policies"  # in a target's $cmroot

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.layout import DumpReader
 from replicator.core.not_replicated import merged
 from replicator.core.policy import Policy
 from replicator.errors import BootstrapNeeded, FormatError, Refused
@@ -37,10 +37,9 @@ from replicator.policies.run import (
 )
 from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import Cost, PlannedLoad, SyncPlan
-from replicator.replay.apply.brake import Brake, excess
 from replicator.replay.apply.planning import planned
 from replicator.replay.apply.pricing import CHANGES, Price, describe, price
-from replicator.replay.apply.weighing import DROPPED
+from replicator.replay.apply.weighing import DROPPED, Brake, excess
 
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from replicator.core.report import Report, Rows
+from replicator.core.not_replicated import Report, Rows
 from replicator.core.roles import Role, RoleMark, consequence, mark_of, marked, may_dump_from, may_load_into
 from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import Metastore, MetastoreReader

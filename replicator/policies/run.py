@@ -19,18 +19,17 @@ from cmroot.lease import Lease
 from cmroot.root import create_or_open
 from replicator.captures.dumps.dump import Dumped
 from replicator.captures.dumps.layout import Point
-from replicator.captures.events.reach import behind
-from replicator.core.logging import step_logging
-from replicator.core.logging.about import lines_about
-from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
+from replicator.captures.events.scope import behind
+from replicator.core import logging
+from replicator.core.logging import lines_about
+from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
-from replicator.core.report import LoadCounts
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.policies.direction import Direction, Sides, find_direction
-from replicator.policies.dump_batches import DumpBatch, RunWork
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.out_of_scope import OutOfScope, drop, plan_database, plan_tables
 from replicator.policies.steps import SYNC, Steps, SyncSettings
+from replicator.policies.sync_plan import DumpBatch, RunWork
 from replicator.policies.verifying import Background, compare_some, reported, try_again
 from replicator.replay.apply.load import Loaded
 
@@ -94,7 +93,7 @@ class SyncRun(LoadCounts):
     def timed(self, step: str) -> Iterator[None]:
         began = clocks.monotonic()
         try:
-            with step_logging.step(step):
+            with logging.step(step):
                 yield
         finally:
             self.steps[step] = round(self.steps.get(step, 0.0) + clocks.monotonic() - began, 3)

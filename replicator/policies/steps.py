@@ -12,47 +12,40 @@ from datetime import timedelta
 
 import msgspec
 
-from cmroot.lease import acquire
+from cmroot.lease import acquire, patiently
 from cmroot.log.captured import Segment, segments
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
-from cmroot.waiting import patiently
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
-from replicator.captures.dumps.layout import INCREMENTAL, Point
-from replicator.captures.dumps.points import point_at, resolve_until
+from replicator.captures.dumps.layout import INCREMENTAL, DumpReader, Point
 from replicator.captures.dumps.reached import SCOPE, covers, reached
 from replicator.captures.dumps.reached import scope_of as layout_scope
-from replicator.captures.dumps.reader import DumpReader
-from replicator.captures.dumps.selection import Selection
+from replicator.captures.dumps.selection import Selection, point_at, resolve_until
 from replicator.captures.dumps.signing import Keys, read_keys
 from replicator.captures.dumps.slots import BOOTSTRAP
 from replicator.captures.fold import read_records
-from replicator.captures.left_out import data_connectors
 from replicator.captures.recording import Captured
-from replicator.captures.unlistable import sight_at
+from replicator.captures.unlistable import data_connectors, sight_at
 from replicator.compare.repair import REPAIR
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, with_property
+from replicator.core.not_replicated import AS_THEY_ARE, NOT_TAKEN, PROPERTY, NotReplicated, from_property, with_property
 from replicator.core.policy import METADATA
 from replicator.core.roles import Role, mark_of, may_load_into
 from replicator.core.runtime import Runtime
-from replicator.core.table_format import AS_THEY_ARE
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction, Pair
-from replicator.policies.dump_batches import DumpBatch, RunWork, decide
-from replicator.policies.dumps import PolicyDumps, new_dump_id
 from replicator.policies.memory import RememberedScope
 from replicator.policies.roles import epochs_to_dump, establish
-from replicator.replay.apply.brake import Brake
+from replicator.policies.sync_plan import DumpBatch, PolicyDumps, RunWork, decide, new_dump_id
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings
+from replicator.replay.apply.weighing import Brake
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
-from replicator.replay.places.retired import RetiredSwept, has_retired, sweep_retired
+from replicator.replay.places.retired import RetiredSwept, Stays, has_retired, sweep_retired
 from replicator.replay.places.server_rules import STANDING
-from replicator.replay.places.stays import Stays
 from replicator.replay.places.view_text import NO_VIEW
-from replicator.replay.plan.difference import ByDifference
+from replicator.replay.plan.admission import ByDifference
 
 NO_WAIT = timedelta(0)
 CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLAIM})

@@ -19,8 +19,8 @@ from dataclasses import replace
 from cmroot.log.captured import segments
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
+from replicator.compare.both_sides import Comparison
 from replicator.compare.candidates import touched_names
-from replicator.compare.comparison import Comparison
 from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, merged

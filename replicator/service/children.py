@@ -15,9 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from replicator.core.logging.about import SERVICE_RUN
-from replicator.core.logging.progress_file import VARIABLE
-from replicator.service.service_run import Ended, RunState
+from replicator.core.logging import SERVICE_RUN, VARIABLE
+from replicator.service.run_history import Ended, RunState
 
 ANSWER, LOG, PROGRESS = "answer.json", "log.txt", "progress.json"
 STATES: Mapping[int, RunState] = {0: "done", 3: "partial", 4: "differs"}

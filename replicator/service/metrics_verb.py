@@ -15,12 +15,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from replicator.commands.base import Options, verb
 from replicator.core.config import Config
-from replicator.core.report import Report
+from replicator.core.not_replicated import Report
 from replicator.errors import NotWritable
 from replicator.service.lag_watch import MeasuredLag, measured
 from replicator.service.measuring import families
-from replicator.service.measuring.counters import counts
 from replicator.service.measuring.disks import directories_of, disk_of
+from replicator.service.measuring.families import counts
 from replicator.service.measuring.slow_watch import remembered_comparisons, remembered_roots
 from replicator.service.schema import REVISIONS
 from replicator.service.store import REVISION, ServiceStore

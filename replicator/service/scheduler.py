@@ -23,7 +23,7 @@ from replicator.errors import ConfigError, Error, StoreUnreachable
 from replicator.service.ad_hoc_runs import is_ad_hoc, placed
 from replicator.service.children import Child, outputs_before
 from replicator.service.jobs import Job, jobs_of
-from replicator.service.service_run import SCHEDULE, TOO_LONG, Ended, ServiceRun
+from replicator.service.run_history import SCHEDULE, TOO_LONG, Ended, ServiceRun
 from replicator.service.store import ALL, JobState, ServiceStore
 
 LEASE = 30.0  # seconds

@@ -14,19 +14,18 @@ from pathlib import Path
 import uvicorn
 
 from replicator.core.config import Config, read_config
-from replicator.core.following import Stop
+from replicator.core.runtime import Stop
 from replicator.errors import UsageError
-from replicator.service.alerts.alerting import Alerter
+from replicator.service.alerts import Alerter
 from replicator.service.auth.admitted import Admission
-from replicator.service.auth.timed_connection import uvicorn_limits
-from replicator.service.auth.tls_gate import gated
+from replicator.service.auth.timed_connection import gated, uvicorn_limits
 from replicator.service.lag_watch import LagWatch
 from replicator.service.measuring.slow_watch import SlowWatch
 from replicator.service.scheduler import Scheduler
-from replicator.service.series.recorders import LagRecorder, SizeRecorder
+from replicator.service.series import LagRecorder, SizeRecorder
 from replicator.service.store import ServiceStore
 from replicator.service.web.app import HEADERS, LOOPBACK, make_app
-from replicator.service.web.queries.named_roots import roots_of
+from replicator.service.web.queries.endpoint import roots_of
 from replicator.service.web.serving import Serving
 from replicator.service.web.shared_answers import MOMENT
 

@@ -11,13 +11,13 @@ from threading import Event
 
 from replicator.commands.base import Options, names, verb
 from replicator.core.config import NAME
-from replicator.core.following import Stop
-from replicator.core.report import Report
+from replicator.core.not_replicated import Report
+from replicator.core.runtime import Stop
 from replicator.errors import UsageError
 from replicator.service.auth.api_tokens import Role, create_token, revoke_token, tokens
+from replicator.service.run_history import iso
 from replicator.service.service_process import ServiceSettings, run_service
 from replicator.service.store import ServiceStore
-from replicator.service.times import iso
 
 
 def _nobody(url: str) -> None:

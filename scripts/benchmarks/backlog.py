@@ -22,7 +22,7 @@ from postgres import running_postgres
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome
-from replicator.captures.events.reach import behind
+from replicator.captures.events.scope import behind
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.thrift import ThriftMetastore, connect
 

@@ -13,8 +13,7 @@ from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, median, timed
 from replicator.captures.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.captures.events.decode import decode
-from replicator.captures.events.lines import decode_line, encode
-from replicator.captures.events.record import ChangeRecord
+from replicator.captures.events.record import ChangeRecord, decode_line, encode
 from replicator.core.model import Database, NotificationEvent
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.places.placement import Placement

@@ -13,7 +13,7 @@ from soaking.mortals import Follower
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, median, quantile
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.run import Remembering

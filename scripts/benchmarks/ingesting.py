@@ -21,13 +21,13 @@ from postgres import running_postgres
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
-from replicator.core.connections.source_config import SourceConfig
 from replicator.core.engine import LocalEngine
+from replicator.core.source_config import SourceConfig
 from replicator.core.spark import SparkEngine
 from replicator.ingestion.ingestion_request import Split
-from replicator.ingestion.reading.drivers import CLASSES, driver_jars
 from replicator.ingestion.reading.figures import differences, landed_figures
 from replicator.ingestion.reading.source import opened
+from replicator.ingestion.reading.source_errors import CLASSES, driver_jars
 from replicator.metastore.java import find_java, spark_environment
 
 ROWS = {"small": 1_000_000, "full": 10_000_000}

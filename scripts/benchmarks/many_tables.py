@@ -19,13 +19,13 @@ from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
 from cmroot.root import ChangeRoot
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.batches import batched
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
-from replicator.metastore import constraint_calls
-from replicator.metastore.convert.methods import method
+from replicator.metastore import requests
+from replicator.metastore.convert.fields import method
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.metastore.values import CATALOG, partition_to_thrift, table_to_thrift
 from replicator.replay.apply.load import load
@@ -153,7 +153,7 @@ def reads(uri: str, db: str) -> list[Send]:
     kinds where the server has such a call, else of primary keys."""
     transport, client = raw_client(uri)
     names = client.get_all_tables(db)
-    constraints = _constraints if constraint_calls.knows_all_in_one(client) else _primary_keys
+    constraints = _constraints if requests.knows_all_in_one(client) else _primary_keys
     transport.close()
     whole = [_tables(db, some) for some in batched(names, 500)]
     return [*whole, *(call(db, name) for name in names for call in (_partitions, constraints))]

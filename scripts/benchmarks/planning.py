@@ -20,11 +20,9 @@ from typing import Any
 from postgres import running_postgres
 
 from benchmarks.measure import Outcome, quantile
-from replicator.core.connections.source_config import IngestionConfig, SourceConfig
-from replicator.ingestion.adapters.intake import accept
-from replicator.ingestion.adapters.validation import Requester
-from replicator.ingestion.ingestion_job import STEPS
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.core.source_config import IngestionConfig, SourceConfig
+from replicator.ingestion.adapters.intake import Requester, accept
+from replicator.ingestion.ingestion_request import STEPS, Asset, Request
 from replicator.ingestion.job_store import IngestionStore
 
 JOBS = {"small": 3000, "full": 3000}

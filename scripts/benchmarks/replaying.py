@@ -13,9 +13,9 @@ from benchmarks.measure import Outcome, interleaved, median, timed
 from benchmarks.mixing import MixedWriter
 from benchmarks.onebyone import OneByOne
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.layout import DumpReader
 from replicator.captures.events.decode import decode
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import NotificationEvent
 from replicator.core.runtime import Runtime

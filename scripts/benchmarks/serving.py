@@ -31,14 +31,13 @@ from benchmarks.measure import Outcome, quantile
 from cmroot.root import create_or_open
 from replicator.core.config import Config, read_config
 from replicator.lifecycle.housekeeping.items import Item
-from replicator.lifecycle.housekeeping.schema import item, to_row
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED
-from replicator.lifecycle.housekeeping.store import ItemStore
+from replicator.lifecycle.housekeeping.store import ItemStore, item, to_row
 from replicator.policies.memory import Memory, Run, iso
 from replicator.service.jobs import jobs_of
 from replicator.service.schema import lag_sample
 from replicator.service.schema import run as runs_table
-from replicator.service.series.series_store import FINE, LagSample
+from replicator.service.series import FINE, LagSample
 from replicator.service.store import ServiceStore
 
 

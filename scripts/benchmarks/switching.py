@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, median
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.core.roles import Role
 from replicator.core.runtime import Runtime

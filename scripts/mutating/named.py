@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NAMED: list[tuple[str, str, str, str, str]] = [
     (
-        "cmroot/expire/removal.py",
+        "cmroot/expire/plans.py",
         "                lease.check()\n",
         "",
         "removal without lease.check",
@@ -96,7 +96,7 @@ NAMED: list[tuple[str, str, str, str, str]] = [
         "tests/unit/test_cmroot_expire.py",
     ),
     (
-        "cmroot/expire/removal.py",
+        "cmroot/expire/plans.py",
         "(object_time_ns(told) or NEVER) > cutoff_ns",
         "False",
         "objects: no second look",

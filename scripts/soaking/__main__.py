@@ -24,9 +24,9 @@ from postgres import running_postgres
 
 from cmroot.store.place import Place
 from replicator.commands.demos.spark_sql import SparkSql
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.policy import parse_policy
 from replicator.core.runtime import Runtime

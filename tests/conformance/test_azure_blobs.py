@@ -9,8 +9,7 @@ from object_servers import ACCOUNT
 
 from cmroot.errors import UnknownPlace
 from cmroot.store.listing import list_tree
-from cmroot.store.place import Place
-from cmroot.store.stores import remote_store
+from cmroot.store.place import Place, remote_store
 
 pytestmark = pytest.mark.azure
 

@@ -29,7 +29,7 @@ from replicator.cli.logs import begin_logging, end_logging
 from replicator.cli.table import COMMANDS
 from replicator.cli.table import command as table_command
 from replicator.core.config import parse_config
-from replicator.core.logging.log_config import LogConfig
+from replicator.core.logging import LogConfig
 
 HERE = Path(__file__).parents[2] / "contrib"
 

@@ -24,10 +24,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.captures.events import record as kinds
-from replicator.captures.events.compare import comparable
 from replicator.captures.events.decode import KEPT_MESSAGE, MESSAGE_BYTES, Decoded, decode
 from replicator.captures.events.reader import LOOK_BACK, find_hole, read_events
 from replicator.captures.events.record import Change
+from replicator.captures.events.scope import comparable
 from replicator.core.model import Column, Database, Function, NotificationEvent, Partition, Serde, Storage, Table
 from replicator.errors import Refused
 from replicator.metastore.thrift import ThriftMetastore

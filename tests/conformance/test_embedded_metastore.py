@@ -31,7 +31,7 @@ from replicator.errors import ChecksumMismatch, FormatError, JavaError, Metastor
 from replicator.metastore import java
 from replicator.metastore.embedded import distributions
 from replicator.metastore.embedded import running as embedded
-from replicator.metastore.embedded.fetching import Artifact, fetch
+from replicator.metastore.embedded.distributions import Artifact, fetch
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import began, free_port
 from replicator.metastore.thrift import connect

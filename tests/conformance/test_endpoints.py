@@ -18,7 +18,7 @@ from stores import s3_server, s3a_as_directories
 from versity import ON_VERSITYGW, Versity
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.drivers.endpoints import PATIENCE, VARIABLE, driver_options
+from cmroot.store.drivers import PATIENCE, VARIABLE, driver_options
 from cmroot.store.place import Place
 from replicator.commands.verify import VerifyOptions
 from replicator.metastore.thrift import connect

@@ -11,7 +11,7 @@ from lab import Lab
 from plain_tables import KEYS
 
 from cmroot.root import open_existing
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.repair import RepairSettings, repair
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table

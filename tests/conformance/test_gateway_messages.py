@@ -16,8 +16,6 @@ from thrift.transport.TTransport import TMemoryBuffer
 
 from replicator.captures.gateways.calls import SHAPES, Drop, NotUnderstood, understand, without_deletion
 from replicator.captures.gateways.drops import refusal
-from replicator.captures.gateways.extent import Extent, MethodNames
-from replicator.captures.gateways.interface import handling
 from replicator.captures.gateways.messages import (
     BOOL,
     BYTE,
@@ -47,7 +45,8 @@ from replicator.captures.gateways.messages import (
     with_field,
     write_struct,
 )
-from replicator.captures.gateways.targets import is_truncation
+from replicator.captures.gateways.targets import Extent, MethodNames, is_truncation
+from replicator.captures.gateways.upstream import handling
 from replicator.core.model import NotificationEvent
 
 SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}

@@ -19,8 +19,8 @@ import replicator
 from cmroot.errors import KeepError
 from cmroot.keep.versions import old_versions
 from cmroot.log.captured import segments
-from cmroot.store.drivers.generations import remove_generation
-from cmroot.store.stores import remote_store
+from cmroot.store.drivers import remove_generation
+from cmroot.store.place import remote_store
 from replicator.errors import FilesMissing
 
 RUN = uuid.uuid4().hex[:8]

@@ -24,10 +24,9 @@ from cmroot.keep.versions import (
 )
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_stream
-from cmroot.store.drivers.generations import days_of_rules, remove_generation
+from cmroot.store.drivers import days_of_rules, remove_generation
 from cmroot.store.listing import list_tree
-from cmroot.store.place import Place
-from cmroot.store.stores import remote_store
+from cmroot.store.place import Place, remote_store
 
 pytestmark = pytest.mark.gcs
 

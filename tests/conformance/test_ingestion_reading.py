@@ -19,16 +19,14 @@ from postgres import Postgres
 from pyspark import SparkContext
 from waiting import CEILING, eventually
 
-from replicator.core.connections.source_config import SourceConfig
 from replicator.core.engine import Engine, LocalEngine
+from replicator.core.source_config import SourceConfig
 from replicator.core.spark import SparkEngine, forget_dead_gateway, hive_settings
 from replicator.errors import Error, SourceLocked, SourceRefused, SourceUnreachable, TypeRefused
 from replicator.ingestion.ingestion_request import Split
-from replicator.ingestion.reading.control import Patience
-from replicator.ingestion.reading.drivers import driver_jars
 from replicator.ingestion.reading.figures import differences, landed_figures
 from replicator.ingestion.reading.source import SourceDatabase, opened
-from replicator.ingestion.reading.source_errors import classify, said
+from replicator.ingestion.reading.source_errors import Patience, classify, driver_jars, said
 from replicator.ingestion.reading.source_table import ONE, ForeignKey, Ranges, SourceColumn, SourceTable
 from replicator.metastore.embedded.server_process import free_port
 from replicator.metastore.java import find_java, spark_environment

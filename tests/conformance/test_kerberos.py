@@ -28,13 +28,12 @@ from secured import (
 from waiting import pause
 
 import replicator
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.model import Database
 from replicator.errors import IdentityRefused, MetastoreUnreachable, NotAMetastore, NotAuthenticated
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.kerberos import Tickets
-from replicator.metastore.transports.passwords import credentials_of
+from replicator.metastore.transports.sasl import Tickets, credentials_of
 
 
 def kerberized(kdc: Kdc, directory: Path, **settings: str) -> object:

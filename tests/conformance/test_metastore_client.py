@@ -21,7 +21,7 @@ import pytest
 from counting_proxy import counting
 from waiting import CEILING
 
-from replicator.core.connections.metastore_config import MetastoreConfig, addresses
+from replicator.core.connections import MetastoreConfig, addresses
 from replicator.core.model import (
     EXTERNAL,
     Column,
@@ -50,7 +50,7 @@ from replicator.metastore import connecting
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.metastore.transports.greeting import CALL
+from replicator.metastore.transports.transport import CALL
 
 TEXT = Storage(
     columns=(Column(name="a", type="int", comment="größe 🦆"), Column(name="b", type="array<string>")),

@@ -27,7 +27,7 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TMemoryBuffer, TTransportException
 from waiting import CEILING
 
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.model import (
     EXTERNAL,
     HIVE,
@@ -46,7 +46,7 @@ from replicator.core.model import (
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore import values
 from replicator.metastore.connection import Connections
-from replicator.metastore.convert import fields, methods, objects
+from replicator.metastore.convert import fields, objects
 from replicator.metastore.thrift import ThriftMetastore
 
 CONTROL = re.compile(r"[\x00-\x1f]")  # the server escapes them, thrift for Python does not
@@ -419,9 +419,9 @@ def test_each_row_is_what_other_bindings_say(struct: str, field: int) -> None:
     assert theirs == (set() if (struct, field) in IN_NONE_OF_THEM else {ours})
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", fields.METHODS)
 def test_each_method_is_what_other_bindings_say(name: str) -> None:
-    ours = [rows_of(struct) for struct in methods.structs(name)]
+    ours = [rows_of(struct) for struct in fields.structs(name)]
     theirs = [
         [rows_of(getattr(service, f"{name}_{part}")) for part in ("args", "result")]
         for service in (NewerService, NewishService)
@@ -595,15 +595,15 @@ def test_a_method_that_hmsclient_lacks_is_called(server4: tuple[Server4, str]) -
     server, uri = server4
     connections = Connections(MetastoreConfig(uri), timeout=CEILING, retries=0)
     ask = ttypes.CheckConstraintsRequest(catName="hive", db_name="d", tbl_name="t")
-    answer = connections.read("constraints", methods.method("get_check_constraints", ask))
+    answer = connections.read("constraints", fields.method("get_check_constraints", ask))
     found = answer.checkConstraints[0]
     assert (found.table_name, found.column_name, found.rely_cstr, found.dc_name) == ("t", "ä", True, None)
     request = ttypes.AddCheckConstraintRequest(checkConstraintCols=[found])
-    assert connections.change("add", methods.method("add_check_constraint", request)) is None
+    assert connections.change("add", fields.method("add_check_constraint", request)) is None
     assert server.written[0].checkConstraintCols[0].column_name == "ä"
     with pytest.raises(ObjectNotFound):
         gone = ttypes.CheckConstraintsRequest(catName="hive", db_name="d", tbl_name="gone")
-        connections.read("constraints", methods.method("get_check_constraints", gone))
+        connections.read("constraints", fields.method("get_check_constraints", gone))
     connections.close()
 
 

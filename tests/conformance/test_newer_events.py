@@ -22,8 +22,7 @@ from cmroot.root import create_or_open
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.events import record as kinds
 from replicator.captures.events.decode import decode
-from replicator.captures.events.reach import waiting_events
-from replicator.captures.events.unread import IRRELEVANT, KINDS, NAMED, UnreadEvents
+from replicator.captures.events.scope import IRRELEVANT, KINDS, NAMED, UnreadEvents, waiting_events
 from replicator.captures.fold import read_records
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.roles import ROLE

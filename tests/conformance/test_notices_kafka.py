@@ -13,8 +13,7 @@ from waiting import CEILING, Clock
 
 from replicator.core.config import parse_config
 from replicator.errors import ConfigError
-from replicator.ingestion.notices.courier import Send, senders_of
-from replicator.ingestion.notices.outbox import SENDING, Outbox
+from replicator.ingestion.notices import SENDING, Outbox, Send, senders_of
 
 __all__ = ["clock"]
 
@@ -30,7 +29,7 @@ def senders(servers: str, **more: Any) -> dict[str, Send]:
 def test_a_topic_has_each_message_at_least_once_with_one_key(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replicator.core.messages.kafka_topic.PATIENCE", 2.0)
+    monkeypatch.setattr("replicator.core.sending.PATIENCE", 2.0)
     with kafka_broker(tmp_path) as broker, opened(f"sqlite:///{tmp_path}/i.sqlite", clock) as store:
         to, outbox = senders(broker.servers), Outbox(store)
         with courier(store, to):
@@ -38,7 +37,7 @@ def test_a_topic_has_each_message_at_least_once_with_one_key(
         (waiting,) = outbox.undelivered(job)
         assert waiting.receiver == NAME and waiting.tries == 1 and "landed.tables" in waiting.error
         broker.start()
-        monkeypatch.setattr("replicator.core.messages.kafka_topic.PATIENCE", CEILING)
+        monkeypatch.setattr("replicator.core.sending.PATIENCE", CEILING)
         clock.now += 3600
         found = outbox.take(NAME)
         assert found is not None

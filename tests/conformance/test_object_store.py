@@ -24,10 +24,10 @@ from cmroot.root import create_or_open
 from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Table
-from replicator.core.progress import Advance, Progress, Silent
+from replicator.core.runtime import Advance, Progress, Silent
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.replay.apply.cloning import CloneTask, run_clone_task
+from replicator.replay.apply.transfer import CloneTask, run_clone_task
 from replicator.replay.copy.copying import remove_file
 from replicator.replay.copy.origins import Roots
 from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired

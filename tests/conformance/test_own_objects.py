@@ -19,7 +19,7 @@ from stores import S3_SERVERS, s3_of, s3a_as_directories
 
 import replicator
 from cmroot.expire.expire import expire, plan_expiry
-from cmroot.keep.capability import why_no_copy
+from cmroot.keep.keepers import why_no_copy
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place

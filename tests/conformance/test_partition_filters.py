@@ -14,12 +14,12 @@ from plain_tables import PlainDatabase
 from cmroot.root import open_existing
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.events.scope import Patterns, matches_name
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.repair import RepairSettings, repair
 from replicator.compare.sampling import Budget, verify_sample
 from replicator.compare.verify import verify
 from replicator.core.model import partition_spec
-from replicator.core.text.partition_filter import parse_partition_filter
+from replicator.core.text.sql_text import parse_partition_filter
 from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.policies.lag import lag

@@ -20,7 +20,7 @@ from pyarrow import orc
 from replicator.lifecycle.purge.rewrite import columnar, parquet_footer
 from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc, rewrite_parquet
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
-from replicator.lifecycle.purge.rewrite.thrift_compact import (
+from replicator.lifecycle.purge.rewrite.parquet_footer import (
     BINARY,
     I32,
     STRUCT,

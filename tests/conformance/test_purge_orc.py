@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import orc
 
-from replicator.lifecycle.purge.rewrite import orc_footer, orc_stripes
+from replicator.lifecycle.purge.rewrite import orc_footer
 from replicator.lifecycle.purge.rewrite.columnar import rewrite_orc
 from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark, Unsupported
 from replicator.lifecycle.purge.rewrite.orc_footer import BYTES, VARINT, Message
@@ -75,7 +75,7 @@ def written(
             item = orc_footer.write_message([(1, BYTES, key), (2, BYTES, value)])
             footer.append((orc_footer.KEYS, BYTES, item))
         footer += [(orc_footer.CALENDAR, VARINT, 2), *more]
-        path.write_bytes(orc_stripes.with_zone(file, tail, zone, footer, False).read())
+        path.write_bytes(orc_footer.with_zone(file, tail, zone, footer, False).read())
     return path
 
 
@@ -93,7 +93,7 @@ def output(path: Path) -> tuple[object, ...]:
         tail = orc_footer.read_tail(file)
         footer = tail.footer
         return (
-            *orc_stripes.zones_and_blooms(file, tail),
+            *orc_footer.zones_and_blooms(file, tail),
             orc_footer.all_of(footer, orc_footer.TYPES),
             orc_footer.all_of(footer, orc_footer.KEYS),
             orc_footer.all_of(footer, orc_footer.CALENDAR),

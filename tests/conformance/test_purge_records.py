@@ -21,7 +21,7 @@ from record_files import SequenceFile
 from replicator.core.model import Column
 from replicator.lifecycle.purge.run import Purged
 from replicator.lifecycle.purge.search import by_spark, proving
-from replicator.lifecycle.purge.search.lost_columns import ColumnsTask, run_columns_task
+from replicator.lifecycle.purge.search.ids import ColumnsTask, run_columns_task
 
 pytestmark = pytest.mark.removals
 

@@ -22,10 +22,10 @@ from cmroot.expire.plans import ABANDONED, sweep_staging
 from cmroot.keep.content import locate
 from cmroot.keep.objects import keep_object
 from cmroot.root import create_or_open
-from cmroot.store.objects import server_copies
+from cmroot.store import objects
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
-from replicator.replay.apply.cloning import CloneTask, run_clone_task
+from replicator.replay.apply.transfer import CloneTask, run_clone_task
 from replicator.replay.copy import staging
 
 MIB = 1024 * 1024
@@ -45,7 +45,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[Proxy]:
 @pytest.fixture
 def proxy(endpoint: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
     for name, value in LIMITS.items():
-        monkeypatch.setattr(server_copies, name, value)
+        monkeypatch.setattr(objects, name, value)
     return endpoint
 
 
@@ -130,8 +130,8 @@ def test_an_object_that_is_replaced_while_its_parts_are_copied_is_not_mixed(
 
     monkeypatch.setattr(proxy, "fails", at_second_part(replace))
     store = filesystem(bucket)
-    old = server_copies.original(store, f"{bucket.partition('://')[2]}/t/part-0")
-    copied = server_copies.copy(store, old, f"{bucket.partition('://')[2]}/t/copy")
+    old = objects.original(store, f"{bucket.partition('://')[2]}/t/part-0")
+    copied = objects.copy(store, old, f"{bucket.partition('://')[2]}/t/copy")
     assert done and not copied
     assert not Place(f"{bucket}/t/copy").exists() and uploads(bucket) == []
     root = create_or_open(f"{bucket}/cmroot").place
@@ -235,7 +235,7 @@ def test_what_a_killed_attempt_leaves_is_swept_from_its_directories(
     kill_at_second_part(proxy, monkeypatch, "place", root, f"{bucket}/t/part-0", wait_for="moving")
     assert sorted(uploads(bucket)) == ["t/part-0", "t/part-00"]
     names = [name for name in Place(f"{bucket}/t").list() if name.startswith(staging.STAGING)]
-    assert len(names) == 2 and any(name.endswith(server_copies.NOTE) for name in names)
+    assert len(names) == 2 and any(name.endswith(objects.NOTE) for name in names)
     assert staging.sweep_staging(root) == 2
     assert uploads(bucket) == [others["Key"]] and Place(f"{bucket}/t").list() == []
     staging.sweep_staging(root)
@@ -243,5 +243,5 @@ def test_what_a_killed_attempt_leaves_is_swept_from_its_directories(
 
 @pytest.mark.parametrize("size", [5 * 1024**3 + 1, 300 * 1024**3, 5 * 1024**4, 50 * 1000**4])
 def test_no_object_has_more_parts_than_an_upload_may(size: int) -> None:
-    step = server_copies.part_size(size)
+    step = objects.part_size(size)
     assert 5 * MIB <= step <= 5 * 1024**3 and -(-size // step) <= 10_000

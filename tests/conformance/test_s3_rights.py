@@ -20,8 +20,7 @@ from cmroot.check.check import check
 from cmroot.expire.expire import expire, plan_expiry
 from cmroot.keep.keepers import VersionKeeper, choose_keeper
 from cmroot.root import create_or_open
-from cmroot.store.place import Place
-from cmroot.store.stores import remote_store
+from cmroot.store.place import Place, remote_store
 from replicator.policies.checks.places import judge_place
 from replicator.replay.copy.staging import sweep_staging
 

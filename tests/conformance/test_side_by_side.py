@@ -21,11 +21,10 @@ from replicator.lifecycle.removal.live import LiveLocations
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.parallel import traffic
-from replicator.metastore.parallel.side_by_side import side_by_side
-from replicator.metastore.parallel.traffic import Limit
-from replicator.metastore.parallel.width import Width
+from replicator.metastore.parallel import side_by_side, traffic
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.traffic import Limit
+from replicator.metastore.width import Width
 
 TABLES, PARTITIONS = 60, 3
 

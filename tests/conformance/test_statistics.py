@@ -14,7 +14,7 @@ from hive_home import Home, client_of
 from hive_metastore import ttypes
 from lab import Lab
 
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.model import Statistics
 from replicator.lifecycle.purge.swapping import drop_column_statistics
 from replicator.metastore.embedded.running import Running

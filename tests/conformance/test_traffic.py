@@ -11,13 +11,13 @@ from counting_proxy import CountingProxy, counting
 from waiting import CEILING, Clock, eventually
 
 import replicator
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.errors import ConfigError, MetastoreUnreachable
+from replicator.metastore import traffic
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.parallel import traffic
-from replicator.metastore.parallel.traffic import Limit
 from replicator.metastore.thrift import connect
+from replicator.metastore.traffic import Limit
 
 
 def _all_at_once(proxy: CountingProxy, at_once: int, clients: int = 4, threads: int = 4, calls: int = 40) -> None:

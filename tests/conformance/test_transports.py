@@ -40,8 +40,7 @@ from waiting import CEILING, Clock
 
 import replicator
 from replicator.core.config import read_config
-from replicator.core.connections.gateway_config import GatewayConfig
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.errors import IdentityRefused, MetastoreError, NotAMetastore, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

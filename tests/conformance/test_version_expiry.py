@@ -14,7 +14,7 @@ from stores import s3_server
 import replicator
 from cmroot.keep.versions import drop_versions, old_versions
 from cmroot.store.place import Place
-from replicator.replay.restore.expiries import RootExpired
+from replicator.replay.restore.upkeep import RootExpired
 
 RUN = uuid.uuid4().hex[:8]
 S3, GS = f"s3a://expiring-{RUN}", f"gs://outgoing-{RUN}"

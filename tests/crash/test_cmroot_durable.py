@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cmroot.keep.journal import keep_safely
 from cmroot.keep.keepers import CopyKeeper, LinkKeeper, recycle
-from cmroot.keep.safely import keep_safely
 from cmroot.lease import acquire
 from cmroot.log.captured import SegmentWriter
 from cmroot.store import local as local_module

@@ -27,7 +27,7 @@ from waiting import CEILING, eventually
 
 from cmroot.keep.content import locate
 from cmroot.keep.journal import InterceptSource, Journal, write_journal
-from cmroot.log.intercepted import read_intercepted, undecided_since
+from cmroot.log.references import read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from replicator.captures.gateways.drops import Counts, Drops
 from replicator.captures.gateways.server import Gateway, opened

@@ -13,8 +13,8 @@ from steps import at_every_step
 
 from cmroot.errors import NotWritable
 from cmroot.keep.content import locate
+from cmroot.keep.hdfs_recycling import DIRECTORY
 from cmroot.keep.keepers import Recycled, recycle, recycle_tree, sweep_incoming
-from cmroot.keep.recycling.renamed import DIRECTORY
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_at
 from cmroot.store.hdfs.checksums import ask

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.store import flow
+from cmroot.store import local
 from cmroot.store.checksum import checksum_file, copy_file, copy_stream
-from cmroot.store.flow import FLOW, SLACK
+from cmroot.store.local import FLOW, SLACK
 from replicator.replay.copy.copying import Placing, place_file
 from replicator.replay.copy.origins import Roots, Wanted
 from replicator.replay.copy.staging import AskingFence, Attempt
@@ -41,7 +41,7 @@ class Stopped:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Stopped:
     """Of the flow of this process's copies."""
     stopped = Stopped()
-    monkeypatch.setattr(flow, "time", stopped)
+    monkeypatch.setattr(local, "time", stopped)
     return stopped
 
 

@@ -19,7 +19,7 @@ from plain_tables import KEYS, PlainDatabase, text_storage
 import replicator
 from cmroot.root import create_or_open
 from replicator.captures.gateways.server import opened
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.model import EXTERNAL, Table
 from replicator.core.roles import RoleMark
 from replicator.errors import Refused, UsageError
@@ -29,8 +29,8 @@ from replicator.lifecycle.purge.run import described
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import Loaded
-from replicator.replay.places.by_name import noted
 from replicator.replay.places.neighbours import Neighbours
+from replicator.replay.places.placement import noted
 
 OLD = "{}__t_backup_1600000000000"
 DESCRIBED = {"dataset.descriptor": '{"privacy": {"column": "b"}}'}

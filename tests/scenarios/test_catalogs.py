@@ -15,9 +15,9 @@ from plain_tables import PlainDatabase
 
 import replicator
 from replicator import capture, dump, verify
-from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.captures.events.scope import refuse_other_catalog
 from replicator.core.config import read_config
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import parse_policy
 from replicator.errors import ObjectNotFound, Refused
 from replicator.lifecycle.removal.live import LiveLocations

@@ -21,14 +21,14 @@ from waiting import CEILING
 import replicator
 from cmroot.pins import Slot, create_slot, drop_slot, give_up_slot
 from cmroot.root import create_or_open
-from replicator.captures.events.reach import Reach, event_life
+from replicator.captures.events.scope import Reach, event_life
 from replicator.cli.main import run
 from replicator.core.config import parse_config
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.policy import Policy
 from replicator.core.roles import Role, RoleMark
-from replicator.core.schedules.alert_config import AlertConfig
+from replicator.core.service_config import AlertConfig
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.checks import places
@@ -39,7 +39,7 @@ from replicator.policies.checks.places import Probed, Room, clock_ahead, judge_s
 from replicator.policies.checks.policy_health import judge_marks, judge_role_change, judge_runs
 from replicator.policies.lag import lag
 from replicator.policies.memory import Compared, History, Memory, RememberedScope, RoleChange, Run, Step
-from replicator.service.alerts.conditions import Condition, of_policies
+from replicator.service.alert_conditions import Condition, of_policies
 from replicator.service.lag_watch import MeasuredLag
 
 PLENTY = Room(total=1000, free=900)

@@ -13,7 +13,7 @@ from raw_thrift import struct
 
 from cmroot.keep.journal import DropCall
 from cmroot.log.captured import segments
-from cmroot.log.intercepted import read_intercepted
+from cmroot.log.references import read_intercepted
 from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
 

@@ -17,11 +17,10 @@ from thrift.Thrift import TApplicationException
 
 from replicator.captures.gateways.auth.local_names import LocalNames, parse_rules
 from replicator.captures.gateways.auth.tokens import LIFE, TokenRefused, Tokens
-from replicator.core.connections.gateway_config import GatewayConfig
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.errors import IdentityRefused, UsageError
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.passwords import credentials_of
+from replicator.metastore.transports.sasl import credentials_of
 from replicator.metastore.transports.transport import Plain
 
 KEY = "k" * 32

@@ -25,15 +25,14 @@ from waiting import CEILING, pause
 
 from replicator.captures.gateways.security import check_risks
 from replicator.captures.gateways.service import Timeouts
-from replicator.core.connections.gateway_config import GatewayConfig
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.core.model import Database
 from replicator.errors import IdentityRefused, NotAuthenticated, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.metastore.transports.kerberos import Gssapi
+from replicator.metastore.transports.sasl import Gssapi
 from replicator.metastore.transports.transport import Framed, Plain
-from replicator.policies.checks.gateway_listener import of_gateway
+from replicator.policies.checks.metastores import of_gateway
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from plain_tables import PlainDatabase
 
 import replicator
 from cmroot.store.place import Place
-from replicator.core.progress import Advance, Silent
+from replicator.core.runtime import Advance, Silent
 from replicator.errors import Error
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

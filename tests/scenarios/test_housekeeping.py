@@ -16,7 +16,7 @@ from spark_sql import SparkSql
 from cmroot.errors import KeepError
 from cmroot.lease import acquire
 from replicator.core.model import EXTERNAL
-from replicator.core.text.period import parse_period
+from replicator.core.text.quantity import parse_period
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
 from replicator.lifecycle.removal.legal import LegalHold, add_hold
 from replicator.lifecycle.removal.removal import Limits

@@ -23,7 +23,7 @@ import replicator
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
 from replicator.core.runtime import Runtime
-from replicator.lifecycle.housekeeping.repetition import Followed
+from replicator.lifecycle.housekeeping.run import Followed
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.restore.upkeep import expire_root
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import VIEW, Table
-from replicator.core.text.period import parse_period
+from replicator.core.text.quantity import parse_period
 from replicator.errors import FormatError, UsageError
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.items import DELETED, Item, iso
-from replicator.lifecycle.housekeeping.schema import HEAD, item
 from replicator.lifecycle.housekeeping.settings import (
     DEFAULT_EVENTS,
     EXPIRED,
@@ -25,7 +24,7 @@ from replicator.lifecycle.housekeeping.settings import (
     LifecycleDefaults,
     read_settings,
 )
-from replicator.lifecycle.housekeeping.store import ItemStore, store_url
+from replicator.lifecycle.housekeeping.store import HEAD, ItemStore, item, store_url
 
 DAY = 86_400
 P1D = parse_period("P1D")
@@ -69,7 +68,7 @@ def test_migrations_make_exactly_the_tables_of_the_schema(store: ItemStore) -> N
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    from replicator.lifecycle.housekeeping.schema import metadata
+    from replicator.lifecycle.housekeeping.store import metadata
 
     with store.transaction() as work:
         context = MigrationContext.configure(work, opts={"compare_type": True})

@@ -27,11 +27,11 @@ from replicator.core.config import Config, parse_config
 from replicator.core.model import Column
 from replicator.core.runtime import Runtime
 from replicator.ingestion.controller import Controller, Worked
-from replicator.ingestion.ingestion_job import Failure
+from replicator.ingestion.ingestion_request import Failure
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing import landing_steps as steps
 from replicator.ingestion.landing.publishing import Landed, Overtaken, publish
-from replicator.ingestion.reading.drivers import driver_jars, give_drivers
+from replicator.ingestion.reading.source_errors import driver_jars, give_drivers
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java
 from replicator.metastore.thrift import connect

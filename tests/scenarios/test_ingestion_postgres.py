@@ -17,9 +17,8 @@ import replicator
 from replicator.core import database
 from replicator.core.config import parse_config
 from replicator.errors import Error, StoreUnreachable, UsageError
-from replicator.ingestion.adapters import request_table
-from replicator.ingestion.ingestion_job import STEPS, Claimed
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.adapters import request_directory
+from replicator.ingestion.ingestion_request import STEPS, Asset, Claimed, Request
 from replicator.ingestion.job_store import IngestionStore
 
 
@@ -156,7 +155,7 @@ def test_users_of_a_database_ask_by_a_function_that_its_rights_guard(
     with as_user("postgres") as admin:
         admin.execute("UPDATE replicator.request SET state = 'new', job = NULL, key = gen_random_uuid() WHERE id = 3")
         with monkeypatch.context() as patched:
-            patched.setattr(request_table, "accept", Mock(side_effect=AssertionError))
+            patched.setattr(request_directory, "accept", Mock(side_effect=AssertionError))
             (one,) = replicator.ingest_take(database="crm", config=config).requests
         assert one.error == "internal error, not taken", "it would be the first for ever"
         admin.execute("ALTER TABLE replicator.request DROP CONSTRAINT request_short")  # as in earlier releases

@@ -10,7 +10,7 @@ from command_line import Answer, command
 from lab import Lab
 
 import replicator
-from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.layout import DumpReader
 from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
 

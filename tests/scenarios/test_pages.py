@@ -28,15 +28,14 @@ from waiting import eventually
 
 from cmroot.root import create_or_open
 from replicator import cm_hold, legal_hold_add
-from replicator.ingestion.ingestion_job import STEPS, Failure
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.ingestion_request import STEPS, Asset, Failure, Request
 from replicator.ingestion.job_store import IngestionStore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.drills.drill_record import Asked, Drill, Drills
 from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
 from replicator.service.auth.api_tokens import Role, create_token, revoke_token
-from replicator.service.series.series_store import RootSample, record_root
+from replicator.service.series import RootSample, record_root
 from replicator.service.store import ServiceStore
 
 SHOP = unique("shop")

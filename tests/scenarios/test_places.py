@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from cmroot.errors import FormatError, UnknownPlace
 from cmroot.names import check_entries, is_below
-from cmroot.store.place import split_authority
-from cmroot.store.resolve import folded, resolved
+from cmroot.store.place import folded, resolved, split_authority
 from replicator.errors import Refused
 from replicator.replay.apply.work import is_one_file
 from replicator.replay.places.placement import Placement

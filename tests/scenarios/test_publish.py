@@ -18,7 +18,7 @@ from lab import Lab
 from plain_tables import PlainDatabase
 from waiting import eventually
 
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import EXTERNAL
 from replicator.errors import ObjectNotFound

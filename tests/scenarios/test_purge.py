@@ -13,9 +13,8 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.cli.json_lines import lines_on_stdout
 from replicator.cli.logs import begin_logging, end_logging
-from replicator.core.logging.log_config import LogConfig
-from replicator.core.logging.watch import Watch
-from replicator.core.progress import Silent
+from replicator.core.logging import LogConfig, Watch
+from replicator.core.runtime import Silent
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.backups.backups import backups
 from replicator.lifecycle.purge.backups.restore import restore_backup

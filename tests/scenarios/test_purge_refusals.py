@@ -11,7 +11,7 @@ from purges import DESCRIPTOR, Warehouse
 from replicator.errors import Refused
 from replicator.lifecycle.purge import tables
 from replicator.lifecycle.purge.onboarding import WhiteList
-from replicator.lifecycle.purge.search.matching import failed
+from replicator.lifecycle.purge.search.searching import failed
 from replicator.lifecycle.removal.legal import LegalHold, add_hold
 from replicator.lifecycle.removal.removal import Limits
 

@@ -12,7 +12,7 @@ from warehouse import Pair, Sides
 
 from cmroot.keep.keepers import recycle_tree
 from cmroot.log.captured import ADD, RELEASE, segments
-from cmroot.log.intercepted import read_intercepted, write_intercepted
+from cmroot.log.references import read_intercepted, write_intercepted
 from cmroot.store.listing import hidden
 from replicator.captures.fold import open_manifest
 from replicator.metastore.embedded.running import Running

@@ -21,9 +21,8 @@ from cmroot.store.listing import list_tree
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.compare import repair as repairs
-from replicator.compare.comparison import Comparison
-from replicator.compare.repair import RepairSettings
-from replicator.compare.repaired import Repaired
+from replicator.compare.both_sides import Comparison
+from replicator.compare.repair import Repaired, RepairSettings
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import Column
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
@@ -31,7 +30,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadSettings
-from replicator.replay.plan.difference import ByDifference
+from replicator.replay.plan.admission import ByDifference
 
 RUNTIME = local_runtime()
 MARKS = ("repl.last.id", "replicator.position", "replicator.source", "replicator.loading")

@@ -18,12 +18,11 @@ from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.paced import RETRY_INTERVAL, locks_event_ids, may_write_at_once
-from replicator.metastore.parallel.traffic import Limit
+from replicator.metastore.pace import RETRY_INTERVAL, locks_event_ids, may_write_at_once
 from replicator.metastore.thrift import connect
+from replicator.metastore.traffic import Limit
 from replicator.policies.run import Remembering, sync_once
-from replicator.replay.plan.batching import Named, gathered
-from replicator.replay.plan.squash import Called, Lineage
+from replicator.replay.plan.squash import Called, Lineage, Named, gathered
 
 
 def lineage(name: str) -> Lineage:

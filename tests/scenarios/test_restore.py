@@ -21,7 +21,7 @@ from waiting import eventually
 
 from cmroot.store.place import local_path
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.paced import locks_event_ids
+from replicator.metastore.pace import locks_event_ids
 
 SEED = 20260301
 STEPS, EVENTS = 40, 8

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from replicator.errors import ConfigError
 from replicator.lifecycle.retention.access import parse_mode
-from replicator.lifecycle.retention.config.datetimes import Unreadable, date_pattern
+from replicator.lifecycle.retention.config.config_store import Settings
+from replicator.lifecycle.retention.config.datetimes import Unreadable, date_pattern, fixed, parse_lookback
 from replicator.lifecycle.retention.config.hocon.parse import parse
 from replicator.lifecycle.retention.config.hocon.substitutions import resolve
-from replicator.lifecycle.retention.config.job_settings import Settings
-from replicator.lifecycle.retention.config.lookback import fixed, parse_lookback
 from replicator.lifecycle.retention.config.older_policies import retention_policy
 from replicator.lifecycle.retention.dataset_versions import TIME, Pair, Version
 from replicator.lifecycle.retention.globs import Found, glob

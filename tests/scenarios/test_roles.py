@@ -17,7 +17,7 @@ from waiting import CEILING
 
 from cmroot.log.captured import segments
 from replicator.captures.dumps.layout import open_parts
-from replicator.captures.events.compare import database_change
+from replicator.captures.events.scope import database_change
 from replicator.core.model import Database
 from replicator.core.roles import (
     EPOCH,

@@ -37,7 +37,7 @@ from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies import follow
-from replicator.policies.checks.bucket_events import judge_queues
+from replicator.policies.checks.metastores import judge_queues
 from replicator.policies.follow import Listeners, follow_policy
 from replicator.policies.run import SyncRun
 from replicator.policies.steps import SYNC

@@ -20,9 +20,17 @@ from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.captures.events.scope import Patterns
 from replicator.cli.main import run
-from replicator.compare.comparison import Comparison
-from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
-from replicator.compare.verified import TableMemory, VerifiedTables, read_memory, write_memory
+from replicator.compare.both_sides import Comparison
+from replicator.compare.sampling import (
+    Budget,
+    Sampled,
+    TableMemory,
+    VerifiedTables,
+    memory_of,
+    read_memory,
+    verify_sample,
+    write_memory,
+)
 from replicator.errors import LeaseHeld
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect

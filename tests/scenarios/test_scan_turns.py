@@ -15,7 +15,7 @@ from replicator.captures.recording import Captured
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.errors import UsageError
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.parallel.side_by_side import TABLE_BATCH
+from replicator.metastore.parallel import TABLE_BATCH
 from replicator.metastore.thrift import connect
 
 TABLES = 2 * TABLE_BATCH + 10

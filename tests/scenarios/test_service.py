@@ -23,12 +23,19 @@ from replicator.core import database
 from replicator.core.database import Database
 from replicator.errors import Error, Refused, StoreUnreachable
 from replicator.metastore.embedded.running import Running
-from replicator.service.actions import Action, action_of, actions_about, is_open, open_action, recording, set_answer
 from replicator.service.ad_hoc_runs import AdHocRun
-from replicator.service.jobs import Job
-from replicator.service.service_run import Ended
-from replicator.service.store import ServiceStore
-from replicator.service.timetable import Every
+from replicator.service.jobs import Every, Job
+from replicator.service.run_history import Ended
+from replicator.service.store import (
+    Action,
+    ServiceStore,
+    action_of,
+    actions_about,
+    is_open,
+    open_action,
+    recording,
+    set_answer,
+)
 
 
 def test_a_policy_is_kept_in_step(

@@ -21,7 +21,7 @@ from cmroot.root import create_or_open
 from replicator.core.config import parse_config
 from replicator.errors import ConfigError
 from replicator.metastore.embedded.server_process import free_port
-from replicator.service.alerts.alert_store import open_alerts
+from replicator.service.alerts import open_alerts
 from replicator.service.store import ServiceStore
 
 KEY = "key-of-the-webhook"

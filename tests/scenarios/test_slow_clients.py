@@ -13,7 +13,7 @@ from in_process import InProcess
 from moved_loop import ServingThread
 from waiting import eventually
 
-from replicator.core.schedules.entrance_config import LimitConfig
+from replicator.core.service_config import LimitConfig
 
 YEAR = dict.fromkeys(("header_time", "body_time", "write_time", "idle_time"), "365d")
 STEP = 60.0

@@ -166,7 +166,7 @@ def test_a_policy_that_was_never_run_cannot_be_switched_over(
 
 
 def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: Lab) -> None:
-    from replicator.compare.verified import TableMemory, VerifiedTables, write_memory
+    from replicator.compare.sampling import TableMemory, VerifiedTables, write_memory
 
     place = str(pair.here / "target/.cmroot/verified")
     write_memory(place, f"{pair.name}_a", VerifiedTables({"t": TableMemory(verified=1.0, outcome="different")}))

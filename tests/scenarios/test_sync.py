@@ -19,12 +19,12 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from lab import Lab
 
 from cmroot.pins import drop_slot, find_slot, give_up_slot
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import ConfigError, ObjectNotFound, Refused
-from replicator.metastore.convert.tjson import struct_to_tjson
+from replicator.metastore.convert.codecs import struct_to_tjson
 from replicator.policies.checks.check import check
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering

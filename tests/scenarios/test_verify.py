@@ -21,7 +21,7 @@ from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import DumpSettings, write_dump
 from replicator.captures.events.scope import Patterns
 from replicator.compare import compare_files, verify
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.differences import Difference, Differences, Homes, compare
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (

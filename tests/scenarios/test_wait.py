@@ -21,7 +21,7 @@ from replicator.cli.main import run
 from replicator.errors import NotReached, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.policies.wait import FIRST, LONGEST, Goal, Waited, wait
+from replicator.policies.status import FIRST, LONGEST, Goal, Waited, wait
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hive_metastore import ttypes
 from newer_calls import newer_client
 
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 
-from cmroot.store.drivers.filesystems import filesystem_of
+from cmroot.store.drivers import filesystem_of
 
 
 class FaultyFiles(LocalFileSystem):  # type: ignore[misc]

@@ -6,7 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from replicator.metastore.embedded.fetching import fetch, read_list
+from replicator.metastore.embedded.distributions import fetch, read_list
 from replicator.metastore.java import cache_directory, find_java, locked
 
 

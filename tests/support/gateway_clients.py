@@ -14,10 +14,8 @@ from kerberos import Kdc
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from waiting import CEILING
 
-from replicator.core.connections.gateway_config import GatewayConfig
-from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.metastore.transports.kerberos import Gssapi, Tickets
-from replicator.metastore.transports.negotiation import negotiate
+from replicator.core.connections import GatewayConfig, MetastoreConfig
+from replicator.metastore.transports.sasl import Gssapi, Tickets, negotiate
 from replicator.metastore.transports.transport import Framed, Transport
 
 SERVICE = "hive/localhost@EXAMPLE.COM"

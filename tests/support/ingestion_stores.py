@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 from waiting import Clock
 
-from replicator.ingestion.ingestion_job import STEPS, Claimed, Failure
-from replicator.ingestion.ingestion_request import Asset, Request
+from replicator.ingestion.ingestion_request import STEPS, Asset, Claimed, Failure, Request
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.notices.courier import Courier, Send
+from replicator.ingestion.notices import Courier, Send
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from names import unique
 from plain_tables import PlainDatabase
 
 from cmroot.log.captured import segments
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import Policy, parse_policy
 from replicator.core.roles import Role, RoleMark
 from replicator.metastore.embedded.running import Running

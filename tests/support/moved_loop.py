@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from waiting import CEILING
 
-from replicator.core.schedules.entrance_config import LimitConfig
+from replicator.core.service_config import LimitConfig
 from replicator.service.auth.timed_connection import uvicorn_limits
 from replicator.service.service_process import AnsweringServer
 

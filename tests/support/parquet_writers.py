@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replicator.lifecycle.purge.rewrite import parquet_footer
-from replicator.lifecycle.purge.rewrite.thrift_compact import BINARY, I32, LIST, Struct, given
+from replicator.lifecycle.purge.rewrite.parquet_footer import BINARY, I32, LIST, Struct, given
 
 ROWS = 1000
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 
-from replicator.lifecycle.purge.rewrite import orc_footer, orc_stripes, parquet_footer
-from replicator.lifecycle.purge.rewrite.thrift_compact import BINARY
+from replicator.lifecycle.purge.rewrite import orc_footer, parquet_footer
+from replicator.lifecycle.purge.rewrite.parquet_footer import BINARY
 from replicator.metastore.embedded.running import Running
 
 TIMES = (
@@ -147,7 +147,7 @@ def of_pyarrow(warehouse: Warehouse) -> tuple[list[Any], list[Any]]:
             output.append(
                 (
                     path.name,
-                    orc_stripes.zones_and_blooms(file, tail),
+                    orc_footer.zones_and_blooms(file, tail),
                     [each for each in tail.footer if each[0] in (4, 5, 11)],
                 )
             )

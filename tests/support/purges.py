@@ -12,8 +12,7 @@ from names import unique
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
-from replicator.core.progress import Silent
-from replicator.core.runtime import Runtime
+from replicator.core.runtime import Runtime, Silent
 from replicator.core.spark import SparkEngine, hive_settings
 from replicator.lifecycle.purge.backups.retain import Retain, Retained
 from replicator.lifecycle.purge.certify import Certificate, Replica, certify

@@ -12,7 +12,7 @@ from typing import Any
 
 import boto3
 
-from cmroot.store.drivers.filesystems import filesystem_of
+from cmroot.store.drivers import filesystem_of
 
 
 @contextmanager

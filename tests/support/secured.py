@@ -22,7 +22,7 @@ from thrift.protocol.TCompactProtocol import TCompactProtocolAccelerated
 from waiting import CEILING, eventually
 
 import replicator
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.errors import Error, MetastoreError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.embedded.server_process import (
@@ -36,7 +36,7 @@ from replicator.metastore.embedded.server_process import (
 )
 from replicator.metastore.embedded.template import new_database
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.metastore.transports import greeting
+from replicator.metastore.transports import transport
 
 
 @dataclass
@@ -208,7 +208,7 @@ def decodes_fast(client: ThriftMetastore) -> None:
 def refused(config: MetastoreConfig, **keys: object) -> MetastoreError:
     """What a client of other keys is told, by what the server says to each guess."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(greeting, "PATIENCE", CEILING)
+        patch.setattr(transport, "PATIENCE", CEILING)
         with connect(msgspec.structs.replace(config, **keys)) as client, pytest.raises(MetastoreError) as raised:
             client.database_names()
     return raised.value

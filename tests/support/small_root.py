@@ -14,7 +14,7 @@ from cmroot.keep.content import content_name
 from cmroot.lease import Lease
 from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.pins import Slot, iso
-from cmroot.store.entries import list_entries
+from cmroot.store.listing import list_entries
 from cmroot.store.place import Place, join
 from replicator.core.engine import LocalEngine
 

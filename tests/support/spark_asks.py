@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.metastore.thrift import connect
 from replicator.policies.drills.queries import spark_on
 

@@ -18,7 +18,7 @@ from pool import Pool
 from versity import ON_VERSITYGW, Versity
 
 from cmroot.root import create_or_open
-from cmroot.store.drivers.filesystems import filesystem_of
+from cmroot.store.drivers import filesystem_of
 from cmroot.store.place import Place, join
 from cmroot.store.remote import FsspecStore
 

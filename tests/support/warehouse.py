@@ -27,7 +27,7 @@ from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.captures.events.scope import Patterns
 from replicator.captures.recording import Captured
-from replicator.compare.comparison import Comparison
+from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name

@@ -18,10 +18,10 @@ from pydantic import TypeAdapter
 from waiting import CEILING, eventually
 
 from replicator.cli import table
-from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.core.logging.progress_file import ProgressFile
+from replicator.core.connections import MetastoreConfig
+from replicator.core.logging import ProgressFile
 from replicator.core.policy import parse_policy
-from replicator.core.schedules.service_config import JobConfig, ServiceConfig
+from replicator.core.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError, Refused
 from replicator.service.ad_hoc_runs import AdHocRun, placed
 from replicator.service.auth.api_tokens import Identity

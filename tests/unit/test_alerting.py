@@ -24,22 +24,20 @@ from certificates import Authority
 from sqlalchemy import update
 
 from replicator.core.config import parse_config
-from replicator.core.messages.sending import failure_of
 from replicator.core.roles import Role, RoleMark
-from replicator.core.schedules.alert_config import AlertConfig, MailConfig
+from replicator.core.sending import failure_of
+from replicator.core.service_config import AlertConfig, MailConfig
 from replicator.metastore.embedded.server_process import free_port
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
-from replicator.service.alerts.alert_store import open_alerts, remember
-from replicator.service.alerts.alerting import Alerter
-from replicator.service.alerts.channels import Message, channels_of
-from replicator.service.alerts.conditions import ENOUGH, TREND
-from replicator.service.alerts.trends import Trend
+from replicator.service.alert_conditions import ENOUGH, TREND
+from replicator.service.alert_trends import Trend
+from replicator.service.alerts import Alerter, Message, channels_of, open_alerts, remember
 from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
 from replicator.service.measuring.disks import Disk
+from replicator.service.run_history import Ended, RunState
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import run
-from replicator.service.service_run import Ended, RunState
 from replicator.service.store import ServiceStore
 from replicator.service.web.metrics import metrics_of
 from replicator.service.web.serving import Serving

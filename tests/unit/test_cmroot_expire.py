@@ -18,13 +18,13 @@ from waiting import eventually
 
 from cmroot.errors import Error, Filing, FormatError, LeaseHeld, Superseded
 from cmroot.expire.expire import Count, cutoff_position, expire, held_by, plan_expiry
-from cmroot.expire.removal import Since, remove
+from cmroot.expire.plans import Since, remove
 from cmroot.expire.retention import DECIDED
 from cmroot.keep.recycle import recycle
 from cmroot.keep.store_lock import removing, store_lock
 from cmroot.lease import acquire
 from cmroot.log.captured import FILES, SegmentWriter, segments
-from cmroot.log.intercepted import write_intercepted
+from cmroot.log.references import write_intercepted
 from cmroot.pins import (
     DumpPin,
     Hold,
@@ -363,7 +363,7 @@ def test_too_much_that_came_since_asks_for_a_new_plan(local: SmallRoot, monkeypa
     history(local)
     plan = local.plan()
     local.capture(add="a b c")
-    monkeypatch.setattr("cmroot.expire.removal.MANY", 2)
+    monkeypatch.setattr("cmroot.expire.plans.MANY", 2)
     with pytest.raises(Superseded) as caught:
         expire(local.root, plan, now=lambda: NOW)
     assert caught.value.transient and local.there() == {"a", "b", "c", "d"}

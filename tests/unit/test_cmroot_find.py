@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cmroot.errors import ChecksumMismatch, Exists, FormatError, KeepError
-from cmroot.keep.content import locate
-from cmroot.keep.find import Findings, Query, find
+from cmroot.keep.content import Findings, Query, find, locate
 from cmroot.keep.keepers import CopyKeeper
 from cmroot.keep.restore import restore_file
 from cmroot.log.captured import FILES, SegmentWriter, segments

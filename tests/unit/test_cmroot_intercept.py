@@ -16,7 +16,7 @@ from cmroot.errors import FormatError, KeepError, NotWritable
 from cmroot.keep.content import is_kept, locate
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
 from cmroot.keep.journal import DropCall, InterceptSource, Owner
-from cmroot.log.intercepted import JOURNAL, read_intercepted, undecided_since
+from cmroot.log.references import JOURNAL, read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file
 from cmroot.store.place import Place, join

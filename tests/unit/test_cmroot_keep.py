@@ -29,7 +29,7 @@ from cmroot.keep.keepers import (
     recycle_tree,
     sweep_incoming,
 )
-from cmroot.keep.snapshot_entries import SnapshotEntry, sweep_snapshots
+from cmroot.keep.snapshot_keeper import SnapshotEntry, sweep_snapshots
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file, checksum_stream
 from cmroot.store.listing import file_state

@@ -13,7 +13,7 @@ from history import History
 
 from cmroot import pins
 from cmroot.errors import FormatError
-from cmroot.expire.kept import kept
+from cmroot.expire.retention import kept
 from cmroot.keep.content import locate
 from cmroot.keep.keepers import CopyKeeper
 from cmroot.log.captured import FILES, SegmentWriter, segments
@@ -123,7 +123,7 @@ def test_an_empty_root_keeps_nothing(history: History) -> None:
 
 
 def test_rows_of_a_taking_that_is_not_recorded_yet_are_needed(history: History) -> None:
-    from cmroot.log.intercepted import write_intercepted
+    from cmroot.log.references import write_intercepted
 
     history.write("t/taken", b"taken")
     content = CopyKeeper(history.root).keep(str(history.source / "t/taken"))

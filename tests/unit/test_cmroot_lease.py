@@ -19,12 +19,11 @@ from waiting import CEILING, Clock, eventually
 
 from cmroot import lease as lease_module
 from cmroot.errors import FormatError, LeaseHeld, NotWritable, UnknownPlace
-from cmroot.lease import acquire
+from cmroot.lease import acquire, patiently
 from cmroot.log.captured import SegmentWriter, segments, sweep_log
 from cmroot.root import create_or_open
 from cmroot.store.place import Place, name_of
 from cmroot.store.remote import FsspecStore
-from cmroot.waiting import patiently
 
 HOLD = """
 import sys

@@ -25,7 +25,7 @@ from cmroot.pins import (
     slots,
     unpin_dump,
 )
-from cmroot.sealed import seal
+from cmroot.root import seal
 from cmroot.store.place import Place, join
 
 DAY = "2026-11-21T03:27:59+00:00"

@@ -9,8 +9,7 @@ import pytest
 
 from cmroot.errors import UnknownPlace
 from cmroot.root import create_or_open, open_existing
-from cmroot.store.place import Place
-from cmroot.store.resolve import as_written, is_within, located, resolved, touches
+from cmroot.store.place import Place, as_written, is_within, located, resolved, touches
 
 
 def test_a_local_place_has_one_spelling(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cmroot.store.scratch import scratch
+from cmroot.store.place import scratch
 
 HOLD = """
 import os, signal, sys
-from cmroot.store.scratch import scratch
+from cmroot.store.place import scratch
 with scratch(sys.argv[1], sys.argv[2]) as here:
     (here / "file").write_text("of a process")
     print(here, flush=True)

@@ -9,9 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replicator.core import config
-from replicator.core.connections import source_config
-from replicator.core.schedules import entrance_config
+from replicator.core import config, service_config, source_config
 
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 TABLES = {
@@ -25,9 +23,9 @@ TABLES = {
     'stores."s3a://BUCKET"': config.Endpoint,
     "service": config.ServiceConfig,
     "service.jobs.NAME": config.JobConfig,
-    "service.proxy": entrance_config.ProxyConfig,
-    "service.proxy.groups.NAME": entrance_config.GroupConfig,
-    "service.limits": entrance_config.LimitConfig,
+    "service.proxy": service_config.ProxyConfig,
+    "service.proxy.groups.NAME": service_config.GroupConfig,
+    "service.limits": service_config.LimitConfig,
     "alerts": config.AlertConfig,
     "lineage": config.LineageConfig,
     "ingestion": config.IngestionConfig,

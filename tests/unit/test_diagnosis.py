@@ -14,7 +14,7 @@ from replicator.cli.main import cli, run
 from replicator.commands.diagnosis.masking import Mask, is_secret_name
 from replicator.commands.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
 from replicator.core.config import read_config
-from replicator.core.logging.log_config import LogConfig
+from replicator.core.logging import LogConfig
 from replicator.errors import Refused
 
 SECRETS = {

@@ -16,20 +16,11 @@ from waiting import CEILING
 from replicator.core.config import Config, parse_config
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.service.auth.api_tokens import NOBODY, Identity
-from replicator.service.series.series_store import (
-    LagSample,
-    RootSample,
-    lag_peaks,
-    lag_samples,
-    record_lag,
-    record_root,
-    thin,
-)
-from replicator.service.series.series_store import root_samples as samples_of_root
+from replicator.service.series import LagSample, RootSample, lag_peaks, lag_samples, record_lag, record_root, thin
+from replicator.service.series import root_samples as samples_of_root
 from replicator.service.store import ServiceStore
 from replicator.service.web.queries.catalogue import ENDPOINTS
-from replicator.service.web.queries.cursors import FARTHEST, cursor_to, digest, read_cursor
-from replicator.service.web.queries.named_roots import root_for, roots_of
+from replicator.service.web.queries.endpoint import FARTHEST, cursor_to, digest, read_cursor, root_for, roots_of
 from replicator.service.web.queries.router import parameters_of
 from replicator.service.web.queries.time_limits import OF_ONE, Askers, Late, run_command
 

@@ -17,16 +17,14 @@ from thrift.transport.TTransport import TFramedTransport, TMemoryBuffer
 from waiting import CEILING
 
 from cmroot.digest_md5 import parsed
-from replicator.captures.gateways.auth import channel as channels
-from replicator.captures.gateways.auth.channel import Channel
-from replicator.captures.gateways.auth.door import NotAdmitted
-from replicator.captures.gateways.auth.foreign import in_their_words
-from replicator.captures.gateways.auth.local_names import LocalNames
+from replicator.captures.gateways.auth import door as channels
+from replicator.captures.gateways.auth.door import Channel, NotAdmitted
+from replicator.captures.gateways.auth.local_names import LocalNames, in_their_words
 from replicator.captures.gateways.auth.tokens import DigestProof, Tokens
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.errors import IdentityRefused
 from replicator.metastore.transports.frames import FrameError, Quality, Unlayered, frame, message, read_message
-from replicator.metastore.transports.passwords import Digest
+from replicator.metastore.transports.sasl import Digest
 
 TOKENS = Tokens("k" * 32, LocalNames("EXAMPLE.COM", ["EXAMPLE.COM"]))
 

@@ -14,7 +14,7 @@ import pytest
 from hive_metastore import ThriftHiveMetastore as of_4
 
 from replicator.captures.gateways.calls import SHAPES
-from replicator.captures.gateways.interface import PASSED, REFUSED, REMOVING, handling
+from replicator.captures.gateways.upstream import PASSED, REFUSED, REMOVING, handling
 
 ONLY_4_2 = """
 abort_Compactions add_write_ids_to_min_history alter_database_req alter_dataconnector_req append_partition_req

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cmroot.store.checksum import copy_file
-from cmroot.store.flow import FLOW, SLACK
+from cmroot.store.local import FLOW, SLACK
 from replicator.core.engine import Engine, LocalEngine
 from replicator.core.grouping import cut
 from replicator.core.spark import SparkEngine

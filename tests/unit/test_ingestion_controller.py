@@ -14,13 +14,12 @@ import pytest
 from ingestion_stores import clock, opened, request
 from waiting import Clock, eventually
 
-from replicator.core.connections.source_config import IngestionConfig
 from replicator.core.model import Table
 from replicator.core.runtime import Runtime
+from replicator.core.source_config import IngestionConfig
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
 from replicator.ingestion import controller
-from replicator.ingestion.ingestion_job import Claimed
-from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.ingestion_request import Asset, Claimed
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_schema import JOB
 from replicator.ingestion.landing.landing_steps import STEPS

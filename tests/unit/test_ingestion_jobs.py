@@ -19,8 +19,7 @@ from waiting import Clock
 
 from replicator.errors import Fenced, ObjectNotFound, Refused, UsageError
 from replicator.ingestion.fairness import Candidate, most, pick
-from replicator.ingestion.ingestion_job import STEPS, Claimed, Failure, JobFilter
-from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.ingestion_request import STEPS, Asset, Claimed, Failure, JobFilter
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.schema import REVISIONS, job, metadata
 

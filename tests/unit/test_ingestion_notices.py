@@ -17,15 +17,12 @@ from ingestion_stores import claimed, clock, courier, land, opened
 from waiting import Clock, eventually
 
 from replicator.core.config import parse_config
-from replicator.core.schedules.lineage_config import LineageConfig
-from replicator.core.schedules.notify_config import NotifyConfig
+from replicator.core.service_config import LineageConfig, NotifyConfig
 from replicator.errors import ConfigError
 from replicator.ingestion.controller import Worked
-from replicator.ingestion.ingestion_job import Failure
-from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.ingestion_request import Asset, Failure
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.notices.courier import Send, senders_of
-from replicator.ingestion.notices.outbox import SENDING, Outbox
+from replicator.ingestion.notices import SENDING, Outbox, Send, senders_of
 
 __all__ = ["clock"]
 

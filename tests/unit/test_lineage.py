@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from replicator.core.config import parse_config
-from replicator.core.schedules.lineage_config import LineageConfig
+from replicator.core.service_config import LineageConfig
 from replicator.errors import ConfigError, StoreUnreachable
-from replicator.policies.lineage.openlineage import SCHEMA, Lineage
+from replicator.policies.lineage import SCHEMA, Lineage
 from replicator.policies.run import SyncRun
 
 KEYS = {"source": "thrift://a:9083", "target": "thrift://b:9083", "databases": ["d"]}
@@ -104,8 +104,8 @@ def test_a_full_disk_spoils_no_line_and_silences_no_other_receiver(
     file.write_text('{"torn":')
     script.write_text(
         "import resource, signal, sys\n"
-        "from replicator.core.schedules.lineage_config import LineageConfig\n"
-        "from replicator.policies.lineage.openlineage import send\n"
+        "from replicator.core.service_config import LineageConfig\n"
+        "from replicator.policies.lineage import send\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))\n"
         "config = LineageConfig(file=sys.argv[1], url=sys.argv[2])\n"

@@ -20,10 +20,8 @@ from waiting import CEILING, eventually
 
 from replicator.cli.logs import begin_logging, end_logging
 from replicator.cli.main import run
-from replicator.core.logging.about import lines_about, own_lines_about
-from replicator.core.logging.log_config import LogConfig
-from replicator.core.logging.step_logging import step
-from replicator.core.text.credentials import without_credentials
+from replicator.core.logging import LogConfig, lines_about, own_lines_about, step
+from replicator.core.text.java_properties import without_credentials
 from replicator.service.children import Child
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -32,7 +30,7 @@ OURS = logging.getLogger("replicator.tests")
 
 @pytest.fixture(autouse=True)
 def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("replicator.core.logging.about._about", {})  # commands of other tests, in this process
+    monkeypatch.setattr("replicator.core.logging._about", {})  # commands of other tests, in this process
     loggers = [logging.getLogger(name) for name in ("", "replicator", "cmroot", "replicator.core.spark")]
     before = [each.level for each in loggers]
     yield

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cmroot.root import ChangeRoot, create_or_open
-from cmroot.sealed import seal
+from cmroot.root import ChangeRoot, create_or_open, seal
 from cmroot.store.place import Place, join
 from replicator.errors import ConfigError, FormatError, LeaseHeld
 from replicator.policies.memory import Memory, RememberedScope, RoleChange, Run, Step, iso, policies

@@ -10,11 +10,10 @@ import pytest
 
 from replicator.commands.role import RoleShowOptions
 from replicator.core.config import Config, parse_config
-from replicator.core.connections.metastore_config import MetastoreConfig, addresses, checked
-from replicator.core.connections.secret import read_secret
+from replicator.core.connections import MetastoreConfig, addresses, checked, read_secret
 from replicator.errors import ConfigError, UsageError
 from replicator.metastore.thrift import connect
-from replicator.metastore.transports.passwords import credentials_of
+from replicator.metastore.transports.sasl import credentials_of
 
 URI = "thrift://a:9083"
 

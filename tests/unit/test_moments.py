@@ -11,7 +11,6 @@ import pytest
 from cmroot.log.captured import SegmentWriter, segments
 from cmroot.log.compact import compact
 from cmroot.root import create_or_open
-from replicator.captures.events.lines import encode
 from replicator.captures.events.record import (
     AlterTable,
     Change,
@@ -20,12 +19,13 @@ from replicator.captures.events.record import (
     CreateTable,
     DropTable,
     EventsLost,
+    encode,
 )
 from replicator.commands.show import show
 from replicator.core.model import Database, Table
-from replicator.core.text.moments import absolute_moment
+from replicator.core.text.quantity import absolute_moment
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
-from replicator.replay.restore.recovery_points import moment, retained
+from replicator.replay.restore.available import moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
 

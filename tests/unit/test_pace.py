@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 from waiting import CEILING
 
-from replicator.metastore.pace import LONGEST_PAUSE, Pace, Window
-from replicator.metastore.paced import Gate
-from replicator.replay.copy import keyed_executor
-from replicator.replay.copy.keyed_executor import QUEUED, KeyedExecutor
+from replicator.metastore.pace import LONGEST_PAUSE, Gate, Pace, Window
+from replicator.replay.copy import origins
+from replicator.replay.copy.origins import QUEUED, KeyedExecutor
 
 Server = Callable[[int, int], float]  # calls a second, by width and number of the window
 
@@ -182,7 +181,7 @@ def test_an_error_of_the_caller_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> 
         waits.set()
         first.wait(CEILING)
 
-    monkeypatch.setattr(keyed_executor, "Thread", Thread)
+    monkeypatch.setattr(origins, "Thread", Thread)
     with pytest.raises(KeyError), KeyedExecutor(lambda: 1) as executor:
         executor.submit(("db", "t"), holds)
         executor.submit(("db", "u"), begun.append, 1)

@@ -14,22 +14,30 @@ import pytest
 
 from replicator.cli.main import cli
 from replicator.core.config import parse_config
-from replicator.ingestion.job_figures import AssetQueue, QueueFigures
+from replicator.ingestion.job_queries import AssetQueue, QueueFigures
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
 from replicator.service.ad_hoc_runs import AdHocRun
-from replicator.service.alerts.alert_store import OpenAlert
-from replicator.service.auth.api_tokens import Identity, create_token, revoke_token
-from replicator.service.auth.browser_sessions import LASTS, csrf_of, is_csrf_of, session_of, sign_in, sign_out
+from replicator.service.alerts import OpenAlert
+from replicator.service.auth.api_tokens import (
+    LASTS,
+    Identity,
+    create_token,
+    csrf_of,
+    is_csrf_of,
+    revoke_token,
+    session_of,
+    sign_in,
+    sign_out,
+)
 from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
 from replicator.service.pages.differing_tables import Differences, still_said
 from replicator.service.pages.needing import FRESH, Beside, behind_text, needs
-from replicator.service.pages.places.root_asking import shown_roots
-from replicator.service.pages.rendering import HERE, lines, said, schedule, when
-from replicator.service.pages.run_progress import about_of, figures_of, tasks_of
+from replicator.service.pages.page_routes import about_of, figures_of, tasks_of
+from replicator.service.pages.places.root_routes import shown_roots
+from replicator.service.pages.rendering import HERE, lines, safe_place, said, schedule, when
 from replicator.service.pages.runbook import RUNBOOKS, filled, kinds_of, values_of
-from replicator.service.pages.visiting import safe_place
-from replicator.service.service_run import TOO_LONG, Ended, ServiceRun
+from replicator.service.run_history import TOO_LONG, Ended, ServiceRun
 from replicator.service.store import ServiceStore
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 

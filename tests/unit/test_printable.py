@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lab import Lab
 
 from replicator.cli.main import run
-from replicator.core.text.printable import PrintableFormatter, printable, printable_lines
+from replicator.core.text.quantity import PrintableFormatter, printable, printable_lines
 
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 TITLE = "\x1b]0;owned\x07\x1b[2K\u202e\x9b1A"
@@ -96,7 +96,7 @@ def test_json_stays_exact(fixture: Lab, capfd: pytest.CaptureFixture[str]) -> No
 def test_a_progress_bar_shows_names_as_they_are_written() -> None:
     """On a real terminal, in a process of its own."""
     code = (
-        "from replicator.core.progress import Bars\n"
+        "from replicator.core.runtime import Bars\n"
         f"with Bars().task('walk [red]db{chr(27)}]0;owned{chr(7)}', total=2) as advance:\n    advance(1)\n"
     )
     master, slave = pty.openpty()

@@ -12,14 +12,13 @@ import pytest
 from waiting import Clock, eventually
 
 from cmroot.store.checksum import checksum_file, copy_file
-from cmroot.store.flow import FLOW
+from cmroot.store.local import FLOW
 from replicator.cli.json_lines import lines_on_stdout
 from replicator.cli.logs import begin_logging, end_logging
 from replicator.compare.compare_files import FilePair, FilesCompared
 from replicator.compare.verify import TableSteps
-from replicator.core.logging.log_config import LogConfig
-from replicator.core.logging.watch import Watch
-from replicator.core.progress import Amounts, Silent, watched
+from replicator.core.logging import LogConfig, Watch
+from replicator.core.runtime import Amounts, Silent, watched
 
 
 def test_bytes_files_rate_and_what_remains_are_told() -> None:

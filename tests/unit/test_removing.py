@@ -11,8 +11,8 @@ import replicator
 from replicator import HousekeepingRunOptions, PurgeRetainOptions
 from replicator.commands.removing import Removing
 from replicator.errors import ConfigError
+from replicator.lifecycle.removal.job import Removals
 from replicator.lifecycle.removal.removal import Limits
-from replicator.lifecycle.removal.removal_report import Removals
 
 GUARD = '[guard]\nmax_share = 0.2\nmax_bytes = "1TiB"\nmin_depth = 3\nprotected = ["/w/held"]\n'
 

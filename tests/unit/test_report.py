@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator.core.report import Rows, listed_columns
+from replicator.core.not_replicated import Rows, listed_columns
 
 
 def subclasses(kind: type[Rows]) -> list[type[Rows]]:

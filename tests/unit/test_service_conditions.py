@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from replicator.core.schedules.alert_config import AlertConfig
+from replicator.core.service_config import AlertConfig
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
-from replicator.service.alerts.conditions import (
+from replicator.service.alert_conditions import (
     ENOUGH,
     SLACK,
     Condition,
@@ -24,13 +24,12 @@ from replicator.service.alerts.conditions import (
     of_policies,
     overdue,
 )
-from replicator.service.alerts.trends import POINTS, Trend
-from replicator.service.jobs import Job
+from replicator.service.alert_trends import POINTS, Trend
+from replicator.service.jobs import Cron, Every, Job
 from replicator.service.lag_watch import MeasuredLag
 from replicator.service.measuring.disks import disk_of
-from replicator.service.service_run import Ended
+from replicator.service.run_history import Ended
 from replicator.service.store import JobState, ServiceStore
-from replicator.service.timetable import Cron, Every
 
 CONFIG = AlertConfig()
 DAY = 86_400.0

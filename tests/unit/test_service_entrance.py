@@ -14,11 +14,10 @@ from moved_loop import ServingThread
 from waiting import CEILING, eventually
 
 from replicator.core.config import parse_config
-from replicator.core.schedules.entrance_config import GroupConfig, LimitConfig, ProxyConfig
+from replicator.core.service_config import GroupConfig, LimitConfig, ProxyConfig
 from replicator.errors import ConfigError
+from replicator.service.auth.admitted import Proxies, Rates
 from replicator.service.auth.api_tokens import Identity
-from replicator.service.auth.rates import Rates
-from replicator.service.auth.trusted_proxies import Proxies
 from replicator.service.store import ServiceStore
 
 CONFIG = ProxyConfig(

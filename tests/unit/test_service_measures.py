@@ -18,16 +18,24 @@ from replicator.core.config import parse_config
 from replicator.core.roles import Role, RoleMark
 from replicator.policies.lag import DatabaseLag, Lag, TableLag
 from replicator.policies.memory import Compared
-from replicator.service.jobs import Job
+from replicator.service.jobs import Every, Job
 from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
 from replicator.service.measuring.apart import Apart
-from replicator.service.measuring.counters import Sample, counts, remember, samples
-from replicator.service.measuring.families import of_counts, of_policies, of_roots, text_of, verified_age
+from replicator.service.measuring.families import (
+    Sample,
+    counts,
+    counts_of,
+    of_counts,
+    of_policies,
+    of_roots,
+    remember,
+    samples,
+    text_of,
+    verified_age,
+)
 from replicator.service.measuring.root_sizes import sample_root
-from replicator.service.measuring.tally import counts_of
-from replicator.service.service_run import Ended
+from replicator.service.run_history import Ended
 from replicator.service.store import ServiceStore
-from replicator.service.timetable import Every
 from replicator.service.web.queries.time_limits import AT_ONCE, Askers, Late
 
 SYNCED = {"files_copied": 3, "bytes_copied": 70, "files_from_source": 2, "files_from_cmroot": 1}

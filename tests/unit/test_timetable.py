@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.core.config import parse_config
-from replicator.core.schedules.service_config import JobConfig, ServiceConfig
+from replicator.core.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError
-from replicator.service.jobs import jobs_of
-from replicator.service.timetable import Cron, Every, shift_of
+from replicator.service.jobs import Cron, Every, jobs_of, shift_of
 
 HOUR = 3600.0
 BERLIN = ZoneInfo("Europe/Berlin")

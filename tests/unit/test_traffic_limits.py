@@ -7,8 +7,8 @@ import threading
 import pytest
 from waiting import CEILING, eventually
 
-from replicator.metastore.parallel import traffic as limiting
-from replicator.metastore.parallel.traffic import Limit, Traffic
+from replicator.metastore import traffic as limiting
+from replicator.metastore.traffic import Limit, Traffic
 
 
 class Busy:

@@ -1,21 +1,34 @@
-"""HDFS's own checksum of a file, asked of its NameNode by WebHDFS: MD5 of the MD5s of its blocks' CRCs. It depends on
-the block size: it tells a file from another on one filesystem, and says nothing of contents on two."""
+"""COMPOSITE-CRC of files on HDFS: the CRC of a whole file, combined from those that its DataNodes keep. Independent of
+the block size, and nobody reads the file.
+
+The NameNode names the blocks (WebHDFS), a DataNode answers the CRC of each (its data transfer protocol, in the clear or
+protected).
+"""
 
 from __future__ import annotations
 
+import base64
 import errno
 import getpass
 import http.client
 import json
 import os
+import socket
+import struct
 import urllib.error
 import urllib.parse
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from cmroot.store.hdfs.configuration import hadoop_settings
-from cmroot.store.hdfs.kerberized import kerberized, open_url
+from cmroot.store.hdfs.authentication import hadoop_settings, kerberized, open_url, protected, wants_protection
+from cmroot.store.hdfs.protobuf import delimited, fields, number, received, text
 from cmroot.store.spelling import normal, split_authority
+
+# ---- checksums -------------------------------------------------------------------------------------------------------
+# HDFS's own checksum of a file, asked of its NameNode by WebHDFS: MD5 of the MD5s of its blocks' CRCs. It depends on
+# the block size: it tells a file from another on one filesystem, and says nothing of contents on two.
+
 
 PATIENCE = 60.0
 """Seconds for an answer: a DataNode reads the CRCs of a block of 128 MiB in a fraction of one."""
@@ -92,3 +105,137 @@ def web_addresses(store: str, conf: str) -> tuple[str, ...]:
     written = written if nodes else [each for each in written if each][:1]
     found = [each for each in written if each] or [f"{host}:{_PORT if scheme == 'http' else _PORT + 1}"]
     return tuple(f"{scheme}://{each}" for each in found)
+
+
+# ---- composite -------------------------------------------------------------------------------------------------------
+
+
+"""Seconds for an answer of a DataNode, which reads 4 bytes for 512 of a block."""
+
+_VERSION, _BLOCK_CHECKSUM = 28, 85  # of the protocol; its operation
+_COMPOSITE = 2
+_POLYNOMIALS = {1: 0xEDB88320, 2: 0x82F63B78}  # CRC32, CRC32C; bits reversed
+_NAMES = {1: "crc32", 2: "crc32c"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """pool, number, stamp: its identity; token: the right to read it; nodes: (host, port) of those that have it."""
+
+    pool: str
+    number: int
+    stamp: int
+    size: int
+    token: tuple[bytes, bytes, bytes, bytes]
+    nodes: tuple[tuple[str, int], ...]
+
+
+class Crc(NamedTuple):
+    """kind: crc32 or crc32c, by the setting with which a file was written; two kinds cannot be compared."""
+
+    kind: str
+    value: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.value:08x}"
+
+
+def composite_crc(path: str) -> Crc | None:
+    """None where there is none: a file that is being written, or has two kinds. FileNotFoundError, or
+    OSError when WebHDFS or the DataNodes do not answer so: they want encryption with keys
+    of the NameNode, or the file is erasure-coded."""
+    found: Crc | None = None
+    located = ask(path, "GET_BLOCK_LOCATIONS")["LocatedBlocks"]
+    if located.get("isUnderConstruction"):
+        return None
+    for block in map(_block, located["locatedBlocks"]):
+        kind, value = _crc_of(block)
+        if found is None:
+            found = Crc(_NAMES[kind], value)
+        elif found.kind != _NAMES[kind]:
+            return None
+        else:
+            found = Crc(found.kind, combined(found.value, value, block.size, _POLYNOMIALS[kind]))
+    return found or Crc(_NAMES[2], 0)
+
+
+def combined(first: int, second: int, size: int, polynomial: int) -> int:
+    """The CRC of two parts behind each other, the second of `size` bytes."""
+    return _times(_shift(size, polynomial), first, polynomial) ^ second
+
+
+def _times(a: int, b: int, polynomial: int) -> int:
+    """The product of two polynomials modulo a third; the highest bit is the coefficient of 1."""
+    product, bit = 0, 1 << 31
+    while bit:
+        if a & bit:
+            product ^= b
+        bit >>= 1
+        b = (b >> 1) ^ polynomial if b & 1 else b >> 1
+    return product
+
+
+@lru_cache(maxsize=1000)
+def _shift(size: int, polynomial: int) -> int:
+    """x to the power of the bits of some bytes."""
+    power, square = 1 << 31, 1 << 23  # x^0, x^8
+    while size:
+        if size & 1:
+            power = _times(power, square, polynomial)
+        size, square = size >> 1, _times(square, square, polynomial)
+    return power
+
+
+def _block(said: dict[str, Any]) -> Block:
+    block = said["block"]
+    nodes = tuple((node["ipAddr"], int(node["xferPort"])) for node in said["locations"])
+    token = _token(said["blockToken"]["urlString"])
+    return Block(block["blockPoolId"], block["blockId"], block["generationStamp"], block["numBytes"], token, nodes)
+
+
+def _crc_of(block: Block) -> tuple[int, int]:
+    """Kind and value, of the first DataNode that answers."""
+    failed = OSError(errno.ENODATA, f"no DataNode has block {block.number}")
+    for node in block.nodes:
+        try:
+            with socket.create_connection(node, PATIENCE) as connection, connection.makefile("rwb") as stream:
+                way = protected(stream, block.token) if wants_protection(block.token, node[1]) else stream
+                way.write(struct.pack(">hB", _VERSION, _BLOCK_CHECKSUM) + delimited(_request(block)))
+                way.flush()
+                return _understood(block, received(way))
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+def _request(block: Block) -> bytes:
+    extended = text(1, block.pool.encode()) + number(2, block.number) + number(3, block.stamp)
+    extended += number(4, block.size)
+    token = b"".join(text(1 + index, part) for index, part in enumerate(block.token))
+    return text(1, text(1, extended) + text(2, token)) + text(2, number(1, _COMPOSITE))
+
+
+def _understood(block: Block, answer: bytes) -> tuple[int, int]:
+    found = dict(fields(answer))
+    if found.get(1) != 0:
+        said = found.get(5, b"")
+        raise OSError(errno.EIO, f"block {block.number}: {said.decode(errors='replace') if said else found.get(1)}")
+    checksum = dict(fields(found[3]))
+    options, kind = dict(fields(checksum.get(5, b""))), checksum.get(4)
+    if options.get(1) != _COMPOSITE or kind not in _NAMES or len(checksum[3]) != 4:
+        raise OSError(errno.EIO, f"block {block.number}: its DataNode knows no COMPOSITE-CRC")
+    return kind, int.from_bytes(checksum[3], "big")
+
+
+def _token(text: str) -> tuple[bytes, bytes, bytes, bytes]:
+    """Identifier, password, kind and service out of Hadoop's text of a token."""
+    data, at, parts = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), 0, []
+    for _ in range(4):
+        first = struct.unpack_from("b", data, at)[0]
+        at, size = at + 1, first
+        if first < -112:  # so many bytes follow
+            wide = -112 - first
+            size, at = int.from_bytes(data[at : at + wide], "big"), at + wide
+        parts.append(data[at : at + size])
+        at += size
+    return parts[0], parts[1], parts[2], parts[3]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, get_args
 
+from cmroot.store.hdfs.checksums import ask
 from cmroot.store.hdfs.native import Hdfs, described, told
 from cmroot.store.local import Names
 from cmroot.store.remote import FsspecStore, Infos
-from cmroot.store.spelling import naming, normal, parent, split_authority
+from cmroot.store.spelling import naming, normal, parent, scheme, split_authority
 
 SCHEMES = frozenset({"hdfs", "viewfs"})
 
@@ -119,3 +120,87 @@ class HdfsStore(FsspecStore):
 
     def _replace(self, staged: str, key: str) -> None:
         self.filesystem.mv(staged, key)
+
+
+# ---- attributes ------------------------------------------------------------------------------------------------------
+# What HDFS keeps of a file or directory beside its bytes: owner, mode, ACL, replication, extended attributes.
+
+
+_STICKY = 0o1777
+
+
+def carry_attributes(source: str, target: str, names: Collection[str]) -> None:
+    """Gives the target what the source has of these ATTRIBUTES (owner: the group, too); from HDFS to HDFS, else nothing
+    is done. May run twice. Raises NotWritable where this user may not: owners are the superuser's to change; and
+    FileNotFoundError when one of them is gone."""
+    if not names or {scheme(source), scheme(target)} - SCHEMES:
+        return
+    here, there = HdfsStore(source), HdfsStore(target)
+    old, new = here.key(source), there.key(target)
+    with naming(source), told():
+        found = here.filesystem.client.get_file_info(old)
+        listed = here.filesystem.client.get_acl_status(old) if "acl" in names else None
+    given = ask(source, "GETXATTRS", encoding="hex")["XAttrs"] if "xattr" in names else ()
+    with naming(target), told():
+        client = there.filesystem.client
+        if listed is not None:
+            _set_acl(client, new, found.permission, listed.entries)
+        if "mode" in names:
+            client.set_permission(new, found.permission & _STICKY)
+        if "replication" in names and not found.isdir:
+            client.set_replication(new, found.replication)
+    with naming(target):
+        for each in given:
+            if each["name"].startswith("user."):  # others are the superuser's, or the server's own
+                value = each.get("value") or "0x"
+                ask(
+                    target,
+                    "SETXATTR",
+                    method="PUT",
+                    flag="CREATE,REPLACE",
+                    **{"xattr.name": each["name"], "xattr.value": value},
+                )
+    if "owner" in names:  # last: what is somebody else's may be out of reach
+        with naming(target), told():
+            client.set_owner(new, found.owner, found.group)
+
+
+def _set_acl(client: Any, path: str, mode: int, entries: Any) -> None:
+    """HDFS lists an ACL without the owner's and the others' entries, which are in the mode, and sets none without."""
+    from hdfs_native import AclEntry
+
+    client.remove_acl(path)
+    if not entries:
+        return
+    named = any(each.type == "group" and not each.name and each.scope == "access" for each in entries)
+    owning: list[tuple[Any, int]] = [("user", mode >> 6 & 7), ("other", mode & 7)]
+    owning += [] if named else [("group", mode >> 3 & 7)]
+    whole = [AclEntry(kind, "access", _letters(bits)) for kind, bits in owning]
+    client.set_acl(path, [*whole, *entries])
+
+
+def _letters(bits: int) -> Any:
+    return "".join(letter if bits & bit else "-" for letter, bit in (("r", 4), ("w", 2), ("x", 1)))
+
+
+# ---- preserved -------------------------------------------------------------------------------------------------------
+# Names of the attributes that a copy of a file on HDFS may get from its source.
+
+
+Attribute = Literal["owner", "mode", "acl", "replication", "xattr"]
+ATTRIBUTES: tuple[str, ...] = get_args(Attribute)
+
+
+# ---- zones -----------------------------------------------------------------------------------------------------------
+# Encryption zones of HDFS: directories whose files are encrypted by their writers, with keys of a key server (KMS).
+
+
+def in_zone(directory: str) -> bool:
+    """Whether files that are made in a directory of any store are encrypted so; not where it is not there. One request
+    (WebHDFS). Raises OSError with the NameNode's reason."""
+    if scheme(directory) != "hdfs":
+        return False
+    try:
+        return bool(ask(directory, "GETFILESTATUS")["FileStatus"].get("encBit"))
+    except FileNotFoundError:
+        return False

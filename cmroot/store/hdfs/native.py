@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from fsspec import AbstractFileSystem
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.hdfs.configuration import client_settings, hadoop_settings
-from cmroot.store.hdfs.kerberized import kerberized, kerberos_error
+from cmroot.store.hdfs.authentication import client_settings, hadoop_settings, kerberized, kerberos_error
 from cmroot.store.spelling import naming
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import os
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from cmroot.store.hdfs.authentication import open_url
 from cmroot.store.hdfs.checksums import PATIENCE, ask, web_addresses
-from cmroot.store.hdfs.kerberized import open_url
 from cmroot.store.place import join
 from cmroot.store.spelling import normal, split_authority
 

@@ -18,17 +18,14 @@ from replicator.captures.dumps.selection import Entering, Selection
 from replicator.captures.dumps.writer import DumpWriter
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
-from replicator.captures.events.scope import matches_name
-from replicator.captures.events.unread import UnreadEvents
+from replicator.captures.events.scope import UnreadEvents, matches_name
 from replicator.captures.fold import read_records
-from replicator.captures.left_out import gaps, left_out, remembered_connectors
 from replicator.captures.manifest import Manifest
-from replicator.captures.unlistable import Uncaptured, remembered, sight_at
+from replicator.captures.unlistable import Uncaptured, gaps, left_out, remembered, remembered_connectors, sight_at
 from replicator.core.batches import batched
-from replicator.core.not_replicated import NotReplicated, merged
-from replicator.core.progress import Progress
-from replicator.core.table_format import SUPPORTED, FormatChoice
-from replicator.core.text.partition_filter import PartitionFilter
+from replicator.core.not_replicated import SUPPORTED, FormatChoice, NotReplicated, merged
+from replicator.core.runtime import Progress
+from replicator.core.text.sql_text import PartitionFilter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 
 PARTITIONS_PER_RECORD = 1000

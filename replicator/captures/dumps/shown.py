@@ -12,15 +12,13 @@ import msgspec
 from cmroot.log.captured import MARKER, segments
 from cmroot.log.segment import FILES
 from cmroot.root import FORMAT, open_existing
-from cmroot.store.place import name_of
-from cmroot.store.resolve import as_written
-from replicator.captures.dumps.layout import FINISHED, METADATA
-from replicator.captures.dumps.reader import DumpReader
+from cmroot.store.place import as_written, name_of
+from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader
 from replicator.captures.dumps.signing import Keys
 from replicator.captures.events.record import ChangeRecord
 from replicator.captures.events.scope import captured_databases
 from replicator.captures.fold import read_records
-from replicator.core.report import Report, table_of
+from replicator.core.not_replicated import Report, table_of
 from replicator.errors import FormatError
 
 

@@ -15,8 +15,8 @@ from cmroot.log.captured import Segment, segments
 from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, pin_dump, unpin_dump
 from cmroot.root import open_existing
 from replicator.captures.dumps.layout import DumpMetadata, Point, Scope
-from replicator.captures.dumps.points import point_at
 from replicator.captures.dumps.reached import covers, reached, scope_text
+from replicator.captures.dumps.selection import point_at
 from replicator.errors import BootstrapNeeded, Error, FormatError
 
 BOOTSTRAP = "a bootstrap"  # what the consumer of a slot awaits that was made with a bootstrap dump

@@ -18,12 +18,10 @@ from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter, close_together
 from cmroot.log.parts import conform
-from cmroot.store.place import Place
-from cmroot.store.resolve import as_written
+from cmroot.store.place import Place, as_written
 from replicator.captures.dumps import layout
 from replicator.captures.dumps.signing import SIGNATURE, Keys, sign
-from replicator.captures.events.lines import encode
-from replicator.captures.events.record import ChangeRecord
+from replicator.captures.events.record import ChangeRecord, encode
 from replicator.core.model import Table
 from replicator.errors import UsageError
 

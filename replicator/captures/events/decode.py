@@ -20,7 +20,7 @@ from cmroot.errors import FormatError
 from cmroot.log.parts import LINE_BYTES
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change
-from replicator.captures.events.unread import is_irrelevant
+from replicator.captures.events.scope import is_irrelevant
 from replicator.core.model import (
     CHECK,
     DEFAULT,

@@ -8,12 +8,14 @@ rows, the second appearing behind a reader that has passed it: each read looks b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from cmroot.keep.change_manager import ChangeManager
 from replicator.core.model import NotificationEvent
-from replicator.errors import Refused
+from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+from replicator.metastore.pace import is_since_3
 
 LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's transaction is open
 
@@ -96,3 +98,29 @@ def digest(event: NotificationEvent) -> str:
     """Identity of a row: ids alone repeat."""
     text = "\0".join(str(part) for part in (event.id, event.type, event.db, event.table, event.message))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+# ---- recycling -------------------------------------------------------------------------------------------------------
+# What a metastore says of its own change manager, which keeps what it drops (`hive.repl.cm.enabled`).
+
+
+SOURCE_FOR = "repl.source.for"
+
+
+def change_manager(metastore: MetastoreReader, databases: Collection[str]) -> ChangeManager:
+    """Its root and retention, or why it would not keep what is dropped of these databases; one call a database."""
+    if metastore.setting("hive.repl.cm.enabled").strip().lower() != "true":
+        return ChangeManager(why_not=f"hive.repl.cm.enabled of {metastore.uri} is not true")
+    place, retain = metastore.setting("hive.repl.cmrootdir"), metastore.setting("hive.repl.cm.retain")
+    if is_since_3(metastore) and (unmarked := [name for name in databases if not _is_marked(metastore, name)]):
+        return ChangeManager(
+            why_not=f"since Hive 3 databases need the property {SOURCE_FOR}: {', '.join(unmarked[:10])}"
+        )
+    return ChangeManager(place, retain)
+
+
+def _is_marked(metastore: MetastoreReader, name: str) -> bool:
+    try:
+        return bool(metastore.database(name).parameters.get(SOURCE_FOR))
+    except ObjectNotFound:  # dropped
+        return True

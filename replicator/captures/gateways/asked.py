@@ -7,9 +7,9 @@ from collections import OrderedDict
 
 import msgspec
 
-from replicator.captures.gateways.auth.channel import Channel
+from replicator.captures.gateways.auth.door import Channel
 from replicator.captures.gateways.upstream import ServerEnd
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.metastore.connecting import Opener
 from replicator.metastore.transports.transport import Framed
 

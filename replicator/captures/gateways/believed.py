@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from cmroot.errors import Error
 from cmroot.keep.journal import Journal
-from cmroot.store.resolve import is_within, resolved
+from cmroot.store.place import is_within, resolved
 from replicator.captures.gateways.targets import Upstream, homes_of
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound

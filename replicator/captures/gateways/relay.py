@@ -14,13 +14,10 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from replicator.captures.gateways import identity, refusals
-from replicator.captures.gateways.auth.acceptor import GSSAPI
-from replicator.captures.gateways.auth.channel import Channel, prepare
-from replicator.captures.gateways.auth.door import NotAdmitted
+from replicator.captures.gateways import identity
+from replicator.captures.gateways import upstream as refusals
+from replicator.captures.gateways.auth.door import GSSAPI, Channel, NotAdmitted, prepare
 from replicator.captures.gateways.drops import UpstreamLost, refusal
-from replicator.captures.gateways.extent import Bytes, Extent, MethodNames
-from replicator.captures.gateways.interface import HIDDEN, handling
 from replicator.captures.gateways.log_lines import one_line
 from replicator.captures.gateways.messages import (
     CALL,
@@ -36,7 +33,8 @@ from replicator.captures.gateways.messages import (
     read_struct,
 )
 from replicator.captures.gateways.service import Place, Service
-from replicator.captures.gateways.upstream import CHUNK, ServerEnd
+from replicator.captures.gateways.targets import Bytes, Extent, MethodNames
+from replicator.captures.gateways.upstream import CHUNK, HIDDEN, ServerEnd, handling
 from replicator.errors import MetastoreError, MetastoreUnreachable
 from replicator.metastore.transports.frames import FrameError
 

@@ -9,16 +9,13 @@ import ssl
 from collections.abc import Iterator
 
 from replicator.captures.gateways.asked import Asked
-from replicator.captures.gateways.auth.acceptor import GSSAPI, KerberosProof
-from replicator.captures.gateways.auth.door import Door, Proof
+from replicator.captures.gateways.auth.door import GSSAPI, Door, KerberosProof, Proof
 from replicator.captures.gateways.auth.local_names import LocalNames, parse_rules
 from replicator.captures.gateways.auth.tokens import MECHANISM, DigestProof, Tokens
-from replicator.core.connections.gateway_config import GatewayConfig, Risk
-from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.core.connections.secret import read_secret
+from replicator.core.connections import GatewayConfig, MetastoreConfig, Risk, read_secret
 from replicator.errors import ConfigError, UsageError
 from replicator.metastore.transports.frames import Quality
-from replicator.metastore.transports.kerberos import LEAST_QUALITY
+from replicator.metastore.transports.sasl import LEAST_QUALITY
 
 SHORTEST_KEY = 32  # characters
 

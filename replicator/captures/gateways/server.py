@@ -16,16 +16,15 @@ from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.gateways.drops import Counts, Drops
 from replicator.captures.gateways.relay import LARGE_AT_ONCE, Connection
 from replicator.captures.gateways.security import check_risks, make_asked, make_door, make_tokens
 from replicator.captures.gateways.service import GatewaySettings, Service
 from replicator.captures.gateways.targets import Upstream
-from replicator.core.connections.gateway_config import check_gateway
-from replicator.core.connections.metastore_config import DEFAULT_PORT
-from replicator.core.following import INTERRUPTED, TERMINATED, Stop, Terminated
-from replicator.core.report import Report
+from replicator.core.connections import DEFAULT_PORT, check_gateway
+from replicator.core.not_replicated import Report
+from replicator.core.runtime import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.errors import UsageError
 
 DEFAULTS = GatewaySettings()

@@ -10,7 +10,7 @@ from replicator.captures.gateways.asked import Asked
 from replicator.captures.gateways.auth.door import Door
 from replicator.captures.gateways.auth.tokens import Tokens
 from replicator.captures.gateways.drops import GRACE, Counts, Drops
-from replicator.core.connections.gateway_config import GatewayConfig
+from replicator.core.connections import GatewayConfig
 
 PLAIN = GatewayConfig()
 

@@ -14,10 +14,9 @@ from replicator.captures.events.reader import read_events
 from replicator.captures.events.record import Change
 from replicator.captures.recording import Recording
 from replicator.captures.scanning.bucket_notices import BucketNotices
-from replicator.captures.scanning.capture_snapshots import CaptureSnapshots
-from replicator.captures.scanning.snapshot_diff import SnapshotDiff, bases
+from replicator.captures.scanning.snapshot_diff import CaptureSnapshots, SnapshotDiff, bases
 from replicator.captures.scanning.turns import Turns
-from replicator.captures.ungiven import Refusals
+from replicator.captures.unlistable import Refusals
 from replicator.captures.walk import note_engines, refresh_tables, walk_database
 from replicator.metastore.client import MetastoreReader
 

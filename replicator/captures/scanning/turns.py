@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from replicator.captures.manifest import Manifest
 from replicator.core.batches import batched
 from replicator.core.text.quantity import count_text, time_text
-from replicator.metastore.parallel.side_by_side import TABLE_BATCH
+from replicator.metastore.parallel import TABLE_BATCH
 
 _STATE = "scans"
 

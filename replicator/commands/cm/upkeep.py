@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar
 
-from cmroot.rehearsal import looked_at
-from cmroot.root import open_existing
-from cmroot.store.resolve import as_written
+from cmroot.root import looked_at, open_existing
+from cmroot.store.place import as_written
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Rows
-from replicator.replay.restore.clock import IDLE
-from replicator.replay.restore.expiries import ExpiryPlanned, RootExpired
 from replicator.replay.restore.kept import LIMIT
 from replicator.replay.restore.upkeep import (
+    IDLE,
     PATIENCE,
     CompactionPlanned,
+    ExpiryPlanned,
     LogCompacted,
     RootChecked,
+    RootExpired,
     check_root,
     compact_log,
     expire_root,

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from replicator.commands.diagnosis.masking import Mask
-from replicator.core.report import Report
+from replicator.core.not_replicated import Report
 from replicator.errors import Error, Refused
 
 LARGEST = 4 << 20

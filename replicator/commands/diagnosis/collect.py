@@ -20,8 +20,8 @@ from replicator.commands.diagnosis.masking import Mask
 from replicator.commands.diagnosis.roots import root_summary
 from replicator.commands.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
 from replicator.core.config import Config
+from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
-from replicator.core.report import Report
 from replicator.policies import lag as lags
 from replicator.policies.checks import check
 from replicator.policies.checks.check import PolicyChecked, impatient

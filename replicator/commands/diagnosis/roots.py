@@ -9,8 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from cmroot.holder import decode_holder
-from cmroot.lease import held_at
+from cmroot.lease import decode_holder, held_at
 from cmroot.root import DIRECTORIES, open_existing
 from cmroot.store.place import Place
 from replicator.policies.memory import POLICIES

@@ -17,7 +17,7 @@ import msgspec.inspect
 
 from replicator.commands.diagnosis.masking import MASKED, Mask, address_text, is_secret_name, reference_text
 from replicator.core.config import Config
-from replicator.core.connections.secret import is_reference, read_secret
+from replicator.core.connections import is_reference, read_secret
 from replicator.core.policy import KEYS
 from replicator.errors import ConfigError
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from cmroot.store.spelling import normal, scheme, split_authority
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _BLANKS = " \t\f"
@@ -52,3 +54,31 @@ def _sign(escaped: str) -> str:
     if escaped == "u":
         raise ValueError("\\u without four hexadecimal digits")
     return chr(int(escaped[1:], 16)) if len(escaped) == 5 else _CONTROL.get(escaped, escaped)
+
+
+# ---- credentials -----------------------------------------------------------------------------------------------------
+# Credentials in text: what is quoted of URLs that somebody gave. Pure.
+
+
+_CREDENTIALS = re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@]*:[^\s@]*@[^\s']*")
+
+
+def without_credentials(text: str) -> str:
+    """The text; of URLs with user and password, their scheme."""
+    return _CREDENTIALS.sub(r"\1***@...", text) if "@" in text else text
+
+
+# ---- queues of buckets -----------------------------------------------------------------------------------------------
+# Which queue hears of which bucket, as users write it. Pure.
+
+
+def check_queues(queues: Mapping[str, str]) -> None:
+    """`queues`: URLs by bucket (`s3://name`). Raises ValueError for what is no bucket or no URL, and where a bucket has
+    two queues, or a queue two buckets."""
+    for bucket, url in queues.items():
+        if scheme(bucket) != "s3" or split_authority(bucket)[1].strip("/") or "://" not in url:
+            raise ValueError(f"{bucket}={url} is no bucket and its queue")
+    if len({normal(bucket) for bucket in queues}) < len(queues):
+        raise ValueError("one bucket with two queues")
+    if len(set(queues.values())) < len(queues):
+        raise ValueError("two buckets with one queue")

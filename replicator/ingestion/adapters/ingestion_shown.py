@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from replicator.core.connections.source_config import IngestionConfig
-from replicator.core.report import Report, Rows
-from replicator.ingestion.ingestion_job import IngestionJob, JobDetail, Submitted
-from replicator.ingestion.ingestion_request import OF_A_CLASS, Asset, with_class
-from replicator.ingestion.job_figures import LandingFigures, QueueFigures
+from cmroot.store.place import Place
+from replicator.core.not_replicated import Report, Rows
+from replicator.core.source_config import IngestionConfig, SourceConfig
+from replicator.core.text.java_properties import without_credentials
+from replicator.errors import Error, SourceRefused, UsageError
+from replicator.ingestion.files.description import read_description
+from replicator.ingestion.files.drop_directory import table_directory
+from replicator.ingestion.files.file_frames import DAY
+from replicator.ingestion.ingestion_request import (
+    OF_A_CLASS,
+    Asset,
+    IngestionJob,
+    JobDetail,
+    Request,
+    Submitted,
+    allowed_policies,
+    with_class,
+)
+from replicator.ingestion.job_queries import LandingFigures, QueueFigures
 from replicator.ingestion.job_rows import digest_of
-from replicator.ingestion.notices.outbox import Undelivered
-from replicator.ingestion.replication_scope import allowed_policies
+from replicator.ingestion.notices import Undelivered
+
+if TYPE_CHECKING:
+    import psycopg
 
 
 def _asset_fields(asset: Asset) -> dict[str, Any]:
@@ -153,3 +173,134 @@ class IngestionStats(Report):
     cap: int
     queue: QueueFigures
     landed: LandingFigures
+
+
+# ---- source look -----------------------------------------------------------------------------------------------------
+# A look at the source before a request is queued: whether the table and the columns that are named are there. No
+# Spark, no rows, no listing: a catalog is asked, or a description is read.
+#
+# A source that cannot be asked now refuses nothing: the job will look.
+
+
+PATIENCE = 5
+"""Seconds for a connection, and for an answer: somebody waits."""
+
+OF_BOTH = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+"""Parameters of a JDBC URL that libpq has, too."""
+
+_KINDS = "('r', 'p', 'm', 'v', 'f')"
+_TABLE = f"""SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN {_KINDS}"""
+_COLUMNS = """SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+ORDER BY attnum"""
+_NAMES = f"""SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind IN {_KINDS} LIMIT 10000"""
+
+
+def look_at_source(request: Request, asset: Asset, sources: Mapping[str, SourceConfig]) -> str:
+    """Empty once the table was looked at; else why it was not, for people and without secrets. Raises UsageError for a
+    table or a column that is not there, and for a drop zone's directory without a good description."""
+    source = sources[request.source]
+    kinds: dict[str, Callable[[Request, Asset, SourceConfig], str]] = {
+        "files": _look_at_files,
+        "postgresql": _look_at_postgres,
+    }
+    look = kinds.get(source.kind)
+    return look(request, asset, source) if look else f"a {source.kind} is asked by the job only"
+
+
+def dial(source: str, config: SourceConfig, seconds: int) -> psycopg.Connection[Any]:
+    """A connection to a PostgreSQL that is a source. Raises UsageError without its driver, ConfigError for a password
+    that cannot be read, and psycopg.Error."""
+    try:
+        import psycopg  # of an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"source {source}: {error}", hint="pip install 'replicator[postgres]'") from error
+    given: dict[str, Any] = {"user": config.user or None, "password": config.secret(source) or None}
+    given |= {"connect_timeout": seconds, "tcp_user_timeout": seconds * 1000}
+    return psycopg.connect(_libpq(config.url), **given)
+
+
+def _libpq(url: str) -> str:
+    """A JDBC URL in libpq's words."""
+    parts = urlsplit(url.removeprefix("jdbc:"))
+    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name in OF_BOTH])
+    return urlunsplit(parts._replace(query=query))
+
+
+def _look_at_postgres(request: Request, asset: Asset, config: SourceConfig) -> str:
+    try:
+        import psycopg
+    except ModuleNotFoundError:
+        return "psycopg is not installed: pip install 'replicator[postgres]'"
+    try:
+        with dial(request.source, config, PATIENCE) as connection:
+            connection.execute(f"SET statement_timeout = '{PATIENCE}s'")
+            found = connection.execute(_TABLE, (request.schema, request.table)).fetchone()
+            if found is None:
+                names = [row[0] for row in connection.execute(_NAMES, (request.schema,))]
+                raise _no_table(request, names)
+            columns = [row[0] for row in connection.execute(_COLUMNS, found)]
+    except psycopg.Error as error:
+        return _why(error)
+    except UsageError:
+        raise
+    except Error as error:
+        return _why(error)
+    _check_columns(request, asset, columns)
+    return ""
+
+
+def _look_at_files(request: Request, asset: Asset, config: SourceConfig) -> str:
+    try:
+        if not Place(config.path).exists():
+            return f"there is no directory {config.path} now"
+        description = read_description(table_directory(config.path, request.schema, request.table))
+    except SourceRefused as error:
+        raise UsageError(f"{request.place}: {error.message}", hint=error.hint) from error
+    except (Error, OSError) as error:
+        return _why(error)
+    if request.mode == "append" and description.days is None:
+        told = f"{request.place}: files are appended by day, and the description has no days"
+        raise UsageError(told, hint="ask with mode overwrite")
+    if description.format != "csv":
+        return f"the columns of {description.format} are in its files"
+    _check_columns(request, asset, [*(column.name for column in description.columns), DAY])
+    return ""
+
+
+def _no_table(request: Request, names: Sequence[str]) -> UsageError:
+    near = difflib.get_close_matches(request.table, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"its user sees {len(names)} tables and views in {request.schema}"
+    return UsageError(f"{request.place}: there is no table {request.schema}.{request.table}", hint=hint)
+
+
+def _check_columns(request: Request, asset: Asset, columns: Sequence[str]) -> None:
+    """In another case where only one is so called, as the job does."""
+    lower = [name.lower() for name in columns]
+    for what, wanted in _named(request, asset):
+        if wanted in columns or lower.count(wanted.lower()) == 1:
+            continue
+        near = difflib.get_close_matches(wanted.lower(), lower, 1)
+        hint = f"did you mean {columns[lower.index(near[0])]}?" if near else f"it has {', '.join(columns[:20])}"
+        raise UsageError(f"{request.place}: there is no column {wanted}, its {what}", hint=hint)
+
+
+def _named(request: Request, asset: Asset) -> Iterator[tuple[str, str]]:
+    """Columns that must be there, each with what it is for."""
+    if request.watermark:
+        yield "watermark", request.watermark
+    if request.split.column:
+        yield "split column", request.split.column
+    for each in request.key:
+        yield "key", each
+    if asset.erasure_ids and asset.erasure_column:
+        yield "erasure column", asset.erasure_column
+
+
+def _why(error: BaseException) -> str:
+    """A line of an error, without what shall not be told."""
+    text = ""
+    with contextlib.suppress(IndexError):
+        text = str(error).strip().splitlines()[0]
+    return without_credentials(text or type(error).__name__)[:300]

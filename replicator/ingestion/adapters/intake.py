@@ -7,21 +7,178 @@ import grp
 import logging
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from cmroot.store.place import Place, is_local, join, local_path
 from replicator.core.config import Config
-from replicator.core.connections.source_config import IngestionConfig
+from replicator.core.model import Value
+from replicator.core.source_config import IDS, IngestionConfig
+from replicator.core.text.quantity import parse_duration
 from replicator.errors import Error, ObjectNotFound, Refused, UsageError
-from replicator.ingestion.adapters.source_look import look_at_source
-from replicator.ingestion.adapters.validation import Requester, check_lengths, check_request
-from replicator.ingestion.ingestion_job import Submitted
-from replicator.ingestion.ingestion_request import Request, Split, with_class
+from replicator.ingestion.adapters.ingestion_shown import look_at_source
+from replicator.ingestion.ingestion_request import (
+    NAME,
+    Asset,
+    Request,
+    Split,
+    Submitted,
+    check_approved,
+    check_scope,
+    is_text,
+    with_class,
+)
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.replication_scope import check_scope
+from replicator.ingestion.landing.landing_log import principals
+
+# ---- validation ------------------------------------------------------------------------------------------------------
+# What assets and requests may say, looked at before anything is stored. Pure.
+
+
+READERS = 64
+"""Connections of one job, at most."""
+
+LONG = 1000
+"""Characters of a name, a note or an exemption."""
+
+KEYS = 100
+"""Columns of a key, at most."""
+
+
+class Requester(Value, frozen=True, omit_defaults=True):
+    """Who asks: a user and the groups that it is in, as whoever let it in says."""
+
+    user: str
+    groups: tuple[str, ...] = ()
+
+    def is_one_of(self, names: Iterable[str]) -> bool:
+        """Whether a name of a user or a group is its; "user:NAME" and "group:NAME" are only one of both,
+        also where a directory of groups has one that is called "user:NAME"."""
+        bare = {each for each in (self.user, *self.groups) if not each.startswith(("user:", "group:"))}
+        mine = bare | {f"user:{self.user}", *(f"group:{each}" for each in self.groups)}
+        return bool(mine & {*names})
+
+
+def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
+    """Raises UsageError naming what is wrong, also with what its class gives it."""
+    asset = with_class(asset, ingestion)
+    about = f"asset {asset.name!r}"
+    if not NAME.fullmatch(asset.name) or len(asset.name) > 64:
+        raise UsageError(
+            f"{about}: is no name of an asset",
+            hint="up to 64 lower-case letters, digits and underscores: databases are called after it",
+        )
+    if not asset.owner.strip():
+        raise UsageError(f"{about}: has no owner", hint="name the user or the group that answers for it")
+    if not all(each.strip() for each in (*asset.producers, *asset.consumers)):
+        raise UsageError(f"{about}: a producer or consumer has no name", hint="name users or groups")
+    _texts(about, asset)
+    _ = principals(asset.consumers)  # raises for what is none
+    for source in asset.sources:
+        _known_source(source, ingestion, about)
+    if asset.erasure_ids is not None and not IDS.fullmatch(asset.erasure_ids):
+        raise UsageError(f"{about}: {asset.erasure_ids!r} is no column of ids", hint="write DB.TABLE:COLUMN")
+    if (asset.erasure_ids is None) != (asset.erasure_column is None):
+        raise UsageError(f"{about}: has erasure ids without a column, or a column without ids", hint="give both")
+    if asset.classification == "personal" and asset.erasure_column is None and not asset.exemption.strip():
+        raise UsageError(
+            f"{about}: is personal, and erased people would come back with every landing",
+            hint="give the ids of erased people and the column that has them, or the reason of an exemption",
+        )
+    if asset.retention is not None:
+        try:
+            parse_duration(asset.retention)
+        except ValueError as error:
+            raise UsageError(f"{about}: retention: {error}", hint="write a duration such as 30d") from error
+    _short(about, note=asset.note, exemption=asset.exemption)
+
+
+def check_lengths(request: Request) -> None:
+    """Comes first, as it takes no time. Raises UsageError for what is longer than a name or a note can be."""
+    if len(request.key) > KEYS:
+        raise UsageError(f"a key of {len(request.key)} columns", hint=f"name up to {KEYS}")
+    names = ("asset", "source", "schema", "table", "watermark", "note")
+    _short("the request", **{name: getattr(request, name) or "" for name in names}, split=request.split.column or "")
+    for each in request.key:
+        _short("the request", key=each)
+
+
+def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, requester: Requester) -> None:
+    """Raises UsageError naming what is wrong; Refused where the asset is not approved, or the requester has no role."""
+    about = request.place
+    _texts(about, request)
+    _texts(about, request.split)
+    if not requester.is_one_of((asset.owner, *asset.producers)):
+        raise Refused(
+            f"{requester.user} is neither the owner nor a producer of asset {asset.name}",
+            hint=f"ask its owner, {asset.owner}, to be made one",
+        )
+    check_approved(asset)
+    if request.source not in asset.sources:
+        near = f"it has {', '.join(asset.sources)}" if asset.sources else "it has none"
+        raise UsageError(f"asset {asset.name} has no source {request.source!r}", hint=near)
+    _known_source(request.source, ingestion, about)
+    if not request.schema or not request.table:
+        raise UsageError(f"{about}: a schema or a table is missing", hint="write SCHEMA.TABLE")
+    _ = request.target  # raises for names that cannot be
+    (_check_mode_of_files if ingestion.sources[request.source].path else _check_mode)(request)
+    readers = request.split.readers
+    if readers is not None and not 1 <= readers <= READERS:
+        raise UsageError(f"{about}: {readers} readers", hint=f"1 to {READERS}, or none: as the source says")
+    columns = (request.watermark, request.split.column, *request.key)
+    if not all(each is None or each.strip() for each in columns):
+        raise UsageError(f"{about}: a column has no name", hint="name a column of the table")
+
+
+def _check_mode(request: Request) -> None:
+    """Each mode has what it needs, and nothing that it would not heed."""
+    about = request.place
+    if request.mode == "append" and request.watermark is None:
+        raise UsageError(f"{about}: append needs a watermark", hint="name a column that only grows")
+    if request.mode == "merge" and not request.key:
+        raise UsageError(f"{about}: merge needs a key", hint="name the columns that tell rows apart")
+    if request.mode == "overwrite" and request.watermark is not None:
+        raise UsageError(f"{about}: overwrite reads all rows, whatever the watermark", hint="append or merge heed one")
+    if request.mode != "merge" and request.key:
+        raise UsageError(f"{about}: {request.mode} heeds no key", hint="merge does")
+
+
+def _check_mode_of_files(request: Request) -> None:
+    about = request.place
+    if request.watermark is not None or request.split != Split():
+        raise UsageError(f"{about}: files have no watermark and no ranges", hint="append lands days that are new")
+    if request.mode == "merge" and not request.key:
+        raise UsageError(f"{about}: merge needs a key", hint="name the columns that tell rows apart")
+    if request.mode != "merge" and request.key:
+        raise UsageError(f"{about}: {request.mode} heeds no key", hint="merge does")
+
+
+def _known_source(source: str, ingestion: IngestionConfig, about: str) -> None:
+    if source not in ingestion.sources:
+        near = difflib.get_close_matches(source, ingestion.sources, 1)
+        known = ", ".join(sorted(ingestion.sources)) or "none"
+        hint = f"did you mean {near[0]}?" if near else f"[ingestion.sources] has {known}"
+        raise UsageError(f"{about}: source {source!r} is not configured", hint=hint)
+
+
+def _texts(about: str, value: Value) -> None:
+    """Raises UsageError for what no database could keep."""
+    for name, given in msgspec.structs.asdict(value).items():
+        if not all(is_text(each) for each in (given if isinstance(given, tuple) else [given]) if isinstance(each, str)):
+            raise UsageError(f"{about}: its {name} is no text", hint="write UTF-8, without NUL")
+
+
+def _short(about: str, **texts: str) -> None:
+    for name, text in texts.items():
+        if len(text) > LONG:
+            raise UsageError(f"{about}: its {name} is too long", hint=f"write up to {LONG} characters")
+
+
+# ---- intake ----------------------------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 
@@ -108,3 +265,29 @@ def refusal(error: Exception, about: str) -> Error:
         raise error
     log.error("%s: internal error", about, exc_info=error)
     return Error("internal error, not taken", hint="the log of the service has more")
+
+
+# ---- asset place -----------------------------------------------------------------------------------------------------
+# What an asset has at its approval, before any table: its directory below `landing`. What cannot be made is named.
+
+
+def prepare_place(asset: Asset, ingestion: IngestionConfig) -> list[str]:
+    """Makes the directory, and says what was not made, a text each. May run twice. Only the owner of `landing` makes
+    it: another one's directory would be closed to who lands."""
+    lacking = []
+    if not ingestion.landing:
+        return ["the asset's directory: ingestion.landing is not given"]
+    directory = join(ingestion.landing, asset.name.lower())
+    try:
+        place = Place(directory)
+        if not place.exists():
+            if is_local(ingestion.landing) and os.stat(local_path(ingestion.landing)).st_uid == os.geteuid():
+                place.mkdirs()
+            else:
+                lacking.append(f"{directory}: the first landing makes it")
+    except (Error, OSError) as error:
+        lacking.append(f"{directory}: {error}; the first landing makes it")
+    if asset.consumers:
+        who = ", ".join(asset.consumers)
+        lacking.append(f"rights of {who} on {directory}: a store has no such names; each landed table gives SELECT")
+    return lacking

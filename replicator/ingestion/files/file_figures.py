@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv, orc
 
-from cmroot.store.place import Place, join
-from cmroot.store.resolve import located
+from cmroot.store.place import Place, join, located
 from replicator.core.engine import Engine
 from replicator.errors import FormatError, SourceRefused
 from replicator.ingestion.files.description import Description

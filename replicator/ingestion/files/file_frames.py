@@ -10,9 +10,8 @@ from typing import Any
 from cmroot.store.place import Place, join
 from replicator.core.text.sql_text import SETTINGS, quoted_name, quoted_text
 from replicator.errors import SourceRefused
-from replicator.ingestion.files.description import Description
-from replicator.ingestion.files.fitting import fitted, read_as, types_of
-from replicator.ingestion.reading.drivers import give_drivers
+from replicator.ingestion.files.description import Description, fitted, read_as, types_of
+from replicator.ingestion.reading.source_errors import give_drivers
 from replicator.lifecycle.purge.search.ids import hadoop_place
 
 DAY = "day"

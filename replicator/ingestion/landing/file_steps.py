@@ -18,8 +18,7 @@ from cmroot.store.place import Place, name_of
 from replicator.core.model import Column
 from replicator.core.text.sql_text import quoted_name, quoted_text
 from replicator.errors import TypeRefused
-from replicator.ingestion.files.avro_reader import avro_jar
-from replicator.ingestion.files.description import Description, read_description
+from replicator.ingestion.files.description import Description, avro_jar, read_description
 from replicator.ingestion.files.drop_directory import Listing, SourceChanged, directory_of, listing_of, table_directory
 from replicator.ingestion.files.file_figures import file_figures
 from replicator.ingestion.files.file_frames import DAY, rows_of

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.place import Place, is_local, join, name_of
-from cmroot.store.resolve import located
+from cmroot.store.place import Place, is_local, join, located, name_of
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 
 from cmroot.store.place import Place, join
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
-from replicator.errors import Error, ObjectExists, ObjectNotFound
-from replicator.ingestion.landing.landing_schema import PREFIX, stored_as
+from replicator.errors import Error, ObjectExists, ObjectNotFound, UsageError
+from replicator.ingestion.landing.landing_schema import PREFIX, marked, stored_as
+from replicator.ingestion.landing.landing_work import Facts, Work
 from replicator.metastore.client import Metastore
 
 COLUMNS = (
@@ -118,3 +119,72 @@ def _announce(metastore: Metastore, log: Table, day: str, place: str) -> None:
     storage = msgspec.structs.replace(log.storage, location=place)
     with suppress(ObjectExists):
         metastore.add_partitions(log.db, log.name, [Partition(values=(day,), storage=storage, parameters=figures)])
+
+
+# ---- in doubt --------------------------------------------------------------------------------------------------------
+# A job that somebody has cancelled while it published: only the metastore knows whether readers see it.
+
+
+def is_there(work: Work, facts: Facts) -> bool:
+    """Whether anything of the job is there, in its table or one that nested rows were taken apart into; so is a table
+    missing that it may have dropped to make it again. Changes nothing."""
+    before = work.remembered.get("parts", {})
+    parts = {name: name in before for name in facts.get("parts", ())}
+    return _is_there(work, bool(work.remembered)) or any(_is_there(work.part(name), had) for name, had in parts.items())
+
+
+def _is_there(work: Work, had: bool) -> bool:
+    """had: whether there was a table before the job."""
+    db, name = work.request.target
+    try:
+        table = work.metastore.table(db, name)
+    except ObjectNotFound:
+        return had and work.request.schema_policy == "recreate" and work.request.mode != "append"
+    if not table.is_partitioned:
+        return marked(table.parameters)[0] == work.claimed.job
+    some = work.metastore.all_partitions(db, name)
+    return any(marked(part.parameters)[0] == work.claimed.job for parts in some for part in parts)
+
+
+# ---- granting --------------------------------------------------------------------------------------------------------
+# Grants: consumers of an asset may read its landing tables; granted after each publish, and read back.
+
+
+_KINDS = {"group": "GROUP", "user": "USER", "role": "ROLE"}
+
+
+class GrantMissing(Error):
+    """The metastore took a grant, and does not have it; or a revocation, and has the grant."""
+
+    transient = True
+
+
+def principals(consumers: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of GROUP, USER or ROLE and a name, of texts such as "analysts", "user:ann", "role:readers". Raises
+    UsageError for another kind."""
+    found = []
+    for each in consumers:
+        kind, colon, name = each.partition(":")
+        if colon and (kind not in _KINDS or not name):
+            raise UsageError(f"{each!r} is no consumer", hint="write a group's name, user:NAME or role:NAME")
+        found.append((_KINDS[kind], name) if colon else ("GROUP", each))
+    return found
+
+
+def grant(
+    metastore: Metastore, db: str, table: str, consumers: Sequence[str], by: str, former: Sequence[str] = ()
+) -> list[str]:
+    """Who was given the right now; it is taken from `former` consumers that are none any more. May run twice. Raises
+    GrantMissing."""
+    wanted = principals(consumers)
+    readers = metastore.readers(db, table)
+    if leaving := [each for each in principals(former) if each in readers and each not in wanted]:
+        metastore.revoke_select(db, table, leaving, by)
+        if kept := [name for kind, name in set(leaving) & metastore.readers(db, table)]:
+            raise GrantMissing(f"{db}.{table}: {', '.join(sorted(kept))} may still read it", hint="look at its server")
+    lacking = [each for each in wanted if each not in readers]
+    if lacking:
+        metastore.grant_select(db, table, lacking, by)
+        if missing := [name for kind, name in set(wanted) - metastore.readers(db, table)]:
+            raise GrantMissing(f"{db}.{table}: {', '.join(sorted(missing))} may not read it", hint="look at its server")
+    return [name for _, name in lacking]

@@ -26,21 +26,20 @@ from replicator.core.text.sql_text import quoted_name
 from replicator.errors import ObjectNotFound
 from replicator.ingestion.files.file_frames import DAY
 from replicator.ingestion.files.nesting import PARENT, ROW
+from replicator.ingestion.ingestion_request import check_scope
 from replicator.ingestion.job_rows import places_of
 from replicator.ingestion.landing.file_steps import copy_files, look_at_files, written
-from replicator.ingestion.landing.granting import grant
-from replicator.ingestion.landing.landing_schema import RowsRefused, schema_hash
+from replicator.ingestion.landing.landing_log import grant
+from replicator.ingestion.landing.landing_schema import RowsRefused, constraints_of, keep_constraints, schema_hash
 from replicator.ingestion.landing.landing_work import CopyDiffers, Facts, Work, columns_for, sizes_of
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, landing_of, make_database, publish
 from replicator.ingestion.landing.publishing_days import publish_days
 from replicator.ingestion.landing.settling import Erased, merged, prepare, read, without_erased
-from replicator.ingestion.landing.source_keys import constraints_of, keep_constraints
 from replicator.ingestion.landing.watermarks import landed_until, watermark_text, window
 from replicator.ingestion.reading.figures import Figures, differences, landed_figures
 from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error
 from replicator.ingestion.reading.source_table import SourceTable
-from replicator.ingestion.replication_scope import check_scope
 from replicator.lifecycle.purge.search.ids import hadoop_place
 from replicator.metastore.client import Metastore
 

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from cmroot.store.place import Place, join, name_of
-from replicator.core.connections.source_config import IngestionConfig, SourceConfig
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column
+from replicator.core.source_config import IngestionConfig, SourceConfig
 from replicator.errors import Error
-from replicator.ingestion.ingestion_job import Claimed
-from replicator.ingestion.ingestion_request import Asset, PartRequest, Request
+from replicator.ingestion.ingestion_request import Asset, Claimed, PartRequest, Request
 from replicator.ingestion.landing.landing_schema import RowsRefused, landed_columns
 from replicator.ingestion.landing.publishing import columns_of, landing_of
 from replicator.metastore.client import Metastore

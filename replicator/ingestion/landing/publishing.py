@@ -36,9 +36,9 @@ from replicator.ingestion.landing.landing_schema import (
     settled_columns,
     stored_as,
     with_lifecycle,
+    without_keys,
     written_text,
 )
-from replicator.ingestion.landing.source_keys import without_keys
 from replicator.ingestion.landing.watermarks import landed_until
 from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from replicator.errors import TypeRefused
-from replicator.ingestion.reading.control import Control, Patience, Row
-from replicator.ingestion.reading.dialects import MASK, SAMPLE, TEXT, Another, comparable, plain
+from replicator.ingestion.reading.figures import MASK, SAMPLE, TEXT, Another, comparable, plain
+from replicator.ingestion.reading.source_errors import Control, Patience, Row
 from replicator.ingestion.reading.source_table import ForeignKey, Snapshot, SourceColumn, SourceTable
 
 PAGES = 2000

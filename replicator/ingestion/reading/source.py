@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from replicator.core.connections.source_config import SourceConfig
+from replicator.core.source_config import SourceConfig
 from replicator.core.text.sql_text import quoted_name
 from replicator.errors import SourceMissing, SourceRefused
 from replicator.ingestion.ingestion_request import Split
-from replicator.ingestion.reading.control import Control, Patience, connect
-from replicator.ingestion.reading.dialects import Dialect, alike, comparable
-from replicator.ingestion.reading.drivers import CLASSES, spark_url
-from replicator.ingestion.reading.figures import Figures, source_figures
+from replicator.ingestion.reading.figures import Dialect, Figures, alike, comparable, source_figures
 from replicator.ingestion.reading.mysql_dialect import MySqlDialect
 from replicator.ingestion.reading.postgres_dialect import PostgresDialect
-from replicator.ingestion.reading.source_errors import source_error
+from replicator.ingestion.reading.source_errors import CLASSES, Control, Patience, connect, source_error, spark_url
 from replicator.ingestion.reading.source_table import ONE, Ranges, Snapshot, SourceColumn, SourceTable
 from replicator.ingestion.reading.splits import Piece, plan_readers
 

@@ -1,13 +1,19 @@
 """Errors of databases, Spark and drivers, told apart: whether to try again, to wait, or to ask somebody. Knows neither
-py4j nor pyspark: an error of Java is what has a `java_exception`, or an `_origin`."""
+py4j nor pyspark: an error of Java is what has a `java_exception`, or an `_origin`.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from cmroot.errors import Error as AnyError
+from replicator.core.source_config import SourceConfig
 from replicator.errors import (
     ConfigError,
     Error,
@@ -19,6 +25,8 @@ from replicator.errors import (
     TypeRefused,
     UsageError,
 )
+from replicator.metastore.embedded.distributions import Artifact, fetch
+from replicator.metastore.java import Java, cache_directory
 
 Kind = Literal["component", "lock", "user", "type"]
 
@@ -154,3 +162,179 @@ def _by_state(throwable: Any) -> Kind | None:
     if state == "42704" and "snapshot" in str(throwable.getMessage()):
         return "component"  # the connection that exported it is gone
     return next((kind for begin, kind in _STATES if state and state.startswith(begin)), None)
+
+
+# ---- control ---------------------------------------------------------------------------------------------------------
+# The control connection of a source: one connection of its JDBC driver in Spark's Java process. By it the catalog is
+# read, a snapshot held, figures asked for. Answers are texts; what a value is, its SQL says.
+
+
+Row = tuple[str | None, ...]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds. login: for a connection; lock: for a lock that others hold; answer: for the first rows of a query, also
+    of a database that went silent."""
+
+    login: int = 30
+    lock: int = 60
+    answer: int = 3600
+
+
+class Control:
+    """Not for several threads at once. Raises errors of ours (see `source_errors`)."""
+
+    def __init__(self, connection: Any, name: str, secret: str, patience: Patience) -> None:
+        self._connection, self._name, self._secret, self._patience = connection, name, secret, patience
+
+    def run(self, statement: str) -> None:
+        with self._ours(), self._statement() as asked:
+            asked.execute(statement)
+
+    def rows(self, query: str, *parameters: str) -> list[Row]:
+        """Of a query with `?` for each parameter; without any, `?` is just a letter."""
+        with self._ours():
+            if not parameters:
+                with self._statement() as asked:
+                    return _texts(asked.executeQuery(query))
+            prepared = self._connection.prepareStatement(query)
+            try:
+                prepared.setQueryTimeout(self._patience.answer)
+                for number, parameter in enumerate(parameters, 1):
+                    prepared.setString(number, parameter)
+                return _texts(prepared.executeQuery())
+            finally:
+                prepared.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Which changes nothing, and is undone at its end."""
+        with self._ours():
+            self._connection.setAutoCommit(False)
+        try:
+            yield
+        finally:
+            try:
+                self._connection.rollback()
+                self._connection.setAutoCommit(True)
+            except Exception as error:  # its server is gone, and with it the transaction
+                log.info("source %s: a transaction ended by itself: %s", self._name, said(error))
+
+    def close(self) -> None:
+        """Also where the server is gone."""
+        try:
+            self._connection.close()
+        except Exception as error:
+            log.info("source %s: the connection ended by itself: %s", self._name, said(error))
+
+    @contextmanager
+    def _ours(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise source_error(error, self._name, self._secret) from None
+
+    @contextmanager
+    def _statement(self) -> Iterator[Any]:
+        asked = self._connection.createStatement()
+        try:
+            asked.setQueryTimeout(self._patience.answer)
+            yield asked
+        finally:
+            asked.close()
+
+
+def connect(
+    session: Any, driver: str, url: str, properties: Mapping[str, str], name: str, patience: Patience
+) -> Control:
+    """session: the SparkSession whose jars have the class `driver`. Raises ConfigError where they have not."""
+    jvm, secret = session.sparkContext._jvm, properties.get("password", "")
+    given = jvm.java.util.Properties()
+    for key, value in properties.items():
+        given.setProperty(key, value)
+    try:
+        loader = session._jsparkSession.sharedState().jarClassLoader()
+        made = loader.loadClass(driver).newInstance()
+    except Exception as error:
+        raise ConfigError(
+            f"source {name}: Spark has no class {driver}", hint="give Spark the driver: `spark.jars` of [spark]"
+        ) from error
+    try:
+        connection = made.connect(url, given)
+    except Exception as error:
+        raise source_error(error, name, secret) from None
+    if connection is None:
+        raise ConfigError(f"source {name}: its driver does not know its URL", hint="check url and jar")
+    return Control(connection, name, secret, patience)
+
+
+def _texts(answer: Any) -> list[Row]:
+    count = answer.getMetaData().getColumnCount()
+    found = []
+    while answer.next():
+        found.append(tuple(answer.getString(number) for number in range(1, count + 1)))
+    return found
+
+
+# ---- drivers ---------------------------------------------------------------------------------------------------------
+# The JDBC drivers of sources: fetched once into the cache, or those that the configuration names.
+#
+# MySQL is read by MariaDB's driver, too: it streams rows as they are asked for (MySQL's own reads a whole answer into
+# memory first), and it may be given with this program's licence. It takes URLs of MySQL only where they say so.
+
+
+POSTGRES = Artifact(
+    "org.postgresql:postgresql:42.7.14", "73914527305a40cce504b0d3d90b23caf565136912d607ae8ae7c5895512332c"
+)
+MARIADB = Artifact(
+    "org.mariadb.jdbc:mariadb-java-client:3.5.11", "42604178b9e57ec08ee0035079961516f086e455d0141f0b22c6eff29fb2fff4"
+)
+CLASSES = {
+    "postgresql": "org.postgresql.Driver",
+    "mariadb": "org.mariadb.jdbc.Driver",
+    "mysql": "org.mariadb.jdbc.Driver",
+}
+"""Of each kind of source."""
+
+_ARTIFACTS = {"postgresql": POSTGRES, "mariadb": MARIADB, "mysql": MARIADB}
+_HINT = "give the driver's jar as `jar` of the source, or a mirror as REPLICATOR_MAVEN_REPOSITORY"
+
+
+def driver_jars(sources: Iterable[SourceConfig], java: Java, env: Mapping[str, str]) -> list[Path]:
+    """For `spark.jars`, each once; directories need none. Raises ConfigError for a missing jar, and as `fetch` does."""
+    wanted: dict[Path, Artifact | None] = {}
+    kept = cache_directory(env) / "jars"
+    for source in sources:
+        if source.path:
+            continue
+        if source.jar:
+            if not (given := Path(source.jar).expanduser()).is_file():
+                raise ConfigError(f"the driver {given} of a source is not there", hint="check `jar` of the source")
+            wanted[given.absolute()] = None
+        else:
+            artifact = _ARTIFACTS[source.kind]
+            wanted[kept / artifact.file_name] = artifact
+    if missing := [artifact for artifact in wanted.values() if artifact]:
+        fetch(missing, kept, java, env, _HINT)
+    return list(wanted)
+
+
+def give_drivers(session: Any, jars: Iterable[Path]) -> None:
+    """Lets this thread's reading with a session find the drivers, also in a Spark that somebody else has started, and
+    in the second one of a JVM: it has `spark.jars` for its executors only. May run twice."""
+    for jar in map(str, jars):
+        session._jsparkSession.sessionState().resourceLoader().addJar(jar)
+
+
+def spark_url(source: SourceConfig) -> str:
+    """The URL by which both Spark and the driver know the database: Spark quotes names as MySQL does only behind
+    `jdbc:mysql`, else it reads a column as the text of its name."""
+    if source.kind == "postgresql":
+        return source.url
+    url = "jdbc:mysql:" + source.url.split(":", 2)[2]
+    if "permitMysqlScheme" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}permitMysqlScheme"

@@ -22,9 +22,9 @@ from replicator.core.engine import AutoEngine
 from replicator.core.text.quantity import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.lifecycle.housekeeping import writing
-from replicator.lifecycle.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
 from replicator.lifecycle.housekeeping.housekept import Housekept
 from replicator.lifecycle.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
+from replicator.lifecycle.housekeeping.schedule import UNCAPTURED, Going, Staying, decide, look
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
 from replicator.lifecycle.housekeeping.store import PAGE, ItemStore
 from replicator.lifecycle.removal.removal import Refusal, Removal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from replicator.lifecycle.removal.removal_report import Removals
+from replicator.lifecycle.removal.job import Removals
 
 
 @dataclass

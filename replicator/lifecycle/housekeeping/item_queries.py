@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, func, select
 from cmroot.errors import Error
 from cmroot.store.place import normal
 from replicator.core.batches import batched
-from replicator.core.report import Rows
+from replicator.core.not_replicated import Rows
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.items import (
@@ -28,8 +28,7 @@ from replicator.lifecycle.housekeeping.items import (
     Item,
     slot_of,
 )
-from replicator.lifecycle.housekeeping.schema import item
-from replicator.lifecycle.housekeeping.store import PAGE, ItemStore
+from replicator.lifecycle.housekeeping.store import PAGE, ItemStore, item
 from replicator.lifecycle.removal.live import spelled
 
 COLUMNS = (

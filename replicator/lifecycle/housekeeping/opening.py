@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
-from cmroot.lease import acquire
+from cmroot.lease import acquire, patiently
 from cmroot.pins import seconds
 from cmroot.root import ChangeRoot, open_existing
-from cmroot.store.place import join
-from cmroot.store.scratch import scratch
-from cmroot.waiting import patiently
+from cmroot.store.place import join, scratch
 from replicator.errors import UsageError
 from replicator.lifecycle.housekeeping.run import JOB
 from replicator.lifecycle.housekeeping.store import ItemStore, store_url

@@ -7,23 +7,26 @@ events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 from cmroot.log.captured import segments
-from cmroot.store.scratch import scratch
+from cmroot.store.place import scratch
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.events.scope import captured_databases
+from replicator.core import runtime
+from replicator.core.not_replicated import Report
+from replicator.core.runtime import Stop, Terminated
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.clean import Cleaning, Page, plan
 from replicator.lifecycle.housekeeping.housekept import Housekept
 from replicator.lifecycle.housekeeping.schedule import fold_path, schedule
-from replicator.lifecycle.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED, LifecycleDefaults, outside_with_settings
-from replicator.lifecycle.housekeeping.store import ItemStore
+from replicator.lifecycle.housekeeping.store import ACTIVE_ONLY, ItemStore, item
 from replicator.lifecycle.removal.job import Job
 from replicator.lifecycle.removal.removal import Limits, refuse_counts
 from replicator.metastore.client import Metastore
@@ -193,3 +196,55 @@ class Housekeeping(Job[Page, Housekept]):
         room = max(0, SHOWN - len(done.plan))
         done.plan += rows[:room]
         done.more += len(rows) - len(rows[:room])
+
+
+# ---- repetition ------------------------------------------------------------------------------------------------------
+# Housekeeping again and again, until it is to stop.
+
+
+LONGEST_WAIT = timedelta(minutes=5)
+"""Between two tries while something is away."""
+
+
+@dataclass
+class Followed(Report):
+    """Many runs. rounds: those that came to their end; removed: items, by all of them; failures: runs that failed and
+    were tried again. last: what the last one did, whose fields are in the JSON, too."""
+
+    rounds: int = 0
+    removed: int = 0
+    failures: int = 0
+    last: Housekept | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = {"rounds": self.rounds, "removed": self.removed, "failures": self.failures, "status": "stopped"}
+        return (self.last.to_dict() if self.last else {}) | counts
+
+
+def follow(
+    once: Callable[[], Housekept],
+    interval: timedelta,
+    stop: Stop,
+    tell: Callable[[Housekept], None],
+    tell_failure: Callable[[Exception, float], None],
+) -> Followed:
+    """Runs until `stop`. A run that fails is tried again after 1 to 300 seconds, which `tell_failure` is called with;
+    every failure but those of the configuration. What is interrupted after `stop` has ended, too."""
+    done = Followed()
+
+    def run() -> float:
+        done.last = once()
+        done.rounds, done.removed = done.rounds + 1, done.removed + done.last.removed
+        tell(done.last)
+        return interval.total_seconds()
+
+    def failed(error: Exception, wait: float) -> None:
+        done.failures += 1
+        tell_failure(error, wait)
+
+    try:
+        runtime.follow(run, failed, stop=stop, longest=lambda error: LONGEST_WAIT, dice=max)
+    except (KeyboardInterrupt, Terminated):
+        if not stop.is_set():
+            raise
+    return done

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from replicator.core.batches import batched
 from replicator.core.model import Table
-from replicator.core.shadow import is_shadow
-from replicator.core.table_format import ICEBERG, Format, table_format
-from replicator.core.text.period import Period, parse_period
+from replicator.core.not_replicated import ICEBERG, Format, table_format
+from replicator.core.roles import is_shadow
+from replicator.core.text.quantity import Period, parse_period
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 

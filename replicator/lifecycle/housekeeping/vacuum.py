@@ -7,18 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmroot.store.place import is_local, join, local_path, normal
-from cmroot.store.resolve import located
+from cmroot.store.place import is_local, join, local_path, located, normal
 from replicator.core.batches import batched
 from replicator.core.model import Table
-from replicator.core.report import Report
-from replicator.core.text.period import Period
+from replicator.core.not_replicated import Report
+from replicator.core.text.quantity import Period
 from replicator.errors import Refused, UsageError
 from replicator.lifecycle.housekeeping import writing
 from replicator.lifecycle.housekeeping.items import FROM_VACUUM, Item
-from replicator.lifecycle.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED
-from replicator.lifecycle.housekeeping.store import ItemStore
+from replicator.lifecycle.housekeeping.store import ACTIVE_ONLY, ItemStore, item
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.metastore.client import MetastoreReader
 

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, updat
 
 from cmroot.store.place import normal
 from replicator.core.batches import batched
-from replicator.core.text.period import Period
+from replicator.core.text.quantity import Period
 from replicator.lifecycle.housekeeping.items import (
     ACTIVE,
     DELETED,
@@ -28,8 +28,8 @@ from replicator.lifecycle.housekeeping.items import (
     problem_slot,
     slot_of,
 )
-from replicator.lifecycle.housekeeping.schema import ACTIVE_ONLY, HEAD, VALUES, item, state, to_item, to_row
 from replicator.lifecycle.housekeeping.settings import EXPIRED, UNREFERENCED
+from replicator.lifecycle.housekeeping.store import ACTIVE_ONLY, HEAD, VALUES, item, state, to_item, to_row
 
 CHUNK = 500  # values in one statement
 

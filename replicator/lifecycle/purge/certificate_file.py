@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from cmroot.errors import Exists
-from cmroot.store.resolve import as_written
-from replicator.core.text.printable import printable
-from replicator.core.text.quantity import count_text, size_text
+from cmroot.store.place import as_written
+from replicator.core.text.quantity import count_text, printable, size_text
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.purge.state import PURGE

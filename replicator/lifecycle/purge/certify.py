@@ -18,32 +18,36 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-from cmroot.expire.expedite import expedite, look_at_contents
+from cmroot.expire.plans import expedite, look_at_contents
 from cmroot.expire.retention import LIVE, ends_when
 from cmroot.keep.content import content_name
 from cmroot.keep.versions import keeps_versions, why_versions_unseen
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
-from cmroot.store.place import Place, join, normal
-from cmroot.store.resolve import resolved
-from replicator.captures.events.root_catalog import refuse_other_catalog
-from replicator.captures.events.scope import Patterns
+from cmroot.store.place import Place, join, normal, resolved
+from replicator.captures.events.scope import Patterns, refuse_other_catalog
 from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy, matching_databases
-from replicator.core.progress import watched
-from replicator.core.report import Report
-from replicator.core.runtime import Runtime
+from replicator.core.runtime import Runtime, watched
 from replicator.core.spark import hive_settings
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.lifecycle.purge.backups.backups import backups
 from replicator.lifecycle.purge.backups.retain import Retain
-from replicator.lifecycle.purge.copies import copies, directories_of, is_below, kept_versions
-from replicator.lifecycle.purge.erased_contents import Content, erased_contents, older_contents
+from replicator.lifecycle.purge.copies import (
+    Content,
+    copies,
+    directories_of,
+    erased_contents,
+    is_below,
+    kept_versions,
+    older_contents,
+)
 from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap, WhiteList
 from replicator.lifecycle.purge.options import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.lifecycle.purge.partitions import look_at, parts_of
 from replicator.lifecycle.purge.run import described, warehouse_of
-from replicator.lifecycle.purge.search import matching
+from replicator.lifecycle.purge.search import searching
 from replicator.lifecycle.purge.search.ids import Ids, open_ids, read_ids
 from replicator.lifecycle.purge.search.searching import look_at_all, searched
 from replicator.lifecycle.purge.state import PURGE, RunDirectory, Unit, runs
@@ -225,15 +229,15 @@ def _rows_left(
     parts = list(parts_of(metastore, table.table))
     try:
         found, gaps = searched(ids, table, parts, look_at_all(engines, parts))
-        return sum(matching.ask_counts(found).values()), gaps
-    except matching.LossyIds as error:
+        return sum(searching.ask_counts(found).values()), gaps
+    except searching.LossyIds as error:
         raise UsageError(f"{table.name}: {error}", hint="correct the ids, then certify again") from error
     except Error:
         raise
     except Exception as error:
-        if not matching.is_sparks(error):
+        if not searching.is_sparks(error):
             raise
-        return 0, [PurgeGap(table.name, f"not searched: {matching.failed(error).message}")]
+        return 0, [PurgeGap(table.name, f"not searched: {searching.failed(error).message}")]
 
 
 def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[str]) -> Iterator[Holding]:

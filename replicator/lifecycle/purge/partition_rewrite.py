@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from cmroot.store.place import is_local, join
-from cmroot.store.resolve import located
+from cmroot.store.place import is_local, join, located
 from replicator.core.engine import AutoEngine
-from replicator.core.progress import Advance
+from replicator.core.runtime import Advance
 from replicator.errors import Error
 from replicator.lifecycle.purge.partitions import Look, Part, is_data, look_at
 from replicator.lifecycle.purge.rewrite.formats import FileFormat

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from cmroot.keep.safely import files_at
+from cmroot.keep.journal import files_at
 from cmroot.store.listing import FileState, hidden, skipped_directory
 from cmroot.store.local import is_directory, status_of
-from cmroot.store.place import is_local, join, local_path, name_of, parent
-from cmroot.store.resolve import located
+from cmroot.store.place import is_local, join, local_path, located, name_of, parent
 from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown
 from replicator.core.batches import batched

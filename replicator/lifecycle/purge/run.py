@@ -21,22 +21,19 @@ from cmroot.pins import iso
 from cmroot.store.place import normal
 from replicator.captures.unlistable import REFUSED
 from replicator.core.model import Table
-from replicator.core.roles import follows, mark_of
-from replicator.core.shadow import is_shadow
+from replicator.core.roles import follows, is_shadow, mark_of
 from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
-from replicator.lifecycle.purge.backups.old_versions import parse_name
+from replicator.lifecycle.purge.backups.backups import parse_name
 from replicator.lifecycle.purge.counting import settle_counts
 from replicator.lifecycle.purge.onboarding import DESCRIPTOR, Onboarded, PurgeGap, WhiteList, onboard
 from replicator.lifecycle.purge.options import PurgeOptions
-from replicator.lifecycle.purge.search import matching
+from replicator.lifecycle.purge.search import searching
 from replicator.lifecycle.purge.search.ids import Ids, open_ids, read_ids, split_ids
 from replicator.lifecycle.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
-from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now
+from replicator.lifecycle.purge.swapping import drop_column_statistics, locations_now, remove_leftovers
 from replicator.lifecycle.purge.tables import TableDone, TableWork
-from replicator.lifecycle.purge.unswapped import remove_leftovers
-from replicator.lifecycle.removal.job import Job
-from replicator.lifecycle.removal.removal_report import Removals
+from replicator.lifecycle.removal.job import Job, Removals
 from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.convert.catalog_client import catalog_of
@@ -196,7 +193,7 @@ class Purge(Job[Onboarded, Purged]):
         except Refused:
             raise
         except Exception as error:
-            raise matching.failed(error) from error
+            raise searching.failed(error) from error
         run = msgspec.structs.replace(run, ids=ids.count, ids_type=ids.type)
         directory.write_run(run)
         return ids, run

@@ -7,15 +7,20 @@ directory later is found there, and brought over (see `backups`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import located, name_of, normal, parent
 from replicator.core.model import Partition, Skew, Storage, Table
 from replicator.errors import CommitOutcomeUnknown, MetastoreError, ObjectNotFound
-from replicator.lifecycle.purge.partitions import Part, parts_of
-from replicator.metastore.client import Metastore
+from replicator.lifecycle.purge.backups.backups import backups
+from replicator.lifecycle.purge.partitions import SIBLING, Part, look_at, parts_of
+from replicator.lifecycle.purge.state import runs
+from replicator.lifecycle.removal.live import LiveLocations
+from replicator.metastore.client import Metastore, MetastoreReader
 
 STATISTICS_OF_SPARK = "spark.sql.statistics."
 WRITTEN = "replicator.ingestion.written"
@@ -155,3 +160,47 @@ def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[s
     for each in filter(None, found):
         for column in {column.column: None for some in each.by_engine().values() for column in some}:
             metastore.drop_statistics(table.db, table.name, each.partition or "", column, None)
+
+
+# ---- unswapped -------------------------------------------------------------------------------------------------------
+# Directories of partitions that were written again and never swapped: nothing refers to them. Finds and removes them.
+#
+# Which ones they are is asked of the living metastore, not remembered: a run may have been killed between a swap and
+# its record, and the table renamed since.
+
+
+def leftovers(root: str, metastore: MetastoreReader, live: LiveLocations) -> Iterator[str]:
+    """Of purges that have ended."""
+    kept = {normal(each.place) for each in backups(root)}
+    for directory in runs(root):
+        run = directory.read_run()
+        if run.status == "running" or "ids" not in run.request or run.request["metastore"] != metastore.uri:
+            continue
+        reported = list(directory.reported())
+        swapped = {normal(unit.new) for unit in reported if unit.backup}
+        for place in sorted({normal(unit.new) for unit in reported if unit.new} - swapped - kept):
+            ours = name_of(parent(place)).startswith(SIBLING)
+            if ours and not look_at(place).missing:
+                live.refresh()
+                if live.blocking(place) is None:
+                    yield place
+
+
+def remove_leftovers(
+    root: str, metastore: MetastoreReader, live: LiveLocations, check: Callable[[], None]
+) -> list[str]:
+    """Under the lease of purges; check raises LeaseHeld when it was lost. Safe to run twice."""
+    removed = []
+    for place in leftovers(root, metastore, live):
+        check()
+        located(place).remove_tree()
+        remove_empty_sibling(place)
+        removed.append(place)
+    return removed
+
+
+def remove_empty_sibling(place: str) -> None:
+    """The directory above, when it was the last in it. Raises as `remove_if_empty`."""
+    above = parent(place)
+    if name_of(above).startswith(SIBLING):
+        remove_if_empty(above)

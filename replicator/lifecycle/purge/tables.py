@@ -15,10 +15,9 @@ import msgspec
 
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState
-from cmroot.store.place import Place, join
-from cmroot.store.resolve import located
+from cmroot.store.place import Place, join, located
 from replicator.core.batches import batched
-from replicator.core.progress import Advance, Progress, Silent
+from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
 from replicator.lifecycle.purge.counting import settle_counts
 from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap
@@ -26,13 +25,20 @@ from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.lifecycle.purge.partition_rewrite import Staged, Staging, stage
 from replicator.lifecycle.purge.partitions import Part, look_at, new_location, parts_of
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported, format_of
-from replicator.lifecycle.purge.search import matching
+from replicator.lifecycle.purge.search import searching
 from replicator.lifecycle.purge.search.by_spark import stage_by_spark
 from replicator.lifecycle.purge.search.ids import Ids
-from replicator.lifecycle.purge.search.matching import LossyIds, Search
-from replicator.lifecycle.purge.search.placing import Matched, Unplaced, by_part, place_of
 from replicator.lifecycle.purge.search.proving import prove
-from replicator.lifecycle.purge.search.searching import look_at_all, searched
+from replicator.lifecycle.purge.search.searching import (
+    LossyIds,
+    Matched,
+    Search,
+    Unplaced,
+    by_part,
+    look_at_all,
+    place_of,
+    searched,
+)
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.lifecycle.purge.swapping import drop_column_statistics, flip, purged
 from replicator.lifecycle.removal.legal import LegalHold, read_holds
@@ -146,9 +152,9 @@ class TableWork:
             except Error:
                 raise
             except Exception as error:
-                if not matching.is_sparks(error):
+                if not searching.is_sparks(error):
                     raise
-                done.error = matching.failed(error).message
+                done.error = searching.failed(error).message
                 break
             if not again:
                 break
@@ -170,9 +176,9 @@ class TableWork:
         """Units that must be tried again. ended: those of earlier attempts that need no other, to which this adds."""
         place = self.directory.found(attempt.onboarded.name, attempt.number)
         with self._task("search", attempt.onboarded):
-            matching.write_found(attempt.found, place)
+            searching.write_found(attempt.found, place)
         parts = list(attempt.parts.values())
-        matched = by_part(parts, matching.read_counts(place), escaped=attempt.found.escaped)
+        matched = by_part(parts, searching.read_counts(place), escaped=attempt.found.escaped)
         dirty = [part for part in parts if part.name in matched and part.name not in ended]
         stamp = self._stamp()
         units = [
@@ -211,7 +217,7 @@ class TableWork:
         """Nothing is to be tried again."""
         found, onboarded = attempt.found, attempt.onboarded
         with self._task("search", onboarded):
-            counts = matching.ask_counts(found)
+            counts = searching.ask_counts(found)
         matched = by_part(list(attempt.parts.values()), counts, escaped=found.escaped)
         for name, files in matched.items():
             part = attempt.parts[name]

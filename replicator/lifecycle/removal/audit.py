@@ -30,7 +30,7 @@ from cmroot.pins import seconds
 from cmroot.store.local import LocalStore
 from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.spelling import naming
-from replicator.core.report import Rows
+from replicator.core.not_replicated import Rows
 from replicator.errors import UsageError
 from replicator.lifecycle.removal.removal import Refusal, Removal
 

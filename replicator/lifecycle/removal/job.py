@@ -26,15 +26,44 @@ from cmroot.errors import LeaseHeld
 from cmroot.lease import Lease, acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.captures.events.root_catalog import bind_catalog, refuse_other_catalog
+from replicator.captures.events.scope import bind_catalog, refuse_other_catalog
+from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime
 from replicator.lifecycle.removal.audit import AuditLog, begin_audit
 from replicator.lifecycle.removal.live import LiveLocations, Unregistered
 from replicator.lifecycle.removal.removal import Limits
-from replicator.lifecycle.removal.removal_report import Removals
 from replicator.lifecycle.removal.remove import Remover, finish_begun
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
+
+# ---- removal report --------------------------------------------------------------------------------------------------
+# What the reports of all jobs that remove have in common.
+
+
+class Removals(Report):
+    """A report of a job that removes. status: "planned" of a dry run; "done"; else what is not done is in the report.
+    run: its name in the audit, empty where nothing is recorded. warnings: what did not keep it from its work."""
+
+    unfinished: ClassVar[str] = "incomplete"
+
+    status: str
+    run: str
+    warnings: list[str]
+    seconds: float
+
+    @property
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Nothing was refused, failed, or stayed that should have gone."""
+
+    @property
+    def ended(self) -> str:
+        """The status of a run that has come to its end."""
+        return "done" if self.is_whole else self.unfinished
+
+
+# ---- job -------------------------------------------------------------------------------------------------------------
+
 
 Page = TypeVar("Page")
 Done = TypeVar("Done", bound=Removals)

@@ -15,9 +15,8 @@ import msgspec
 from cmroot.errors import Exists, FormatError
 from cmroot.pins import seconds
 from cmroot.root import guard_names
-from cmroot.store.place import Place, is_local, normal
-from cmroot.store.resolve import resolved, touches
-from replicator.core.report import Report, Rows
+from cmroot.store.place import Place, is_local, normal, resolved, touches
+from replicator.core.not_replicated import Report, Rows
 from replicator.errors import ObjectNotFound, UsageError
 
 VERSION = 1

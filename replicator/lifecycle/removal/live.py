@@ -18,20 +18,19 @@ from typing import Self
 import msgspec
 
 from cmroot.store.local import status_of
-from cmroot.store.place import is_local, local_path
-from cmroot.store.resolve import resolved
+from cmroot.store.place import is_local, local_path, resolved
 from replicator.captures.events import record as kinds
 from replicator.captures.events.decode import decode
 from replicator.captures.events.reader import read_events
 from replicator.captures.events.record import Change
-from replicator.captures.events.unread import IRRELEVANT
+from replicator.captures.events.scope import IRRELEVANT
 from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.convert.catalog_client import qualified
-from replicator.metastore.parallel.side_by_side import tables_with_partitions
+from replicator.metastore.parallel import tables_with_partitions
 
 DATABASE, HOME, DATA = "database", "home", "data"
 """Kinds of reference: a database's directory, a partitioned table's own (its partitions lie anywhere), and one whose

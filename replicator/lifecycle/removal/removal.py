@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cmroot.errors import Error
-from cmroot.store.place import split_authority
-from cmroot.store.resolve import resolved, touches
+from cmroot.store.place import resolved, split_authority, touches
 from replicator.errors import Refused
 from replicator.lifecycle.removal.legal import LegalHold, ResolvedHold
 

@@ -16,18 +16,19 @@ from functools import partial
 
 import msgspec
 
-from cmroot.errors import Error, Protected
+from cmroot.errors import Error, Exists, Protected
+from cmroot.keep.journal import files_at
 from cmroot.keep.recycle import files_below, is_left, recycle_tree, sweep_incoming
-from cmroot.keep.safely import files_at
-from cmroot.lease import acquire
+from cmroot.keep.restore import restore_file
+from cmroot.lease import acquire, patiently
 from cmroot.store.local import status_of
-from cmroot.store.place import is_local, local_path, normal
-from cmroot.store.resolve import located, refuse_root
+from cmroot.store.place import is_local, local_path, located, normal, refuse_root
 from cmroot.store.spelling import naming
-from cmroot.waiting import patiently
 from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine
-from replicator.lifecycle.removal.audit import AuditLog, unwatched
+from replicator.core.not_replicated import Report
+from replicator.errors import ObjectNotFound
+from replicator.lifecycle.removal.audit import REMOVED, AuditLog, begin_audit, read_audit, unwatched
 from replicator.lifecycle.removal.legal import read_holds
 from replicator.lifecycle.removal.live import LiveLocations
 from replicator.lifecycle.removal.removal import Judged, Limits, Refusal, Removal, judge
@@ -208,3 +209,60 @@ def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[RemovalOutc
             files, size = len(recycled), sum(each.kept.size for each in recycled)
             found.append(RemovalOutcome(msgspec.structs.replace(removal, files=files, bytes=size)))
     return found
+
+
+# ---- bring back ------------------------------------------------------------------------------------------------------
+# Bringing back what a run removed: the files of the audit record, from `$cmroot` to where they were. Acts.
+#
+# Files only: metadata that went with them is in the captured log (`replicator restore`) or made again by its owner.
+
+
+@dataclass
+class BroughtBack(Report):
+    """files, bytes: written. there: paths that have a file already, which stays. lost: path -> why its bytes cannot be
+    had. found_run: what killed runs had taken and not filed is recorded as this run's now, which can be undone, too;
+    "": nothing."""
+
+    status: str = "restored"
+    run: str = ""
+    files: int = 0
+    bytes: int = 0
+    there: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    found_run: str = ""
+
+
+def bring_back(
+    root: str,
+    run: str | None,
+    *,
+    job: str | None = None,
+    path: str | None = None,
+    since: str | None = None,
+    dry_run: bool = False,
+) -> BroughtBack:
+    """Every file that a run removed, or those at and below a path; run: None for all runs; job, since (ISO 8601): only
+    what this job removed, and from then on. Hashed on the way. Replaces nothing, so it may run twice. A killed run's
+    files are filed first. Raises ObjectNotFound when the record knows no such file, LeaseHeld while another run is at
+    work on the root and there are files to be filed."""
+    done = BroughtBack("planned" if dry_run else "restored", run or "")
+    if not dry_run and finish_begun(audit := begin_audit(root, "undo")):
+        done.found_run = audit.run
+    for row in read_audit(root, job=job, run=run, path=path, outcome=REMOVED, since=since):
+        if row.what != "file" or row.checksum is None or row.bytes is None:
+            continue
+        try:
+            if not dry_run:
+                restore_file(root, row.checksum, row.bytes, row.path)
+        except Exists:
+            done.there.append(row.path)
+            continue
+        except Error as error:
+            done.lost[row.path] = error.message
+            continue
+        done.files += 1
+        done.bytes += row.bytes
+    if not (done.files or done.there or done.lost):
+        what = f"{root}: run {run!r} has removed no such file" if run else f"{root}: no removal of {path} is recorded"
+        raise ObjectNotFound(what, hint="`replicator audit ls` shows the runs")
+    return done

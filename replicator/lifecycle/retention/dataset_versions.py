@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cmroot.store.local import Child
-from cmroot.store.place import join, name_of
-from cmroot.store.resolve import located
-from replicator.core.text.period import Period
+from cmroot.store.place import join, located, name_of
+from replicator.core.text.quantity import Period
 from replicator.errors import ConfigError, Error
 from replicator.lifecycle.retention.config.class_names import VERSIONS, known
-from replicator.lifecycle.retention.config.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
-from replicator.lifecycle.retention.config.job_settings import Settings
-from replicator.lifecycle.retention.config.lookback import parse_lookback
+from replicator.lifecycle.retention.config.config_store import Settings
+from replicator.lifecycle.retention.config.datetimes import (
+    DEFAULT_ZONE,
+    DatePattern,
+    Unreadable,
+    date_pattern,
+    parse_lookback,
+)
 from replicator.lifecycle.retention.globs import Found, children, files_below, glob, glob_regex
 
 TIME, MARK, NONE = "time", "mark", "none"

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cmroot.store.local import Child
-from cmroot.store.place import Place, name_of, split_authority
-from cmroot.store.resolve import folded
+from cmroot.store.place import Place, folded, name_of, split_authority
 from cmroot.text import is_text, shown, unsafe
 
 

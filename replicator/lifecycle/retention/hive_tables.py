@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cmroot.store.resolve import located
+from cmroot.store.place import located
 from replicator.core.batches import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
-from replicator.core.shadow import is_shadow
+from replicator.core.roles import is_shadow
 from replicator.errors import ConfigError, Error
 from replicator.lifecycle.retention.config.class_names import VERSIONS
+from replicator.lifecycle.retention.config.config_store import Settings
 from replicator.lifecycle.retention.config.datetimes import Unreadable
-from replicator.lifecycle.retention.config.job_settings import Settings
 from replicator.lifecycle.retention.dataset_versions import TIME, Listed, Pair, Version, checked_pattern, doubts
 from replicator.metastore.client import MetastoreReader
 

@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmroot.store.place import is_local, name_of
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written, is_local, name_of
 from replicator.core.text import java_properties
 from replicator.errors import ConfigError
-from replicator.lifecycle.retention.config.config_store import STORE, ConfigStore, is_directory
+from replicator.lifecycle.retention.config.config_store import STORE, ConfigStore, Settings, is_directory
 from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Raw, Scalar, merge, merge_fields
 from replicator.lifecycle.retention.config.hocon.parse import parse
 from replicator.lifecycle.retention.config.hocon.substitutions import resolve
-from replicator.lifecycle.retention.config.job_settings import Settings
 
 STORE_URI = "gobblin.config.management.store.uri"
 RUNTIME = "gobblin.config.runtime."

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
 
 from cmroot.store.place import normal
+from replicator.core.batches import batched
 from replicator.core.model import partition_name
+from replicator.core.not_replicated import Rows
 from replicator.errors import ConfigError
-from replicator.lifecycle.removal.removal import Removal
+from replicator.lifecycle.removal.job import Removals
+from replicator.lifecycle.removal.removal import Refusal, Removal
 from replicator.lifecycle.retention.access import Access, access_policies, wanted_access
 from replicator.lifecycle.retention.config.class_names import RETENTIONS
+from replicator.lifecycle.retention.config.config_store import Settings
 from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Scalar
-from replicator.lifecycle.retention.config.job_settings import Settings
 from replicator.lifecycle.retention.config.older_policies import retention_policy
 from replicator.lifecycle.retention.dataset_versions import Listed, Pair, Version, path_finder
 from replicator.lifecycle.retention.datasets import Dataset, FileDataset, HiveDataset
@@ -261,3 +265,91 @@ def _with_finder(own: Settings, finder: str) -> Settings:
     fields = dict(version.fields) if isinstance(version, Fields) else {}
     fields["finder"] = Fields({"class": Scalar(finder, True, origin)}, origin)
     return Settings(Fields({**own.fields.fields, "version": Fields(fields, origin)}, origin), own.name)
+
+
+# ---- outcome ---------------------------------------------------------------------------------------------------------
+# What a run of retention did, as its result tells it. Pure.
+
+
+REPORTED = 1000  # refusals that a result lists; the record has all
+
+
+@dataclass
+class RetentionRun(Removals):
+    """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
+    `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
+    partitions; `ignored`: names whose time cannot be read. `refused`: the first ones of `refused_count`, and why;
+    `failed`: what, and why. `databases`: those that the root captures; None: unknown, or it captures none. Versions of
+    any database go to it, but its log tells the history of these only."""
+
+    status: str = "done"
+    run: str = ""
+    datasets: int = 0
+    versions: int = 0
+    selected: int = 0
+    removed: int = 0
+    dropped: int = 0
+    access: int = 0
+    files: int = 0
+    bytes: int = 0
+    ignored: int = 0
+    refused_count: int = 0
+    refused: list[dict[str, str]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    databases: list[str] | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing was refused or failed."""
+        return not (self.refused_count or self.failed)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.refused_count += 1
+        if len(self.refused) < REPORTED:
+            removal = refusal.removal
+            self.refused.append({"path": removal.path, "object": removal.name, "why": refusal.why})
+
+    def fail(self, what: str, why: str) -> None:
+        self.failed.append({"what": what, "why": why})
+
+
+@dataclass
+class RetentionPlan(RetentionRun, Rows):
+    """What a run would do. items: what it would remove, drop or set, unless that was listed one by one."""
+
+    listed = "items"
+    columns = ("act", "dataset", "path", "partition", "files", "bytes", "keeps_data", "access", "reason")
+    status: str = "planned"
+    items: list[dict[str, Any]] = field(default_factory=list)
+
+
+# ---- spool -----------------------------------------------------------------------------------------------------------
+# A plan on disk: items as lines of JSON in a temporary file, written once and read as often as needed. Acts on its own
+# file only. A plan of a million items takes no memory.
+
+
+class Spool:
+    """Items in the order in which they were added. Gone with the process."""
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile()  # noqa: SIM115  open as long as the plan is needed
+        self.count = 0
+
+    def add(self, item: PlannedItem) -> None:
+        self._file.write(msgspec.json.encode(item) + b"\n")
+        self.count += 1
+
+    def __iter__(self) -> Iterator[PlannedItem]:
+        """From the first to the last; one reader at a time."""
+        self._file.seek(0)
+        for line in self._file:
+            yield msgspec.json.decode(line, type=PlannedItem)
+        self._file.seek(0, 2)
+
+    def batches(self, size: int) -> Iterator[list[PlannedItem]]:
+        return batched(self, size)
+
+    def close(self) -> None:
+        self._file.close()

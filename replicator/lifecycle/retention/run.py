@@ -20,14 +20,11 @@ from replicator.lifecycle.removal.job import Job
 from replicator.lifecycle.removal.legal import read_holds
 from replicator.lifecycle.removal.removal import Limits, Refusal, forbidden, refuse_counts
 from replicator.lifecycle.removal.remove import BATCH, measured
-from replicator.lifecycle.retention.begun import Beginnings
-from replicator.lifecycle.retention.carry_out import Executor
+from replicator.lifecycle.retention.access import Beginnings
+from replicator.lifecycle.retention.carry_out import DIRECTORY, Dropper, Executor
 from replicator.lifecycle.retention.datasets import Dataset, Failed, explained, find_datasets
-from replicator.lifecycle.retention.dropping import DIRECTORY, Dropper
 from replicator.lifecycle.retention.job_file import JobFile
-from replicator.lifecycle.retention.outcome import RetentionPlan, RetentionRun
-from replicator.lifecycle.retention.plan import DatasetPlan, PlannedItem, Planner
-from replicator.lifecycle.retention.spool import Spool
+from replicator.lifecycle.retention.plan import DatasetPlan, PlannedItem, Planner, RetentionPlan, RetentionRun, Spool
 
 UNNAMED = 20  # names of a dataset that are not UTF-8 and are listed one by one
 NO_EFFECT = {

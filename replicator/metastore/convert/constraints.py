@@ -17,7 +17,7 @@ import replicator.metastore.convert.fields  # noqa: F401  which adds structs
 from cmroot.errors import FormatError
 from cmroot.names import HINT
 from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY_KEY, UNIQUE, Constraint
-from replicator.metastore.convert import tjson
+from replicator.metastore.convert import codecs
 
 Name = tuple[str, str]
 
@@ -149,4 +149,4 @@ def _struct(db: str, table: str, constraint: Constraint, at: int, catalog: str) 
 def of_message(kind: str, texts: Sequence[str]) -> dict[Name, list[Constraint]]:
     """Those in an event's message: the text of one struct for each column. Raises FormatError."""
     cls = KINDS[kind].cls
-    return from_structs(kind, (tjson.struct_from_tjson(cls, json.loads(text)) for text in texts))
+    return from_structs(kind, (codecs.struct_from_tjson(cls, json.loads(text)) for text in texts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from replicator.core.connections.secret import is_reference, read_secret
+from replicator.core.connections import is_reference, read_secret
 
 _KEY = re.compile(r"password|secret", re.IGNORECASE)
 _IN_URL = re.compile(r"\bpassword=([^&;\s]+)", re.IGNORECASE)

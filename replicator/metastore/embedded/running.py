@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from replicator.core.report import Report
+from replicator.core.not_replicated import Report
 from replicator.errors import FormatError, MetastoreStartError, UsageError
 from replicator.metastore.binding import LOOPBACK
 from replicator.metastore.embedded import distributions

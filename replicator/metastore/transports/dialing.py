@@ -6,15 +6,11 @@ import socket
 import threading
 from collections.abc import Callable
 
-from replicator.core.connections.metastore_config import Address, MetastoreConfig
-from replicator.core.connections.secret import read_secret
+from replicator.core.connections import Address, MetastoreConfig, read_secret
 from replicator.errors import IdentityRefused
 from replicator.metastore.transports.http import Http
-from replicator.metastore.transports.kerberos import Gssapi, Tickets
-from replicator.metastore.transports.negotiation import Mechanism, negotiate
-from replicator.metastore.transports.passwords import Digest, PlainPassword
-from replicator.metastore.transports.tls import secured
-from replicator.metastore.transports.transport import Framed, Plain, Transport
+from replicator.metastore.transports.sasl import Digest, Gssapi, Mechanism, PlainPassword, Tickets, negotiate
+from replicator.metastore.transports.transport import Framed, Plain, Transport, secured
 
 CONNECT_TIMEOUT = 20.0  # seconds
 

@@ -6,8 +6,7 @@ import http.client
 import socket
 from collections.abc import Callable, Mapping
 
-from replicator.core.connections.metastore_config import Address, MetastoreConfig
-from replicator.core.connections.secret import is_reference, read_secret
+from replicator.core.connections import Address, MetastoreConfig, is_reference, read_secret
 from replicator.errors import IdentityRefused, NotAMetastore
 from replicator.metastore.transports.frames import CLOSED
 from replicator.metastore.transports.transport import Transport

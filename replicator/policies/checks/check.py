@@ -14,21 +14,17 @@ from dataclasses import dataclass, field
 
 from cmroot.errors import Error
 from cmroot.store.place import join
-from replicator.captures.events.reach import newest_event, read_reach
-from replicator.captures.events.recycling import change_manager
-from replicator.captures.events.scope import Patterns
-from replicator.core.connections.gateway_config import GatewayConfig
-from replicator.core.connections.metastore_config import MetastoreConfig
-from replicator.core.not_replicated import NotReplicated, merged
+from replicator.captures.events.reader import change_manager
+from replicator.captures.events.scope import Patterns, newest_event, read_reach
+from replicator.core.connections import GatewayConfig, MetastoreConfig
+from replicator.core.not_replicated import NotReplicated, Report, merged
 from replicator.core.policy import Policy, same_metastore
-from replicator.core.report import Report
 from replicator.errors import FormatError
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.policies.checks import lacking, metastores, places, policy_health, proofs, unsupported
-from replicator.policies.checks.bucket_events import judge_queues
+from replicator.policies.checks import metastores, places, policy_health, proofs
 from replicator.policies.checks.finding import Finding, Health, worst
-from replicator.policies.checks.gateway_listener import of_gateway
+from replicator.policies.checks.metastores import judge_queues, of_gateway
 from replicator.policies.checks.places import Probed, Room, reported
 from replicator.policies.direction import Pair, former_replicas, runs_in_reverse, survey
 from replicator.policies.drills.drill_record import Drills
@@ -203,14 +199,14 @@ class _Check:
         self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction))))
 
     def _formats(self, direction: _Direction) -> list[Finding]:
-        self.not_replicated, unseen = unsupported.find_left_out(self.policy, direction.pairs, direction.source)
-        return unsupported.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
+        self.not_replicated, unseen = proofs.find_left_out(self.policy, direction.pairs, direction.source)
+        return proofs.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
 
     def _lacking(self, direction: _Direction) -> Finding:
-        said = lacking.said_lacking(direction.pairs)
+        said = proofs.said_lacking(direction.pairs)
         left_out = {each.object for each in self.not_replicated}
         self.not_replicated = merged(said, self.not_replicated)
-        return lacking.judge_lacking([each for each in said if each.object not in left_out])
+        return proofs.judge_lacking([each for each in said if each.object not in left_out])
 
     def runs(self) -> None:
         """What the policy remembers, which stays on the target's side when roles are turned."""

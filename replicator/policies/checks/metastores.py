@@ -1,15 +1,19 @@
 """What can be determined of the two metastores: whether they answer, are two, keep a log of events that reaches back
-far enough, and what their clocks say."""
+far enough, and what their clocks say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
-from cmroot.store.resolve import as_written
-from replicator.captures.events.reach import TTL, Reach, newest_event
+from cmroot.errors import StorageUnreachable
+from cmroot.store.bucket_queues import BucketQueue, why_not_all
+from cmroot.store.place import as_written
 from replicator.captures.events.reader import digest
-from replicator.captures.events.root_catalog import refuse_other_catalog
+from replicator.captures.events.scope import TTL, Reach, newest_event, refuse_other_catalog
+from replicator.captures.gateways.security import risks
+from replicator.core.connections import GatewayConfig, MetastoreConfig
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.text.quantity import count_text, duration_text
 from replicator.errors import NotificationLogOff, ObjectNotFound
@@ -205,3 +209,46 @@ def judge_clock(side: str, newest: NotificationEvent | None, *, now: float) -> F
     return Finding(
         name, "ok", f"not ahead of ours; behind by at most {duration_text(behind)}, by the time of event {newest.id}"
     )
+
+
+# ---- gateway listener ------------------------------------------------------------------------------------------------
+# Findings about the gateway of the configuration: what it asks of clients, and which risks it is allowed. Pure.
+
+
+EVERYWHERE = "0.0.0.0"  # where a gateway listens is an option of its command
+
+
+def of_gateway(config: GatewayConfig, metastore: MetastoreConfig) -> Iterator[Finding]:
+    """Nothing where none is configured."""
+    if config == GatewayConfig():
+        return
+    found = list(risks(config, metastore, EVERYWHERE))
+    for risk, what, hint in found:
+        if risk in config.allow:
+            yield Finding("gateway", "warning", f"allowed ({risk}): {what}", hint)
+        else:
+            yield Finding("gateway", "warning", f"it does not start: {what}", f'{hint}; or allow = ["{risk}"]')
+    if not found:
+        yield Finding("gateway", "ok", f"asks of clients: {config.described() or 'nothing'}")
+
+
+# ---- bucket events ---------------------------------------------------------------------------------------------------
+# Whether the queues of a policy answer, and hear of all changes in their buckets. Takes no messages.
+
+
+def judge_queues(queues: Mapping[str, str]) -> list[Finding]:
+    """By bucket. May run twice, and beside a capture."""
+    return [_judge(bucket, BucketQueue(url)) for bucket, url in queues.items()]
+
+
+def _judge(bucket: str, queue: BucketQueue) -> Finding:
+    name = f"s3_events {bucket}"
+    try:
+        why = why_not_all(bucket, queue.standing().arn)
+    except StorageUnreachable as error:
+        return Finding(name, "critical", error.message, error.hint)
+    except OSError as error:
+        why = f"{queue.url}: {error.strerror or error}"
+    if why:
+        return Finding(name, "warning", f"all of it is listed: {why}", "see docs/s3-events.md")
+    return Finding(name, "ok", f"{queue.url} hears of all changes")

@@ -17,9 +17,8 @@ from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state
 from cmroot.store.local import device, is_directory, staging_name, status_of
-from cmroot.store.objects.rights import REMOVE_VERSIONS, TEMPORARY
-from cmroot.store.place import Place, is_local, join, local_path, normal, parent, split_authority
-from cmroot.store.resolve import as_written, located
+from cmroot.store.place import Place, as_written, is_local, join, local_path, located, normal, parent, split_authority
+from cmroot.store.s3 import REMOVE_VERSIONS, TEMPORARY
 from replicator.core.text.quantity import duration_text, size_text
 from replicator.policies.checks.finding import Figure, Finding, Health
 from replicator.policies.checks.metastores import SKEW

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from cmroot.log.captured import segments
 from cmroot.pins import Pins, find_slot, read_pins
 from cmroot.root import FORMAT, ChangeRoot, open_existing
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written
 from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
 from replicator.core.text.quantity import count_text, duration_text

@@ -9,18 +9,128 @@ from __future__ import annotations
 
 import contextlib
 import time as clocks
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
+import msgspec
+
+from cmroot.root import create_or_open
 from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import join, parent
 from replicator.core.batches import batched
-from replicator.core.model import Table, partition_name
-from replicator.core.progress import Advance
+from replicator.core.model import EXTERNAL, MANAGED, VIEW, Database, Function, Partition, Table, partition_name
+from replicator.core.not_replicated import Report, table_format
+from replicator.core.policy import Policy
+from replicator.core.roles import DRILL, OF_POLICY, is_shadow
+from replicator.core.runtime import Advance
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore
-from replicator.policies.drills.shadows import Shadows, cannot_show, may_drop
+from replicator.policies.drills.drill_record import Drill, Drills
+from replicator.policies.memory import Memory
+from replicator.replay.places.placement import uri
+from replicator.replay.places.replica import own_parameters, view_parameters
+from replicator.replay.places.view_text import not_understood, rename_databases, why_no_view
+
+# ---- shadows ---------------------------------------------------------------------------------------------------------
+# Shadows: the objects of a replica as a drill shows them in databases of its own, and the stamp they bear. Pure.
+#
+# A shadow has the replica's definition and its locations, and owns nothing: every table is external with
+# `external.table.purge=false`, so dropping one, by whomever, takes away metadata only. Its database has a directory of
+# its own, as a server deletes that with the database. What replication noted on the replica is left out: nobody may
+# take a shadow for a replica.
+
+
+_EXACT = "COLUMN_STATS_ACCURATE"  # with it Hive answers counts from statistics; a drill is to read data
+_LEFT_OUT = (_EXACT, "discover.partitions", "partition.retention.period")  # the others let a server drop partitions
+_HOUSEKEEPING = "beekeeper."  # with such a property, the data of a table that was dropped goes some days later
+
+
+@dataclass(frozen=True)
+class Shadows:
+    """One drill's shadows. `names`: replica's database -> its shadow."""
+
+    id: str
+    policy: str
+    names: Mapping[str, str]
+
+    def database(self, replica: Database) -> Database:
+        """Beside the replica: what may hold the one may hold the other."""
+        name = self.names[replica.name]
+        return msgspec.structs.replace(
+            replica,
+            name=name,
+            description=f"drill {self.id} of {replica.name} by {self.policy}: read only, shows the replica's files",
+            location=uri(join(parent(replica.location or ""), f"{name}.db")),
+            parameters={DRILL: self.id, OF_POLICY: self.policy},
+            extra={},
+        )
+
+    def table(self, table: Table) -> Table:
+        """Only of what `cannot_show` has no word against."""
+        parameters = _parameters(table.parameters)
+        if table.is_view:
+            parameters = view_parameters(parameters, self.names)
+        else:
+            parameters |= {"EXTERNAL": "TRUE", "external.table.purge": "false"}
+        return msgspec.structs.replace(
+            table,
+            db=self.names[table.db],
+            kind=table.kind if table.is_view else EXTERNAL,
+            parameters=parameters | {DRILL: self.id},
+            view_original=rename_databases(table.view_original, self.names),
+            view_expanded=rename_databases(table.view_expanded, self.names),
+            extra={},
+        )
+
+    def partition(self, partition: Partition) -> Partition:
+        return msgspec.structs.replace(partition, parameters=_parameters(partition.parameters), extra={})
+
+    def function(self, function: Function) -> Function:
+        return msgspec.structs.replace(function, db=self.names[function.db])
+
+    def query(self, text: str) -> str:
+        """A query on the replica, asked of the shadows instead; of the replica where it is not understood."""
+        return text if not_understood(self.names, text) else rename_databases(text, self.names) or ""
+
+
+def cannot_show(table: Table, names: Mapping[str, str]) -> str:
+    """Why a table has no shadow in the databases of `names`; nothing when it can have one."""
+    if table.kind not in (MANAGED, EXTERNAL, VIEW):
+        return f"a {table.kind} cannot lie in two databases"
+    match table_format(table):
+        case "acid":
+            return "a transactional table cannot be external"
+        case "iceberg" | "iceberg-view":  # `DROP TABLE .. PURGE` of a shadow would delete what its metadata names
+            return "an Iceberg table: who drops one takes its files away, whatever its properties say"
+    return why_no_view(table, names)
+
+
+def may_drop(table: Table) -> bool:
+    """Whether an object in a drill's database is the drill's, and owns no data. Anything else was put there by somebody
+    and stays."""
+    return DRILL in table.parameters and not table.owns_data
+
+
+def row_count(table: Table) -> int | None:
+    """How many rows the metastore says an unpartitioned table has; None where it does not claim to know exactly."""
+    if table.is_view or table.partition_keys or "BASIC_STATS" not in table.parameters.get(_EXACT, ""):
+        return None
+    text = table.parameters.get("numRows", "")
+    return int(text) if text.isdigit() else None
+
+
+def _parameters(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in own_parameters(parameters).items()
+        if key not in _LEFT_OUT and not key.startswith(_HOUSEKEEPING)
+    }
+
+
+# ---- build -----------------------------------------------------------------------------------------------------------
+
 
 TABLE_BATCH = 100  # read, shown and looked at again: the time in which a table may go away is short
 RACES = (0.1, 0.5, 2.0, 5.0)  # seconds to wait before a database that was not empty is emptied again
@@ -163,3 +273,83 @@ def _drop(metastore: Metastore, table: Table) -> None:
             if len(names) > PARTITION_BATCH:
                 metastore.drop_partitions(table.db, table.name, names)
         metastore.drop_table(table.db, table.name)
+
+
+# ---- sweep -----------------------------------------------------------------------------------------------------------
+# Sweeping: shadows that a drill left, because it was killed or told to keep them, are taken down by their stamp.
+
+
+EVERY_NAME = ""  # a prefix that every database has
+
+
+@dataclass
+class ShadowsSwept(Report):
+    """`dropped`: shadow databases that went; `staying`: what keeps others there, as no drill made it."""
+
+    policy: str
+    status: str = "clean"
+    dropped: list[str] = field(default_factory=list)
+    staying: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def clean(policy: Policy, source: Metastore, target: Metastore, *, jobs: int = 4) -> ShadowsSwept:
+    """Takes down whatever drills of the policy left on either side, whatever it is called. Safe to run twice. Raises
+    LeaseHeld while one is at work."""
+    drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
+    with drills.lease():
+        found = sweep(policy, target, drills, prefixes=[EVERY_NAME], jobs=jobs, now=clocks.time)
+        try:
+            other = sweep(policy, source, drills, prefixes=[EVERY_NAME], jobs=jobs, now=clocks.time)
+        except MetastoreError as error:
+            found.warnings.append(f"only the target's side was looked at: {error}")
+            return found
+    found.dropped += other.dropped
+    found.staying += other.staying
+    found.status = "staying" if found.staying else "clean"
+    return found
+
+
+def sweep(
+    policy: Policy,
+    metastore: Metastore,
+    drills: Drills,
+    *,
+    prefixes: Sequence[str],
+    jobs: int,
+    now: Callable[[], float],
+) -> ShadowsSwept:
+    """One side: shadows that records tell of, and those whose names have one of the prefixes. Who calls holds the lease
+    of the drills, so none of them is in use. Safe to run twice."""
+    swept = ShadowsSwept(policy.name)
+    unfinished = [drill for drill in drills.unfinished() if drill.metastore == metastore.uri]
+    recorded = {shadow: drill for drill in unfinished for shadow in drill.databases.values()}
+    there = metastore.database_names()
+    for name in [name for name in there if name in recorded or name.startswith(tuple(prefixes))]:
+        database = _find(metastore, name)
+        if database is None or not is_shadow(database) or database.parameters.get(OF_POLICY) != policy.name:
+            continue
+        staying = tear_down(metastore, name, database.location or "", jobs=jobs)
+        swept.staying += staying
+        swept.dropped += [] if staying else [name]
+    for drill in unfinished:
+        _close(drill, drills, swept, now)
+    swept.warnings += [f"{name} stays: no drill made it" for name in swept.staying]
+    swept.status = "staying" if swept.staying else "clean"
+    return swept
+
+
+def _close(drill: Drill, drills: Drills, swept: ShadowsSwept, now: Callable[[], float]) -> None:
+    """A directory may be there without its database, where the drill was killed between the two."""
+    if any(name.partition(".")[0] in drill.databases.values() for name in swept.staying):
+        return
+    for home in drill.homes.values():
+        remove_if_empty(home)
+    drills.close(drill, now=now)
+
+
+def _find(metastore: Metastore, name: str) -> Database | None:
+    try:
+        return metastore.database(name)
+    except ObjectNotFound:
+        return None

@@ -18,22 +18,19 @@ from typing import Any
 import msgspec
 
 from cmroot.root import create_or_open
-from replicator.captures.events.reach import behind
-from replicator.core.logging.step_logging import step as told_step
+from replicator.captures.events.scope import behind
+from replicator.core.logging import step as told_step
 from replicator.core.model import Database
 from replicator.core.policy import Policy, matching_databases
-from replicator.core.progress import Progress, Silent
-from replicator.core.roles import Role, mark_of
-from replicator.core.shadow import is_shadow
+from replicator.core.roles import Role, is_shadow, mark_of
+from replicator.core.runtime import Progress, Silent
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
 from replicator.lifecycle.removal.audit import who
 from replicator.metastore.catalogs import refuse_for_spark
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.policies.drills.build import build, tear_down
+from replicator.policies.drills.build import Shadows, build, sweep, tear_down
 from replicator.policies.drills.drill_record import Drill, DrillPlan, Drills, Standing
 from replicator.policies.drills.queries import QueryEngine, ask, smoke_queries
-from replicator.policies.drills.shadows import Shadows
-from replicator.policies.drills.sweep import sweep
 from replicator.policies.memory import Memory, iso
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION
 from replicator.replay.places.view_text import not_understood

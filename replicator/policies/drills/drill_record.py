@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from cmroot.lease import Lease, acquire
-from cmroot.sealed import seal, unseal
-from replicator.core.not_replicated import NotReplicated
-from replicator.core.report import Report, Rows
+from cmroot.root import seal, unseal
+from replicator.core.not_replicated import NotReplicated, Report, Rows
 from replicator.errors import FormatError
 from replicator.policies.memory import Memory, iso, stamp
 

@@ -22,8 +22,8 @@ from replicator.core.text.sql_text import quoted_name
 from replicator.errors import Error
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.java import find_java, spark_environment
+from replicator.policies.drills.build import Shadows, row_count
 from replicator.policies.drills.drill_record import Asked
-from replicator.policies.drills.shadows import Shadows, row_count
 from replicator.replay.plan.target import default_warehouse
 
 ROWS = 10  # of an answer that are kept

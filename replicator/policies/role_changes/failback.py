@@ -16,14 +16,13 @@ import time as clocks
 from dataclasses import dataclass
 from datetime import timedelta
 
-from cmroot.lease import Lease
+from cmroot.lease import Lease, patiently
 from cmroot.log.captured import segments
 from cmroot.pins import Hold, hold, iso, read_pins
-from cmroot.waiting import patiently
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps.layout import Point
-from replicator.captures.dumps.points import resolve_until
-from replicator.captures.events.reach import waiting_events
+from replicator.captures.dumps.selection import resolve_until
+from replicator.captures.events.scope import waiting_events
 from replicator.core.roles import Role
 from replicator.errors import ObjectNotFound, Refused
 from replicator.policies.direction import Direction, Pair, Sides, patterns_of
@@ -47,8 +46,8 @@ from replicator.policies.role_changes.role_change import (
 from replicator.policies.role_changes.switchover import switchover
 from replicator.policies.role_changes.switchover_steps import SwitchoverSettings
 from replicator.policies.run import Remembering, run_once
+from replicator.policies.status import Unreplicated
 from replicator.policies.steps import SyncSettings
-from replicator.policies.unreplicated import Unreplicated
 
 VERB = "failback"
 STEPS = ("fence", "own", "demote", "difference", "slots")

@@ -17,19 +17,18 @@ from typing import Any, NoReturn, TypeVar
 
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot, open_existing
-from replicator.captures.dumps.layout import DumpMetadata
-from replicator.captures.dumps.points import point_at, resolve_until
-from replicator.captures.dumps.reader import DumpReader
-from replicator.captures.events.reach import waiting_events
+from replicator.captures.dumps.layout import DumpMetadata, DumpReader
+from replicator.captures.dumps.selection import point_at, resolve_until
+from replicator.captures.events.scope import waiting_events
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.core.policy import Policy
 from replicator.errors import Error, MetastoreUnreachable, NotReached
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Direction
-from replicator.policies.dumps import PolicyDumps
 from replicator.policies.memory import Memory, iso
 from replicator.policies.role_changes.uncaptured import uncaptured_files
-from replicator.policies.unreplicated import Unreplicated
+from replicator.policies.status import Unreplicated
+from replicator.policies.sync_plan import PolicyDumps
 from replicator.replay.places.replica import LAST_ID
 
 T = TypeVar("T")

@@ -23,9 +23,9 @@ from cmroot.lease import Lease
 from cmroot.pins import Slot, create_slot, drop_slot, find_slot
 from cmroot.root import ChangeRoot
 from replicator.captures.dumps.slots import BOOTSTRAP
-from replicator.core.logging.step_logging import step as told_step
+from replicator.core.logging import step as told_step
+from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
-from replicator.core.report import Report
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import Error, Refused
 from replicator.metastore.client import Metastore

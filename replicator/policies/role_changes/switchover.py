@@ -20,8 +20,7 @@ import time as clocks
 
 import msgspec
 
-from cmroot.lease import Lease
-from cmroot.waiting import patiently
+from cmroot.lease import Lease, patiently
 from replicator.core.roles import Role
 from replicator.errors import Refused
 from replicator.policies.direction import Direction, Sides

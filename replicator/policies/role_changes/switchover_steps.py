@@ -9,12 +9,11 @@ import time as clocks
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from cmroot.lease import Lease
+from cmroot.lease import Lease, patiently
 from cmroot.log.captured import segments
-from cmroot.waiting import patiently
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.captures.dumps.points import resolve_until
-from replicator.captures.events.reach import waiting_events
+from replicator.captures.dumps.selection import resolve_until
+from replicator.captures.events.scope import waiting_events
 from replicator.core.roles import Role
 from replicator.errors import Error, NotReached, Refused
 from replicator.policies.direction import Direction, Sides
@@ -33,8 +32,8 @@ from replicator.policies.role_changes.role_change import (
 )
 from replicator.policies.roles import read_role
 from replicator.policies.run import Remembering, SyncRun, run_once
+from replicator.policies.status import Unreplicated
 from replicator.policies.steps import SyncSettings, concerned
-from replicator.policies.unreplicated import Unreplicated
 
 STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import list_tree
-from cmroot.store.place import join, normal
-from cmroot.store.scratch import scratch
+from cmroot.store.place import join, normal, scratch
 from replicator.captures.events.scope import Patterns
 from replicator.captures.fold import manifest_at
 from replicator.captures.manifest import Manifest

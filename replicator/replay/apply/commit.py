@@ -25,9 +25,8 @@ from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.table_details import set_statistics
 from replicator.replay.apply.work import Changed, Work, is_one_file, make_directory
-from replicator.replay.copy.keyed_executor import KeyedExecutor
-from replicator.replay.places.by_name import noted_like
-from replicator.replay.places.named_paths import NamedPath, named_paths
+from replicator.replay.copy.origins import KeyedExecutor
+from replicator.replay.places.placement import NamedPath, named_paths, noted_like
 from replicator.replay.places.replica import (
     LEFT_OUT,
     LOADING,
@@ -42,9 +41,9 @@ from replicator.replay.places.replica import (
 )
 from replicator.replay.places.retired import close_retired
 from replicator.replay.places.server_rules import as_served, lacking
-from replicator.replay.places.view_order import in_waves
+from replicator.replay.places.view_text import in_waves
 from replicator.replay.plan.plan import TablePlan
-from replicator.replay.plan.published import at_place
+from replicator.replay.plan.rules import at_place
 from replicator.replay.plan.squash import Lineage
 from replicator.replay.plan.target import table_position
 

@@ -23,7 +23,7 @@ from replicator.core.batches import batched, shared
 from replicator.core.model import partition_name
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.work import Replay
-from replicator.replay.copy.stamps import is_stamped
+from replicator.replay.copy.staging import is_stamped
 from replicator.replay.plan.plan import Name, TablePlan
 from replicator.replay.plan.squash import surviving_partitions
 

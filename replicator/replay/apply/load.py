@@ -20,32 +20,28 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
 from replicator.captures.dumps import layout
-from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.layout import DumpReader
 from replicator.captures.dumps.slots import confirm
-from replicator.captures.events.root_catalog import bind_catalog
-from replicator.core.logging.step_logging import tell_event
+from replicator.captures.events.scope import bind_catalog
+from replicator.core.logging import tell_event
 from replicator.core.model import Function
-from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
-from replicator.core.report import LoadCounts
+from replicator.core.not_replicated import INCOMPLETE, LoadCounts, NotReplicated, merged
 from replicator.core.runtime import Runtime
 from replicator.core.text.quantity import count_text
 from replicator.errors import CommitOutcomeUnknown, DatabaseMoved, ObjectExists, ObjectNotFound
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.replay.apply.brake import stop_excess
 from replicator.replay.apply.claim import Claims
-from replicator.replay.apply.cloning import Cloning
 from replicator.replay.apply.commit import Commit
-from replicator.replay.apply.orphans import clear_orphans
 from replicator.replay.apply.planning import LoadSettings, compare, plan_load, roots_of
 from replicator.replay.apply.prepare import Preparation
-from replicator.replay.apply.prune import prune
+from replicator.replay.apply.prune import clear_orphans, prune
 from replicator.replay.apply.table_details import ConstraintCommit
-from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
+from replicator.replay.apply.transfer import Cloning, copy_files, missing_files, probe_files
+from replicator.replay.apply.weighing import stop_excess
 from replicator.replay.apply.work import Changed, Replay, Work
 from replicator.replay.copy.staging import sweep_staging
-from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Name, Plan
-from replicator.replay.plan.squash import surviving_partitions
+from replicator.replay.plan.squash import gathered, surviving_partitions
 
 FEW = 50  # tables that are asked for by name
 NAME_BYTES = 200  # of an acknowledgement's file: filesystems take 255

@@ -8,29 +8,27 @@ from typing import Literal
 
 import pyarrow as pa
 
-from cmroot.store.place import join
-from cmroot.store.resolve import as_written, tidied
+from cmroot.store.place import as_written, join, tidied
 from replicator.captures.dumps import layout
-from replicator.captures.dumps.reader import DumpReader
+from replicator.captures.dumps.layout import DumpReader
 from replicator.captures.dumps.signing import Keys
 from replicator.core.model import Database
 from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.differing import differing_objects
 from replicator.replay.apply.occupied import refuse_occupied
+from replicator.replay.apply.weighing import Brake
 from replicator.replay.apply.work import Replay
 from replicator.replay.copy.origins import Roots
 from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE
-from replicator.replay.plan.admission import check_target
+from replicator.replay.plan.admission import ByDifference, check_target, stay
 from replicator.replay.plan.deciding import lack_constraints, lack_statistics, looked_at, make_plan
-from replicator.replay.plan.difference import ByDifference, stay
 from replicator.replay.plan.isolation import isolate, touched_objects
 from replicator.replay.plan.plan import Plan, Sharing
-from replicator.replay.plan.published import of_published_tables
+from replicator.replay.plan.rules import of_published_tables
 from replicator.replay.plan.squash import squash
 from replicator.replay.plan.target import (
     TargetDatabase,

@@ -18,16 +18,16 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
-from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.apply.occupied import create_databases
+from replicator.replay.apply.transfer import CloneTask, run_clone_task
 from replicator.replay.apply.work import Work, exists, leaving_partitions, make_directory
-from replicator.replay.places.by_name import not_noted
 from replicator.replay.places.neighbours import Leaving
-from replicator.replay.places.placement import relative
+from replicator.replay.places.placement import not_noted, relative
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
 from replicator.replay.places.retired import Retired
+from replicator.replay.plan.admission import PASSING, passing_name, rename_order
 from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
-from replicator.replay.plan.published import (
+from replicator.replay.plan.rules import (
     at_place,
     is_moved_by_renaming,
     of_kind,
@@ -36,7 +36,6 @@ from replicator.replay.plan.published import (
     with_path,
     without_path,
 )
-from replicator.replay.plan.rename_order import PASSING, passing_name, rename_order
 from replicator.replay.plan.squash import PartitionFate
 from replicator.replay.plan.target import NEW, applied_position
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from replicator.captures.dumps.reader import DumpReader
-from replicator.core.not_replicated import NotReplicated
-from replicator.core.report import Report
-from replicator.replay.apply.brake import Brake, excess
+from replicator.captures.dumps.layout import DumpReader
+from replicator.core.not_replicated import NotReplicated, Report
 from replicator.replay.apply.planning import compare
 from replicator.replay.apply.transfer import run_files
-from replicator.replay.apply.weighing import Gone, Weight, shown, weigh
+from replicator.replay.apply.weighing import Brake, Gone, Weight, excess, shown, weigh
 from replicator.replay.apply.work import Replay
 from replicator.replay.copy.copy_task import COMPARE, CopyReport
 from replicator.replay.plan.plan import Plan

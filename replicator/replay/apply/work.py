@@ -17,9 +17,8 @@ from typing import TypeVar
 
 from cmroot.store.listing import file_state
 from cmroot.store.local import status_of
-from cmroot.store.place import Place, is_local, local_path, normal
-from cmroot.store.resolve import is_within, located, resolved, touches
-from replicator.captures.dumps.reader import DumpReader
+from cmroot.store.place import Place, is_local, is_within, local_path, located, normal, resolved, touches
+from replicator.captures.dumps.layout import DumpReader
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
@@ -28,21 +27,16 @@ from replicator.core.text.quantity import count_text
 from replicator.errors import ObjectNotFound
 from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
-from replicator.metastore.paced import paced
+from replicator.metastore.pace import paced
 from replicator.replay.apply.claim import Claims
-from replicator.replay.copy.keyed_executor import KeyedExecutor
-from replicator.replay.copy.left import LeftTask, run_left_task
-from replicator.replay.copy.origins import Roots
-from replicator.replay.copy.outcomes import Outcomes
-from replicator.replay.copy.pruned_directories import remove_above
-from replicator.replay.copy.staging import OPEN, Fence, fenced
-from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, noted
-from replicator.replay.places.clearing import Clearing, SparedPlace, clear
-from replicator.replay.places.neighbours import Free, Leaving, Name, Neighbours
-from replicator.replay.places.placement import is_published, relative
+from replicator.replay.copy.copy_task import LeftTask, run_left_task
+from replicator.replay.copy.origins import KeyedExecutor, Outcomes, Roots
+from replicator.replay.copy.staging import OPEN, Fence, fenced, remove_above
+from replicator.replay.places.neighbours import Clearing, Free, Leaving, Name, Neighbours, SparedPlace, clear
+from replicator.replay.places.placement import BY_NAME, is_published, lies_by_name, not_noted, noted, relative
 from replicator.replay.places.replica import has_own_data, has_sources_data
 from replicator.replay.places.retired import Retired, has_left, note_left, note_retired, take_left
-from replicator.replay.places.view_order import in_waves
+from replicator.replay.places.view_text import in_waves
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.target import NEW
 

@@ -22,11 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cmroot.keep.content import is_kept
 from cmroot.log.parts import reading
 from cmroot.names import check_entries
-from cmroot.store.hdfs.attributes import carry_attributes
-from cmroot.store.place import Place, is_local, local_path, parent
-from replicator.core.report import CopyCounts
+from cmroot.store.checksum import checksum_at
+from cmroot.store.delta import LOG, commit_version
+from cmroot.store.hdfs.hdfs_store import carry_attributes
+from cmroot.store.listing import list_tree
+from cmroot.store.place import Place, is_local, join, local_path, parent, resolved
+from replicator.core.not_replicated import CopyCounts
 from replicator.errors import Error
 from replicator.replay.copy.copying import (
     Placed,
@@ -37,11 +41,42 @@ from replicator.replay.copy.copying import (
     probe_file,
     remove_file,
 )
-from replicator.replay.copy.delta_files import is_foreign, is_log
 from replicator.replay.copy.origins import Roots, Wanted
-from replicator.replay.copy.pruned_directories import remove_emptied
-from replicator.replay.copy.staging import OPEN, Fence, noted
+from replicator.replay.copy.staging import OPEN, Fence, is_published, noted, remove_emptied, sweep_empty
+from replicator.replay.places.neighbours import Clearing
 from replicator.replay.plan.rules import FileRules
+
+# ---- delta files -----------------------------------------------------------------------------------------------------
+# Files of Delta logs among those of a load: which they are, and whose a commit is.
+
+
+_BELOW = f"/{LOG}/"
+
+
+def is_log(place: str) -> bool:
+    """Whether a file is published with the logs, after all data."""
+    return _BELOW in place
+
+
+def log_of(place: str) -> str:
+    """The directory of the table whose log has this file."""
+    return place[: place.rindex(_BELOW)]
+
+
+def is_foreign(file: Wanted, roots: Roots) -> bool:
+    """Whether the target has a commit of this version that the source never had: other bytes, which its `$cmroot` does
+    not know either."""
+    if not is_log(file.target) or commit_version(file.target) is None:
+        return False
+    try:
+        checksum, size = checksum_at(file.target)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (checksum, size) != (file.checksum, file.size) and not is_kept(roots.source, checksum, size)
+
+
+# ---- copy task -------------------------------------------------------------------------------------------------------
+
 
 THREADS = 2  # a task's own: one waits for the disk while the other hashes
 LARGE = 4 << 20  # mean size above which that is worth it: with small files threads only wait for the interpreter's lock
@@ -300,3 +335,43 @@ def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
                 if "version" not in rows.column_names:  # dumps of the first releases
                     rows = rows.append_column("version", pa.nulls(rows.num_rows, pa.string()))
                 yield rows
+
+
+# ---- left ------------------------------------------------------------------------------------------------------------
+# What tables leave at places where no load puts them, as those that were adopted where they lay: of these only the
+# files that loads have published go to `$cmroot`, which their stamps tell. Acts; runs on executors, too.
+
+
+@dataclass(frozen=True)
+class LeftTask:
+    """Directories of which published files go to a `$cmroot`, but for what others have in them."""
+
+    root: str
+    clearings: Sequence[Clearing]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Files that went; and of directories that hold others, how many."""
+
+    removed: int
+    others: dict[str, int]
+
+
+def run_left_task(task: LeftTask, fence: Fence = OPEN) -> Left:
+    """May run twice. Raises LeaseHeld when it was given up. Objects have no stamps: on their stores nothing goes."""
+    roots, removed, others = Roots(task.root, task.root), 0, dict[str, int]()
+    for each in task.clearings:
+        listing, real = list_tree(each.directory), resolved(each.directory)
+        for file in listing.files if listing else ():
+            place = join(each.directory, file.path_relative)
+            if any(kept.covers(join(real, file.path_relative)) for kept in each.kept):
+                continue
+            if is_local(place) and is_published(local_path(place)):
+                fence.check()
+                removed += remove_file(place, roots)
+            else:
+                others[each.directory] = others.get(each.directory, 0) + 1
+        if not each.kept:
+            sweep_empty(each.directory)
+    return Left(removed, others)

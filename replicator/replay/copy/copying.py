@@ -32,16 +32,13 @@ from cmroot.store.checksum import (
     copy_between,
     copy_stream,
 )
-from cmroot.store.flow import FLOW
-from cmroot.store.hdfs.attributes import carry_attributes
-from cmroot.store.place import Place, is_local, local_path
-from cmroot.store.resolve import located
+from cmroot.store.hdfs.hdfs_store import carry_attributes
+from cmroot.store.local import FLOW
+from cmroot.store.place import Place, is_local, local_path, located, remote_store
 from cmroot.store.s3 import WHOLE
 from cmroot.store.spelling import raise_named
-from cmroot.store.stores import remote_store
 from replicator.replay.copy.origins import Origin, Roots, Wanted, origins
-from replicator.replay.copy.staging import Attempt, given_up
-from replicator.replay.copy.stamps import is_published, is_stamped, stamp
+from replicator.replay.copy.staging import Attempt, given_up, is_published, is_stamped, stamp
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):

@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from cmroot.store.delta import LAST, LOG, checkpoint_version, rank
-from cmroot.store.resolve import located
-from replicator.replay.copy.copy_task import CopyReport, count, entries, fold_entries
+from cmroot.store.place import located
+from replicator.replay.copy.copy_task import CopyReport, count, entries, fold_entries, is_foreign, is_log, log_of
 from replicator.replay.copy.copying import Placed, Placing, kept_prefixes, place_file, remove_file
-from replicator.replay.copy.delta_files import is_foreign, is_log, log_of
 from replicator.replay.copy.origins import Roots, Wanted
 from replicator.replay.copy.staging import OPEN, Fence, noted
 from replicator.replay.plan.rules import FileRules

@@ -1,17 +1,23 @@
 """Where the bytes of a target's file may be: the target's own `$cmroot`, the source, the source's `$cmroot`, or a
-version in the source's bucket."""
+version in the source's bucket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import Condition, Lock, Thread
 from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from cmroot.keep.content import is_kept, locate
 from cmroot.keep.versions import open_version
-from cmroot.store.resolve import located
+from cmroot.store.place import located
+from replicator.core.not_replicated import NOT_TAKEN, NotReplicated
+from replicator.errors import MetastoreError
+from replicator.metastore.client import MAY_REFUSE
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -63,3 +69,149 @@ def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozen
         yield Origin("cmroot", *wanted.at_version)
     if not first and is_kept(roots.target, checksum, size):  # kept since the load began
         yield Origin("target", locate(roots.target, checksum, size))
+
+
+# ---- outcomes --------------------------------------------------------------------------------------------------------
+# What becomes of each object of a load: done, or refused by the target's metastore.
+#
+# A refusal is about one object: a type or a capability that the server lacks, a name too long for its database. The
+# object is named as not replicated, also in the target's database, and the rest goes on.
+
+
+ABOUT_ONE = ("InvalidObjectException", "is not a valid object name", "is used in the following materialized views")
+FEW = 3  # objects: when as many are refused and none was taken, it is not about them
+
+
+class Outcomes:
+    """Those of one load."""
+
+    def __init__(self) -> None:
+        self._lock, self._taken = Lock(), 0
+        self._refused: dict[str, MetastoreError] = {}
+        self._staying: dict[str, MetastoreError] = {}
+
+    def attempt(self, name: str, work: Callable[..., None], *arguments: object) -> None:
+        """Does the work on an object, by its name at the source; nothing for one that was refused. Raises
+        MetastoreError where the server is away, or refuses everything."""
+        if name in self._refused:
+            return
+        try:
+            work(*arguments)
+        except MetastoreError as error:
+            if error.transient:
+                raise
+            self._refuse(name, error)
+        else:
+            with self._lock:
+                self._taken += 1
+
+    def _refuse(self, name: str, error: MetastoreError) -> None:
+        with self._lock:
+            self._refused[name] = error
+            many = len(self._refused)
+            everything = many >= FEW and not self._taken and not any(each in error.message for each in ABOUT_ONE)
+            if everything or many > max(MAY_REFUSE, self._taken):
+                raise error
+
+    def stays(self, name: str, refused: str) -> None:
+        """Of an object whose rename was refused: what has its old name on the target, by the source's name of that."""
+        self._staying[name] = self._refused[refused]
+
+    def is_refused(self, name: str) -> bool:
+        return name in self._refused or name in self._staying
+
+    def refused(self) -> list[NotReplicated]:
+        found = self._staying | self._refused
+        return [NotReplicated(name, f"{NOT_TAKEN}: {error.message}") for name, error in found.items()]
+
+    def reason(self, name: str) -> str:
+        return next(each.reason for each in self.refused() if each.object == name)
+
+
+# ---- keyed executor --------------------------------------------------------------------------------------------------
+# A keyed executor: parallel work that keeps the order of each key's tasks, in bounded memory.
+
+
+Key = tuple[str, str]
+
+QUEUED = 8  # tasks that wait: bounds the driver's memory
+
+
+class KeyedExecutor:
+    """Work side by side, and that of one key in order. `width`: how many tasks run at once, asked each time; a full
+    queue makes the caller wait. The first error ends it: what has not begun is not begun any more."""
+
+    def __init__(self, width: Callable[[], int]) -> None:
+        self._width, self._changed = width, Condition()
+        self._waiting: dict[Key, deque[Callable[[], None]]] = {}  # of keys that have work
+        self._ready: deque[Key] = deque()  # of these, keys of which none runs
+        self._running, self._left, self._over = 0, 0, False  # _left: tasks that have not begun
+        self._threads: list[Thread] = []
+        self._error: BaseException | None = None
+
+    def submit(self, key: Key, work: Callable[..., None], *arguments: object) -> None:
+        """Raises the first error of earlier work."""
+        width = self._width()
+        with self._changed:
+            while self._left >= QUEUED and not self._error:
+                self._changed.wait()
+            self._raise()
+            if key not in self._waiting:
+                self._waiting[key] = deque()
+                self._ready.append(key)
+            self._waiting[key].append(lambda: work(*arguments))
+            self._left += 1
+            if len(self._threads) < min(width, self._left + self._running):
+                self._threads.append(Thread(target=self._run, name="replay", daemon=True))
+                self._threads[-1].start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            width = self._width()
+            with self._changed:
+                while not self._over and (not self._ready or self._running >= width):
+                    self._changed.wait()
+                    width = self._width()
+                if not self._ready or self._error:
+                    return
+                key = self._ready.popleft()
+                work = self._waiting[key].popleft()
+                self._running, self._left = self._running + 1, self._left - 1
+            error: BaseException | None = None
+            try:
+                work()
+            except BaseException as raised:
+                error = raised
+            self._ended(key, error)
+
+    def _ended(self, key: Key, error: BaseException | None) -> None:
+        with self._changed:
+            self._running -= 1
+            self._error = self._error or error
+            self._over = self._over or self._error is not None
+            if not self._waiting[key]:
+                del self._waiting[key]
+            elif not self._over:
+                self._ready.append(key)
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        if self._error:
+            raise self._error
+
+    def __enter__(self) -> KeyedExecutor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._changed:
+            while kind is None and not self._error and (self._left or self._running):
+                self._changed.wait()
+            self._over = True
+            if kind is not None:
+                self._ready.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        if kind is None:
+            self._raise()

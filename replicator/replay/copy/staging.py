@@ -10,20 +10,22 @@ note an attempt publishes nothing any more.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic
 
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError, LeaseHeld, NotWritable
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.listing import Listing, list_tree
 from cmroot.store.local import is_directory
-from cmroot.store.place import Place, parent
-from cmroot.store.resolve import located
+from cmroot.store.place import Place, is_local, local_path, located, parent
 from cmroot.store.spelling import STAGING as UNFINISHED
 from replicator.core.engine import Engine, Result, Task
 
@@ -215,3 +217,95 @@ def _sweep_unfinished(notes: Place) -> None:
         for name in os.listdir(notes):
             if name.startswith(UNFINISHED):
                 os.unlink(notes / name)
+
+
+# ---- stamps ----------------------------------------------------------------------------------------------------------
+# Stamps: a file that a load has published carries the checksum of its bytes as an extended attribute, so that another
+# load tells without reading whether it is the one that an entry names.
+#
+# Size and time do not tell: tools restore times (`rsync -t`, `tar x`, fixed build times). Where a filesystem has no
+# attributes, and for files that no load of ours has stamped, bytes are read. What writes into a published file in place
+# and restores its time is not noticed here; comparing by checksum is for that.
+
+
+_NAME = "user.replicator.xxh3_128"  # the checksum's 16 bytes
+_NONE = frozenset({errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES})
+_NO_ROOM = frozenset({errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.E2BIG, errno.ERANGE})
+_AVAILABLE = hasattr(os, "setxattr")  # Linux
+
+
+def stamp(file: int | str, checksum: str) -> None:
+    """Of a file whose bytes were read. Where that cannot be, the file is read again the next time."""
+    if not _AVAILABLE:
+        return
+    try:
+        os.setxattr(file, _NAME, bytes.fromhex(checksum))
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+
+
+def is_stamped(path: str, checksum: str) -> bool:
+    """Whether a load has published these bytes in the file. Its size and time are for the caller to compare, too."""
+    return _stamp_of(path) == bytes.fromhex(checksum)
+
+
+def is_published(path: str) -> bool:
+    """Whether a load has published a file there, whatever is in it now; False where files carry no stamps."""
+    return _stamp_of(path) is not None
+
+
+def _stamp_of(path: str) -> bytes | None:
+    if not _AVAILABLE:
+        return None
+    try:
+        return os.getxattr(path, _NAME)
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise
+        return None
+
+
+# ---- pruned directories ----------------------------------------------------------------------------------------------
+# Emptied directories: what a removal leaves of a file's directory goes with its last file. Acts; may run twice.
+#
+# The source has no file there, whether or not it has the directory; some readers fail where there is an empty one.
+# Stores of objects have none. The directories of tables and partitions themselves stay.
+
+
+def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
+    """How many went of the directories above files that were removed; `homes`: places, ending with a slash, at which
+    that ends."""
+    count = 0
+    for directory in {parent(local_path(file) if is_local(file) else file) for file in files}:
+        while f"{directory}/" not in homes and remove_if_empty(directory):
+            count += 1
+            directory = parent(directory)
+    return count
+
+
+def remove_above(directory: str, levels: int) -> int:
+    """How many of so many directories above one that was removed were empty, and went."""
+    above, count = parent(directory), 0
+    while count < levels and remove_if_empty(above):
+        above, count = parent(above), count + 1
+    return count
+
+
+def empty_directories(listing: Listing | None) -> list[str]:
+    """Directories of a listing, by their relative names, that hold nothing but such directories: the deepest first."""
+    if listing is None or len(listing.directories) < 2:
+        return []
+    filled = set()
+    for file in listing.files:
+        above = file.path_relative.rpartition("/")[0]
+        while above and above not in filled:
+            filled.add(above)
+            above = above.rpartition("/")[0]
+    names = [each.relative for each in listing.directories if each.relative and each.relative not in filled]
+    return sorted(names, key=lambda name: (-name.count("/"), name))
+
+
+def sweep_empty(directory: str) -> int:
+    """Takes away a directory's empty ones; how many."""
+    return sum(remove_if_empty(f"{directory}/{name}") for name in empty_directories(list_tree(directory)))

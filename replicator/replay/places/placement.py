@@ -10,15 +10,19 @@ back in its own place, what lies outside of it stays where it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from cmroot.errors import UnknownPlace
 from cmroot.names import HINT, is_below
 from cmroot.store.hdfs.hdfs_store import SCHEMES
-from cmroot.store.place import is_local, join, normal, scheme
-from cmroot.store.resolve import folded, tidied
+from cmroot.store.place import folded, is_local, join, located, normal, scheme, tidied
+from replicator.core.model import Function, Partition, Storage, Table
+from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, Refused, UsageError
+from replicator.replay.places.replica_constraints import LACKING
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def external_of(external: str, database: str) -> str:
     return join(external, f"{database.lower()}.db")
 
 
-PUBLISHED = ".published"  # a directory of published places, see replicator.replay.plan.published
+PUBLISHED = ".published"  # a directory of published places, see replicator.replay.plan.rules
 
 
 def is_published(location: str | None) -> bool:
@@ -184,3 +188,119 @@ def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
         if pairs.setdefault(before, after) != after:
             raise UsageError(f"{option} names {before} twice: {pairs[before]} and {after}", hint="give it once")
     return list(pairs.items())
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+# By name: whether a partition lies where its name says, and a table's word that all of its do. Pure.
+#
+# A partition lies by its name in its table's directory, or where a load has published it under that name. A loader that
+# sees to it that all of a table's do so notes that on the table, and no one needs to read millions of partitions to
+# find the few that lie elsewhere. The note holds for the role that its database had: who is the primary writes as he
+# likes.
+
+
+BY_NAME = "replicator.partitions"  # of a table: "by-name@<epoch of its database>"
+
+
+def lies_by_name(table: Table, partition: str, location: str) -> bool:
+    """partition: its escaped name."""
+    if table.location and normal(location) == normal(join(table.location, partition)):
+        return True
+    return published_name(location) == (table.db, table.name, partition)
+
+
+def published_name(place: str) -> tuple[str, str, str] | None:
+    """Of a partition's published place: database, table and partition as they were called when it was made."""
+    if not is_published(place):
+        return None
+    _, _, rest = normal(place).partition(f"/{PUBLISHED}/")
+    _, _, named = rest.partition("/")
+    table, _, partition = named.partition("/")
+    db, _, name = table.partition(".")
+    return (db, name, partition) if name and partition else None
+
+
+def noted(table: Table, role: RoleMark) -> Table:
+    """A table that has no partition elsewhere, with the note."""
+    if not table.is_partitioned:
+        return table
+    return msgspec.structs.replace(table, parameters=table.parameters | {BY_NAME: _note(role)})
+
+
+def not_noted(table: Table) -> Table:
+    parameters = {key: value for key, value in table.parameters.items() if key != BY_NAME}
+    return msgspec.structs.replace(table, parameters=parameters)
+
+
+def is_noted(table: Table, role: RoleMark) -> bool:
+    return role.role in (Role.REPLICA, Role.NONE) and table.parameters.get(BY_NAME) == _note(role)
+
+
+def noted_like(table: Table, there: Table) -> Table:
+    """A table that replaces what is there, with the notes of that: of what it lacks, and of this, unless its directory
+    is another."""
+    if (lack := there.parameters.get(LACKING)) is not None:
+        table = msgspec.structs.replace(table, parameters=table.parameters | {LACKING: lack})
+    note = there.parameters.get(BY_NAME)
+    same = (there.location and normal(there.location)) == (table.location and normal(table.location))
+    if note is None or not same:
+        return not_noted(table)
+    return msgspec.structs.replace(table, parameters=table.parameters | {BY_NAME: note})
+
+
+def _note(role: RoleMark) -> str:
+    return f"by-name@{role.epoch}"
+
+
+# ---- named paths -----------------------------------------------------------------------------------------------------
+# Paths that properties name: a schema in a file, a function's jar. They are rewritten as all paths are, and what lies
+# there is copied only where it is a file of a table. So each is looked for on the target, and reported where nothing
+# is.
+
+
+@dataclass(frozen=True)
+class NamedPath:
+    """A path under a property's name: as the source has it, and as it was rewritten for the target."""
+
+    key: str
+    source: str
+    target: str
+
+    @property
+    def reason(self) -> str:
+        return f"{self.key} names {self.target}, where nothing is: {self.source} is no file of a table, and not copied"
+
+    def dangles(self) -> bool:
+        """Whether the target has nothing there, and the source has."""
+        return not _exists(self.target) and _exists(self.source)
+
+
+def named_paths(source: Table | Partition | Function, replica: Table | Partition | Function) -> Iterator[NamedPath]:
+    """Every path that was rewritten between an object and its replica, but for places of data. Pure."""
+    if isinstance(source, Function) and isinstance(replica, Function):
+        for (kind, before), (_, after) in zip(source.resources, replica.resources, strict=True):
+            if before != after:
+                yield NamedPath(kind.lower(), before, after)
+        return
+    assert isinstance(source, Table | Partition) and isinstance(replica, Table | Partition)
+    data = {normal(place) for place in (replica.location, _location(replica.storage)) if place}
+    properties = [(source.parameters, replica.parameters), *_maps(source.storage, replica.storage)]
+    for given, rewritten in properties:
+        for key, value in given.items():
+            now = rewritten.get(key, value)
+            if now and now is not value and now != value and normal(now) not in data:  # "" is no path
+                yield NamedPath(key, value, now)
+
+
+def _location(storage: Storage | None) -> str | None:
+    return storage.location if storage else None
+
+
+def _maps(before: Storage | None, after: Storage | None) -> Iterator[tuple[Mapping[str, str], Mapping[str, str]]]:
+    if before and after:
+        yield before.parameters, after.parameters
+        yield before.serde.parameters, after.serde.parameters
+
+
+def _exists(place: str) -> bool:
+    return located(place).exists()

@@ -14,14 +14,13 @@ from typing import Any
 
 import msgspec
 
-from replicator.captures.events.compare import comparable
+from replicator.captures.events.scope import comparable
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
-from replicator.core.table_format import reason_of
+from replicator.core.not_replicated import reason_of
 from replicator.metastore.convert.fields import ids
 from replicator.metastore.values import CATALOG
 from replicator.replay.places.placement import Placement, respelled, uri
-from replicator.replay.places.view_order import CREATION
-from replicator.replay.places.view_text import rename_databases
+from replicator.replay.places.view_text import CREATION, rename_databases
 
 LAST_ID = "repl.last.id"  # Hive's: the last event of the source that the object contains
 POSITION = "replicator.position"  # ours: the same in the captured log

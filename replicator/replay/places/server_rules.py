@@ -29,7 +29,7 @@ from replicator.core.model import (
 from replicator.core.not_replicated import REMOTE
 from replicator.metastore.convert.fields import ids
 from replicator.replay.places.replica_constraints import NO_CONSTRAINT
-from replicator.replay.places.view_order import CREATION
+from replicator.replay.places.view_text import CREATION
 
 V = TypeVar("V", bound=Value)
 TRANSLATED = "TRANSLATED_TO_EXTERNAL"

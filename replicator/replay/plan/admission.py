@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from replicator.captures.dumps.layout import BOOTSTRAP, DumpMetadata
 from replicator.captures.dumps.reached import covers, reached, scope_text
+from replicator.core.model import Table
 from replicator.core.roles import after_restore, may_load_into
 from replicator.core.text.quantity import count_text
 from replicator.errors import BootstrapNeeded, Refused
-from replicator.replay.places.placement import Placement, relative
+from replicator.replay.places.placement import Placement, is_published, relative
 from replicator.replay.plan.target import TargetDatabase
 
 
@@ -111,3 +114,100 @@ def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) ->
             f"database {name} of the target replicates another source ($cmroot {there.source})",
             hint="load into another name with --rename-db, or --overwrite",
         )
+
+
+# ---- difference ------------------------------------------------------------------------------------------------------
+# Loading by difference: over what the target holds, so that only what differs is copied. Pure.
+
+
+@dataclass(frozen=True)
+class ByDifference:
+    """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, and stay where they are;
+    files that are the same stay, the rest is copied; what tables hold besides goes to the target's $cmroot.
+
+    reread: files of the right size, time and stamp are read, too. drop_extra: tables in the dump's scope that it does
+    not hold go, whoever made them (else: those that replication made). only_tables: the database's own properties and
+    its functions are left alone."""
+
+    reread: bool = False
+    drop_extra: bool = False
+    only_tables: bool = False
+
+
+def stay(
+    placement: Placement,
+    tables: Iterable[Table],
+    target: Mapping[str, TargetDatabase],
+    shared: Callable[[Table, Table | None], bool],
+    *,
+    back: bool,
+) -> Placement:
+    """A placement by which tables that the target has lie where they lie there, unless that is a place of the
+    source. `tables`: the source's. shared: whether a table, of which the target has the second, keeps its data at the
+    source. back: those in published places go back into the source's layout."""
+    own = []
+    for table in tables:
+        there = target[placement.database(table.db)].tables.get(table.name)
+        if there is None or table.is_view or not table.location or not there.location or shared(table, there):
+            continue
+        if back and is_published(there.location):
+            continue
+        wanted = placement.table(table.db, table.location)
+        homes = (table.location, placement.source_locations.get(table.db))
+        of_target = relative(there.location, placement.target_locations[table.db]) is not None
+        of_source = any(home and relative(there.location, home) is not None for home in homes)
+        if relative(there.location, wanted) != "" and (of_target or not of_source):
+            own.append((table.location, there.location))
+    return replace(placement, mappings=(*own, *placement.mappings))
+
+
+# ---- rename order ----------------------------------------------------------------------------------------------------
+# The order of renames: each name must be free when something gets it, and names may go round in a circle. Pure.
+
+
+Key = TypeVar("Key")
+
+PASSING = "__replicator_swap"  # ends the name of what is on its way, where renames go round in a circle
+
+
+def passing_name(name: tuple[str, str]) -> tuple[str, str]:
+    """A table's name on its way."""
+    return name[0], name[1] + PASSING
+
+
+def rename_order(
+    renames: Mapping[Key, Key], occupied: Iterable[Key], passing: Callable[[Key], Key]
+) -> list[tuple[Key, Key]]:
+    """Renames (from, to) in an order in which every target name is free; a circle is opened by a passing name.
+
+    Raises Refused when a name is taken by something that does not leave it."""
+    waiting = dict(renames)
+    taken = set(occupied) | set(waiting)
+    ways = set(waiting.values())
+    order = []
+    while waiting:
+        free = [old for old, new in waiting.items() if new not in taken]
+        if free:
+            for old in free:
+                order.append((old, waiting.pop(old)))
+                taken.discard(old)
+                taken.add(order[-1][1])
+            continue
+        circle = next((old for old in waiting if old in ways and passing(old) not in taken), None)
+        if circle is None:
+            blocked = ", ".join(f"{_named(old)} -> {_named(new)}" for old, new in list(waiting.items())[:5])
+            raise Refused(
+                f"renames of the source meet names that the target uses otherwise: {blocked}",
+                hint="drop or rename what has these names on the target, then load again; --overwrite replaces tables",
+            )
+        staged = passing(circle)
+        order.append((circle, staged))
+        waiting[staged] = waiting.pop(circle)
+        taken.discard(circle)
+        taken.add(staged)
+    return order
+
+
+def _named(key: object) -> str:
+    """A table's name as db.table, a partition's as it is."""
+    return ".".join(key) if isinstance(key, tuple) else str(key)

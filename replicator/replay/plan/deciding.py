@@ -10,8 +10,7 @@ import msgspec
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.captures.events.scope import Patterns
 from replicator.core.model import Table
-from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property
-from replicator.core.table_format import why_not_replicated
+from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, why_not_replicated
 from replicator.core.text.quantity import count_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.replay.places.placement import Placement
@@ -25,9 +24,9 @@ from replicator.replay.places.replica import (
 from replicator.replay.places.replica_constraints import NO_CONSTRAINT, not_replicated, replica_constraints
 from replicator.replay.places.server_rules import NO_STATISTICS, NOT_STORED, STANDING, storable
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
+from replicator.replay.plan.admission import passing_name
 from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
-from replicator.replay.plan.rename_order import passing_name
 from replicator.replay.plan.squash import Lineage, Squashed
 from replicator.replay.plan.target import TargetDatabase, TargetPart, applied_position, table_position
 

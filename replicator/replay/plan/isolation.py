@@ -15,8 +15,7 @@ from cmroot.store.place import normal
 from replicator.replay.places.replica import replica_table
 from replicator.replay.plan.deciding import can_become
 from replicator.replay.plan.plan import Name, Plan, TablePlan
-from replicator.replay.plan.published import home_of, is_moved_by_renaming, place_of, staging_of, with_table_at
-from replicator.replay.plan.rules import FileRules
+from replicator.replay.plan.rules import FileRules, home_of, is_moved_by_renaming, place_of, staging_of, with_table_at
 
 _ABOUT = ["position", "db", "table", "partition", "location"]
 

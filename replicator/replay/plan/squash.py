@@ -20,8 +20,9 @@ from cmroot.names import foreign
 from cmroot.store.place import join
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import ChangeRecord
-from replicator.captures.events.unread import UnreadEvents
+from replicator.captures.events.scope import UnreadEvents
 from replicator.core.model import Constraint, Database, Function, Partition, Statistics, Table
+from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.places.placement import relative
 
 Name = tuple[str, str]
@@ -375,3 +376,40 @@ def _now(lineage: Lineage, partition: Partition, at: int) -> Partition:
 def _is_last(lineage: Lineage, name: str, at: int) -> bool:
     fate = lineage.partitions.get(name)
     return fate is not None and fate.now == name and fate.last == at
+
+
+# ---- batching --------------------------------------------------------------------------------------------------------
+# Batching: partitions that many records name, a few each, are combined into batches for the metastore. Pure.
+#
+# Most events name one partition. One call for a thousand costs the server far less than a thousand calls for one,
+# so a table's partitions wait for each other, within a bound over all tables.
+
+
+Named = list[tuple[str, Partition]]
+
+WAITING = 10 * PARTITION_BATCH  # partitions of all tables together: some 50 MB of wide ones
+
+
+def gathered(
+    some: Iterable[tuple[Lineage, Named]], *, size: int = PARTITION_BATCH, waiting: int = WAITING
+) -> Iterator[tuple[Lineage, Named]]:
+    """The same partitions, each table's in their order, at most `size` at once; about `waiting` wait at most."""
+    held: dict[int, tuple[Lineage, Named]] = {}
+    count = 0
+    for lineage, named in some:
+        together = held.setdefault(id(lineage), (lineage, []))[1]
+        together += named
+        count += len(named)
+        while len(together) >= size:
+            yield lineage, together[:size]
+            del together[:size]
+            count -= size
+        if count >= waiting:
+            yield from _full(held)
+            held.clear()
+            count = 0
+    yield from _full(held)
+
+
+def _full(held: dict[int, tuple[Lineage, Named]]) -> Iterator[tuple[Lineage, Named]]:
+    return ((lineage, named) for lineage, named in held.values() if named)

@@ -7,15 +7,15 @@ Reads the log and lists `files/` on an engine; the largest entries are listed on
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cmroot.expire.kept import KEPT, VERSION, kept
-from cmroot.expire.retention import EXPIRED, LIVE, UNREFERENCED, UNREFERENCED_YOUNG, ends_when
+from cmroot.expire.retention import EXPIRED, KEPT, LIVE, UNREFERENCED, UNREFERENCED_YOUNG, VERSION, ends_when, kept
 from cmroot.log.captured import Segment, segments
 from cmroot.log.references import work
 from cmroot.pins import read_pins
@@ -23,8 +23,37 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, join
 from replicator.captures.events.scope import captured_databases
 from replicator.core.engine import AutoEngine
-from replicator.core.report import Rows
-from replicator.replay.restore.headers import events_at
+from replicator.core.not_replicated import Rows
+
+# ---- headers ---------------------------------------------------------------------------------------------------------
+# The events and times of positions of the captured log, for listings: few positions, read from their records.
+
+
+class _Header(msgspec.Struct, frozen=True):
+    position: int
+    event: int
+    time: int
+
+
+def events_at(log: Sequence[Segment], positions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """(event id, time) of the records at some positions; those that the log has not are left out."""
+    wanted = sorted(positions)
+    decoder = msgspec.json.Decoder(_Header)
+    found = {}
+    for segment in log:
+        here = [each for each in wanted if segment.first <= each <= segment.last]
+        if not here:
+            continue
+        waiting = set(here)
+        for line in segment.records(here[0] - 1, here[-1]):
+            header = decoder.decode(line)
+            if header.position in waiting:
+                found[header.position] = header.event, header.time
+    return found
+
+
+# ---- kept ------------------------------------------------------------------------------------------------------------
+
 
 LIMIT = 1000
 """Entries listed one by one; all are counted."""

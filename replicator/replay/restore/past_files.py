@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cmroot.errors import KeepError
-from cmroot.keep.find import LIMIT, Findings, Query, Reference, find
+from cmroot.keep.content import LIMIT, Findings, Query, Reference, find
 from cmroot.keep.restore import restore_file
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.checksum import ALGORITHM
-from cmroot.store.entries import list_entries
+from cmroot.store.listing import list_entries
 from cmroot.store.place import normal
-from replicator.core.report import Report, Rows
+from replicator.core.not_replicated import Report, Rows
 from replicator.errors import UsageError
-from replicator.replay.restore.headers import events_at
+from replicator.replay.restore.kept import events_at
 from replicator.replay.restore.pins import resolve_at
 
 

@@ -16,15 +16,14 @@ import msgspec
 
 from cmroot import pins
 from cmroot.expire.expire import held_by
-from cmroot.lease import Lease, acquire
+from cmroot.lease import Lease, acquire, patiently
 from cmroot.log.captured import Segment, segments
 from cmroot.log.references import work
 from cmroot.root import ChangeRoot
-from cmroot.waiting import patiently
 from replicator.captures.dumps.layout import Point
-from replicator.captures.dumps.points import end_of_dump, parse_moment, resolve_until
+from replicator.captures.dumps.selection import end_of_dump, parse_moment, resolve_until
 from replicator.core.engine import AutoEngine
-from replicator.core.report import Report, Rows
+from replicator.core.not_replicated import Report, Rows
 from replicator.errors import UsageError
 
 PATIENCE = timedelta(minutes=1)

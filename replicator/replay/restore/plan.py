@@ -17,19 +17,21 @@ import xxhash
 
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
-from cmroot.store.place import join
-from cmroot.store.resolve import located, tidied
+from cmroot.store.place import join, located, tidied
 from replicator.captures.dumps.dump import DumpSettings, temporary_dump
-from replicator.captures.dumps.layout import Point
-from replicator.captures.dumps.reader import DumpReader
-from replicator.captures.events.root_catalog import refuse_other_catalog
-from replicator.captures.events.scope import Patterns
+from replicator.captures.dumps.layout import DumpReader, Point
+from replicator.captures.events.scope import Patterns, refuse_other_catalog
 from replicator.core.model import Database
-from replicator.core.not_replicated import NotReplicated
-from replicator.core.report import Report
+from replicator.core.not_replicated import (
+    AS_THEY_ARE,
+    SUPPORTED,
+    FormatChoice,
+    NotReplicated,
+    Report,
+    why_not_replicated,
+)
 from replicator.core.runtime import Runtime
-from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice, why_not_replicated
-from replicator.core.text.partition_filter import PartitionFilter
+from replicator.core.text.sql_text import PartitionFilter
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.planning import LoadSettings, plan_load
@@ -38,10 +40,8 @@ from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import RESTORING, SOURCE
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.target import database_location, default_warehouse
-from replicator.replay.restore.available import AvailabilityTask, Available, look
-from replicator.replay.restore.chosen_partitions import absent, names_in
-from replicator.replay.restore.chosen_partitions import chosen as chosen_partitions
-from replicator.replay.restore.recovery_points import moment, moment_text
+from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, moment, moment_text, names_in
+from replicator.replay.restore.available import chosen as chosen_partitions
 
 OUTSIDE = "external-data"  # in the new database's directory; no table has a hyphen in its name
 

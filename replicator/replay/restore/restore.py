@@ -17,8 +17,7 @@ import msgspec
 from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, local_path
 from replicator.core.model import Database
-from replicator.core.not_replicated import INCOMPLETE, NotReplicated
-from replicator.core.report import CopyCounts
+from replicator.core.not_replicated import INCOMPLETE, CopyCounts, NotReplicated
 from replicator.core.roles import after_restore, mark_of
 from replicator.core.runtime import Runtime
 from replicator.core.text.quantity import count_text
@@ -27,8 +26,8 @@ from replicator.metastore.client import Metastore
 from replicator.replay.apply.load import load
 from replicator.replay.places.placement import uri
 from replicator.replay.places.replica import RESTORING, own_parameters
+from replicator.replay.restore.available import moment_text
 from replicator.replay.restore.plan import DecidedRestore, RestoreSettings, planned
-from replicator.replay.restore.recovery_points import moment_text
 
 
 @dataclass

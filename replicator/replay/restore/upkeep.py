@@ -5,7 +5,8 @@ The engine is chosen by the amount of work; a lease that another run holds is wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -13,18 +14,129 @@ from typing import Any
 from cmroot.check import Checked, check
 from cmroot.check.finding import FINDINGS
 from cmroot.expire.expire import expire, plan_expiry
-from cmroot.lease import acquire
+from cmroot.keep.content import fresh_incoming
+from cmroot.lease import acquire, patiently
 from cmroot.log.captured import finished, segments
 from cmroot.log.compact import Compacted, compact, plan_compaction
 from cmroot.log.references import work
 from cmroot.root import ChangeRoot
-from cmroot.store.entries import estimate
-from cmroot.waiting import patiently
+from cmroot.store.listing import estimate, file_state
+from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
-from replicator.core.report import Report
+from replicator.core.not_replicated import Report
 from replicator.core.runtime import Runtime
-from replicator.replay.restore.clock import IDLE, refuse_clock_ahead
-from replicator.replay.restore.expiries import ExpiryPlanned, RootExpired
+from replicator.core.text.quantity import duration_text
+from replicator.errors import Refused
+
+# ---- expiries --------------------------------------------------------------------------------------------------------
+# Reports of an expiry: what it would do, and what it did.
+
+
+@dataclass
+class _Decided(Report):
+    """`kept`, `going`: entries and bytes by reason. `held`: what each slot, hold and dump holds back. `given_up`: slots
+    that lag. `unknown`: names in `files/` that are none of ours. `going_versions`: versions of buckets, by the log;
+    `going_snapshots`: on HDFS; of unknown bytes."""
+
+    status: str
+    root: str
+    older_than_seconds: float
+    position: int
+    kept: dict[str, dict[str, int]]
+    going: dict[str, dict[str, int]]
+    kept_entries: int
+    kept_bytes: int
+    going_entries: int
+    going_bytes: int
+    held: list[dict[str, Any]]
+    given_up: list[dict[str, Any]]
+    unknown: int
+    going_versions: dict[str, int]
+    going_snapshots: list[str]
+    seconds: float
+
+
+@dataclass
+class ExpiryPlanned(_Decided):
+    """What an expiry would do; fields as of `RootExpired`. `warnings`: of a root that is not there yet."""
+
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RootExpired(_Decided):
+    """What an expiry did. `forgotten_dumps`: pins of dumps older than the retention. `removed_*`: what went, of which
+    `bytes_freed` took room of their own, without `removed_snapshots`. `taken_back`: what was needed by then.
+    `removed_versions`: of buckets."""
+
+    forgotten_dumps: list[str]
+    removed_entries: int
+    removed_bytes: int
+    bytes_freed: int
+    removed_snapshots: list[str]
+    taken_back: dict[str, int]
+    removed_versions: dict[str, int]
+    plan_seconds: float
+    warnings: list[str] = field(default_factory=list)
+
+
+# ---- clock -----------------------------------------------------------------------------------------------------------
+# Whether the clock of whoever lets things expire can be believed: it decides how old everything is.
+#
+# It is compared with the store's own (of which a filesystem on the same machine tells nothing) and with the newest
+# capture, which another machine may have made.
+
+
+STORE_MARGIN = timedelta(minutes=5)
+"""How far a clock may be ahead of the store's: what Kerberos and S3's signatures allow at most is 5 and 15 minutes."""
+
+IDLE = timedelta(days=1)
+"""How long ago the newest capture may have been, unless an operator says otherwise."""
+
+
+def refuse_clock_ahead(root: ChangeRoot, clock: Callable[[], float], idle: timedelta = IDLE) -> None:
+    """Raises Refused when the clock is ahead of the store's by more than STORE_MARGIN, or of the newest capture by more
+    than `idle`. A root without captures, and a store that tells no times, say nothing. Writes a small file in
+    `incoming/` and removes it."""
+    ahead = _ahead_of_store(root.place, clock)
+    if ahead > STORE_MARGIN.total_seconds():
+        raise Refused(
+            f"this machine's clock is {duration_text(ahead)} ahead of that of {root.place}: all that is there seems"
+            " older than it is, and nothing was removed",
+            hint="set the clock, or run this on a machine whose clock is right",
+            details={"ahead_seconds": ahead},
+        )
+    newest = _newest_capture(root.place)
+    if newest is not None and clock() - newest > idle.total_seconds():
+        since = clock() - newest
+        raise Refused(
+            f"{root.place}: by this machine's clock the newest capture was {duration_text(since)} ago: either the clock"
+            " is ahead, or captures have stopped; nothing was removed",
+            hint="compare the clock with another machine's, and run a capture; if both are as they should be, allow it"
+            " with --idle",
+            details={"newest_capture_seconds_ago": since},
+        )
+
+
+def _ahead_of_store(root: str, clock: Callable[[], float]) -> float:
+    probe = Place(fresh_incoming(root, "probe"))
+    before = clock()  # before the store looks at its own
+    try:
+        probe.write_bytes(b"")
+        written = file_state(str(probe)).mtime_ns
+    finally:
+        probe.remove_own()
+    return before - written / 1e9 if written else 0.0
+
+
+def _newest_capture(root: str) -> float | None:
+    log = segments(root)
+    times = [capture.about.get("time") for capture in log[-1].captures] if log else []
+    return max((float(each) for each in times if isinstance(each, int | float)), default=None)
+
+
+# ---- upkeep ----------------------------------------------------------------------------------------------------------
+
 
 PATIENCE = timedelta(minutes=1)
 """How long the lease of another run is waited for, by default."""

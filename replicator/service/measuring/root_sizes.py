@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cmroot.pins import Pins, read_pins
 from cmroot.pins import seconds as seconds_of
 from cmroot.root import open_existing
-from cmroot.store.entries import list_entries, prefixes
+from cmroot.store.listing import list_entries, prefixes
 
 ENTRIES = 50_000
 SECONDS = 20.0

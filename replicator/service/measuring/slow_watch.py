@@ -18,7 +18,7 @@ from replicator.errors import Error
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import LagWatch
 from replicator.service.measuring.apart import Apart
-from replicator.service.measuring.counters import Sample, remember, samples
+from replicator.service.measuring.families import Sample, remember, samples
 from replicator.service.measuring.root_sizes import SECONDS, RootSample, sample_root
 from replicator.service.store import ServiceStore
 

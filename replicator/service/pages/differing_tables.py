@@ -8,8 +8,7 @@ from datetime import datetime
 
 from replicator.policies.memory import Compared
 from replicator.service.children import answer_of
-from replicator.service.service_run import ServiceRun
-from replicator.service.times import iso
+from replicator.service.run_history import ServiceRun, iso
 from replicator.service.web.serving import Serving
 
 NAMED = 5

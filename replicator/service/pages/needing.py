@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from replicator.core.text.quantity import count_text, duration_text, size_text
-from replicator.ingestion.ingestion_job import Kind
-from replicator.ingestion.job_figures import LATE, QueueFigures
+from replicator.ingestion.ingestion_request import Kind
+from replicator.ingestion.job_queries import LATE, QueueFigures
 from replicator.policies.lag import Lag
-from replicator.service.alerts.alert_store import OpenAlert
+from replicator.service.alerts import OpenAlert
 from replicator.service.pages.differing_tables import Differences, differ_text
 from replicator.service.pages.runbook import kinds_of
-from replicator.service.service_run import TOO_LONG
+from replicator.service.run_history import TOO_LONG
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 
 ILL_STATUS = frozenset({"late", "blocked", "unknown"})

@@ -1,5 +1,6 @@
 """Pages about policies: one policy with what to do about it, its forms, moments to restore to, turns of roles, and what
-checks have found."""
+checks have found.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +19,29 @@ from replicator.core.policy import KEYS, Policy
 from replicator.errors import Error
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Memory, RoleChange, ShownHistory
-from replicator.service.alerts.alert_store import open_alerts
+from replicator.service.alerts import open_alerts
 from replicator.service.pages.chart import NARROW, POINTS, WIDE, LagPoint, chart_of
 from replicator.service.pages.differing_tables import differences_of
 from replicator.service.pages.needing import Beside, behind_text, needs
-from replicator.service.pages.rendering import render, seconds_of
+from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, render, seconds_of
 from replicator.service.pages.runbook import Runbook, filled, values_of
-from replicator.service.pages.visiting import Acting, Fields, PageRoute, Visiting
-from replicator.service.series.series_store import FINE, lag_peaks
+from replicator.service.series import FINE, lag_peaks
 from replicator.service.web import api
-from replicator.service.web.actions.bodies import body_of
-from replicator.service.web.actions.policy_actions import POLICY_ACTIONS, queue_action
-from replicator.service.web.permission import require
+from replicator.service.web.actions.bodies import ApplyAsk, PlanAsk, body_of
+from replicator.service.web.actions.policy_actions import (
+    PLANNING,
+    POLICY_ACTIONS,
+    apply_plan,
+    approve_plan,
+    queue_action,
+    refuse_plan,
+    show_plan,
+)
 from replicator.service.web.queries.endpoint import Asking
 from replicator.service.web.queries.of_policies import RestorePoints, checks, has_root, restore_points
 from replicator.service.web.queries.time_limits import Askers, Late
-from replicator.service.web.serving import Serving
-from replicator.service.web.views import JobView, PolicyView, RunView
+from replicator.service.web.serving import Serving, require
+from replicator.service.web.views import Ask, JobView, PolicyView, RunView
 
 T = TypeVar("T")
 
@@ -281,3 +288,50 @@ def _keys(policy: Policy) -> dict[str, Any]:
     written = {key: getattr(policy, key) for key in KEYS if hasattr(policy, key)}
     found = {key: msgspec.to_builtins(value, str_keys=True, enc_hook=str) for key, value in written.items()}
     return {key: value for key, value in found.items() if value not in (None, [], {}, ())}
+
+
+# ---- plan routes -----------------------------------------------------------------------------------------------------
+# Plans on pages: what the next run of a policy would do, to be looked at, decided, and applied. Each form does and
+# records what the API's action does.
+
+
+plans = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@plans.get("/plans/{plan}")
+def one_plan(request: Request, visitor: Visiting, plan: str) -> Response:
+    """A plan: its price, what goes by name, who decided what, what became of it."""
+    return render(request, "plan.html", {"plan": show_plan(request, visitor.identity, plan)})
+
+
+@plans.post("/policies/{policy}/plan")
+def make_plan(request: Request, visitor: Acting, fields: Fields, policy: str) -> Response:
+    """Makes a plan, and leads to it."""
+    asked = queue_action(PLANNING, request, visitor.identity, policy, PlanAsk(_reason(fields)))
+    return RedirectResponse(f"/plans/{asked.run}", 303)
+
+
+@plans.post("/plans/{plan}/approve")
+def approve(request: Request, visitor: Acting, fields: Fields, plan: str) -> Response:
+    """Lets it be applied."""
+    approve_plan(request, visitor.identity, plan, Ask(_reason(fields)))
+    return RedirectResponse(f"/plans/{plan}", 303)
+
+
+@plans.post("/plans/{plan}/refuse")
+def refuse(request: Request, visitor: Acting, fields: Fields, plan: str) -> Response:
+    """It is not to be applied."""
+    refuse_plan(request, visitor.identity, plan, Ask(_reason(fields)))
+    return RedirectResponse(f"/plans/{plan}", 303)
+
+
+@plans.post("/plans/{plan}/apply")
+def apply(request: Request, visitor: Acting, fields: Fields, plan: str) -> Response:
+    """Applies it, with the policy's name typed again, and leads to the run."""
+    given = {name: value for name, value in fields.items() if value and name != "csrf"}
+    asked = apply_plan(request, visitor.identity, plan, body_of(ApplyAsk, given))
+    return RedirectResponse(f"/runs/{asked.run}", 303)
+
+
+def _reason(fields: dict[str, str]) -> str:
+    return fields.get("reason", "")[:500]

@@ -1,25 +1,46 @@
 """Templates and what they are filled with: times, sizes and names as a person reads them. Everything is escaped: markup
-by Jinja, and characters that turn the direction of a text or clear a terminal by `printable`."""
+by Jinja, and characters that turn the direction of a text or clear a terminal by `printable`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+import secrets
 import shlex
 import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import parse_qs, quote
 
 import msgspec
-from fastapi import Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from replicator.core.text.printable import printable
-from replicator.core.text.quantity import count_text, duration_text, size_text
+from replicator.core.text.quantity import count_text, duration_text, printable, size_text
+from replicator.errors import Error
+from replicator.service.auth.api_tokens import (
+    LASTS,
+    NOBODY,
+    Identity,
+    csrf_of,
+    is_csrf_of,
+    session_of,
+    sign_in,
+    sign_out,
+)
+from replicator.service.web import api
+from replicator.service.web.problems import status_of
+from replicator.service.web.serving import of_request
+from replicator.service.web.views import Ask
 
 HERE = Path(__file__).parent
 ASSETS = {
@@ -173,3 +194,238 @@ def render(request: Request, template: str, shown: dict[str, Any], status: int =
     }
     text = _TEMPLATES.get_template(template).render(more | shown)
     return HTMLResponse(text.encode("utf-8", "replace"), status)
+
+
+# ---- visiting --------------------------------------------------------------------------------------------------------
+# Who looks at a page: a session's cookie, a proxy's user, a bearer token, or anybody where the service is open to
+# all.
+
+
+SIGN_IN = "/sign-in"
+FOREIGN = frozenset({"cross-site", "same-site"})
+"""What a browser says of a form that another site's page has sent."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """cookie: of the session; empty: there is none. mark: a cookie that binds the forms of a proxy's user to his
+    browser, as there is no session."""
+
+    identity: Identity
+    cookie: str = ""
+    mark: str = ""
+
+    @property
+    def csrf(self) -> str:
+        return csrf_of(self.cookie) if self.cookie else csrf_of(self.mark, self.identity.name) if self.mark else ""
+
+    def sent(self, given: str) -> bool:
+        """Whether a form with this mark is one of his."""
+        return is_csrf_of(self.cookie, given) if self.cookie else is_csrf_of(self.mark, given, self.identity.name)
+
+    @property
+    def name(self) -> str:
+        """Empty for one who has not signed in."""
+        return "" if self.identity is NOBODY else self.identity.name
+
+    def may_act(self, policy: str = "") -> bool:
+        """Whether forms are shown: with a session, or to a proxy's user, as they carry a mark."""
+        return bool(self.cookie or self.mark) and self.identity.may("operator", policy)
+
+
+def cookie_name(request: Request) -> str:
+    """With TLS one that no other host's page and no unencrypted one can set."""
+    return "__Host-replicator-session" if request.url.scheme == "https" else "replicator-session"
+
+
+def mark_name(request: Request) -> str:
+    """As `cookie_name`, of a mark."""
+    return "__Host-replicator-mark" if request.url.scheme == "https" else "replicator-mark"
+
+
+def _new_mark(request: Request) -> str:
+    """Goes to the browser with the answer."""
+    request.state.new_mark = secrets.token_urlsafe(32)
+    return str(request.state.new_mark)
+
+
+def remember(request: Request, answer: Response, name: str, value: str, seconds: int | None) -> None:
+    """A cookie for this server alone; None: until the browser ends."""
+    secure = request.url.scheme == "https"
+    answer.set_cookie(name, value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict")
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Raises HTTPException 401 where looking needs a token, and for a token that is none."""
+    cookie = request.cookies.get(cookie_name(request), "")
+    found = session_of(request.app.state.store, cookie) if cookie and "Authorization" not in request.headers else None
+    visitor = Visitor(found, cookie) if found else Visitor(of_request(request))
+    if not found and request.state.sender.user:
+        visitor = replace(visitor, mark=request.cookies.get(mark_name(request)) or _new_mark(request))
+    request.state.visitor = visitor
+    return visitor
+
+
+Visiting = Annotated[Visitor, Depends(visitor_of)]
+
+
+async def fields_of(request: Request) -> dict[str, str]:
+    """The fields of a form that this server's page has sent; of several of one name the first. Raises HTTPException 415
+    for another kind of body, 403 for another site's form."""
+    if request.headers.get("Sec-Fetch-Site") in FOREIGN:
+        raise HTTPException(403, "this form is another site's")
+    if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "a form is application/x-www-form-urlencoded")
+    try:
+        found = parse_qs((await request.body()).decode(), keep_blank_values=True, max_num_fields=20)
+    except ValueError as error:
+        raise HTTPException(400, "this is no form") from error
+    return {name: values[0] for name, values in found.items()}
+
+
+Fields = Annotated[dict[str, str], Depends(fields_of)]
+
+
+def of_session(visitor: Visiting, fields: Fields) -> Visitor:
+    """Who sent a form. Raises HTTPException 401 without a session or a proxy's user, 403 without the mark of the one or
+    the other in the form."""
+    if not (visitor.cookie or visitor.mark):
+        raise HTTPException(401, "sign in first")
+    if not visitor.sent(fields.get("csrf", "")):
+        raise HTTPException(403, "this form is not of this session; load the page again")
+    return visitor
+
+
+Acting = Annotated[Visitor, Depends(of_session)]
+
+
+class PageRoute(APIRoute):
+    """Its errors are pages; who must sign in first is led there."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                found = await handle(request)
+                if mark := getattr(request.state, "new_mark", ""):
+                    remember(request, found, mark_name(request), mark, None)
+                return found
+            except StarletteHTTPException as error:
+                return _of_http(request, error)
+            except Error as error:
+                return _failed(request, status_of(error), error.message, error.hint or "")
+
+        return answer
+
+
+def _of_http(request: Request, error: StarletteHTTPException) -> Response:
+    if error.status_code == 401 and not request.headers.get("Authorization"):
+        place = f"{SIGN_IN}?next={quote(local_place(request), safe='')}"
+        if request.headers.get("HX-Request"):  # a part that refreshes itself: the page goes there
+            return Response(status_code=401, headers={"HX-Redirect": place})
+        if request.method == "GET":
+            return RedirectResponse(place, 303)
+    return _failed(request, error.status_code, str(error.detail), "")
+
+
+def _failed(request: Request, status: int, message: str, hint: str) -> Response:
+    shown = {"status_code": status, "message": message, "hint": hint}
+    answer = render(request, "failed.html", shown, status)
+    if status == 401:
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
+def local_place(request: Request) -> str:
+    """The address of a page, on this server."""
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def safe_place(given: str) -> str:
+    """Where to go after signing in: a page of this server; else the first one."""
+    local = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable()
+    return given if local and given.isascii() else "/"
+
+
+# ---- form routes -----------------------------------------------------------------------------------------------------
+# Forms of the pages: each does and records what the API's action does, and leads back to a page.
+
+
+forms = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@forms.post("/jobs/{job:path}/run")
+def run_now(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
+    """Runs a job now, and leads to the run."""
+    asked = api.run_job(request, visitor.identity, job, _ask(fields))
+    return RedirectResponse(f"/runs/{asked.run}", 303)
+
+
+@forms.post("/jobs/{job:path}/pause")
+def pause(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
+    """Pauses a job."""
+    api.pause_job(request, visitor.identity, job, _ask(fields))
+    return RedirectResponse(f"/jobs/{quote(job)}", 303)
+
+
+@forms.post("/jobs/{job:path}/resume")
+def resume(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
+    """Resumes a job."""
+    api.resume_job(request, visitor.identity, job, _ask(fields))
+    return RedirectResponse(f"/jobs/{quote(job)}", 303)
+
+
+@forms.post("/runs/{run}/cancel")
+def cancel(request: Request, visitor: Acting, fields: Fields, run: str) -> Response:
+    """Asks a run to end."""
+    api.cancel(request, visitor.identity, run, _ask(fields))
+    return RedirectResponse(f"/runs/{run}", 303)
+
+
+def _ask(fields: dict[str, str]) -> Ask:
+    return Ask(fields.get("reason", "")[:500])
+
+
+# ---- signing in ------------------------------------------------------------------------------------------------------
+# Signing in on the page with a token, and signing out.
+
+
+FORM = "replicator-form"
+"""The cookie that binds the form of signing in to the browser that was given it."""
+
+signing_in = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@signing_in.get(SIGN_IN)
+def show_sign_in(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", wrong: bool = False) -> Response:
+    """The form for a token."""
+    mark = request.cookies.get(FORM) or secrets.token_urlsafe(32)
+    shown = {"next": safe_place(next), "wrong": wrong, "csrf": csrf_of(mark)}
+    answer = render(request, "sign_in.html", shown)
+    remember(request, answer, FORM, mark, 3600)
+    return answer
+
+
+@signing_in.post(SIGN_IN)
+def take_token(request: Request, fields: Fields) -> Response:
+    """Begins a session."""
+    mark = request.cookies.get(FORM, "")
+    if not mark or not is_csrf_of(mark, fields.get("csrf", "")):
+        raise HTTPException(403, "this form is not of this browser; load the page again, with cookies allowed")
+    place = safe_place(fields.get("next", "/"))
+    cookie = sign_in(request.app.state.store, fields.get("token", "").strip())
+    if cookie is None:
+        return RedirectResponse(f"{SIGN_IN}?wrong=1&next={quote(place, safe='')}", 303)
+    answer = RedirectResponse(place, 303)
+    remember(request, answer, cookie_name(request), cookie, int(LASTS))
+    return answer
+
+
+@signing_in.post("/sign-out")
+def end_session(request: Request, visitor: Acting) -> Response:
+    """Ends the session; a proxy's user has none."""
+    sign_out(request.app.state.store, visitor.cookie)
+    answer = RedirectResponse("/", 303)
+    remember(request, answer, cookie_name(request), "", 0)
+    return answer

@@ -12,17 +12,14 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from replicator.errors import ObjectNotFound
-from replicator.service.actions import ActionFilter, actions
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
-from replicator.service.service_run import RunFilter, RunState, ServiceRun
-from replicator.service.store import ALL
-from replicator.service.web.actions.known_roots import refuse_unseen, sees
-from replicator.service.web.actions.recorded import What, do_once, queue_once
+from replicator.service.run_history import RunFilter, RunState, ServiceRun
+from replicator.service.store import ALL, ActionFilter, actions
+from replicator.service.web.actions.recorded import What, do_once, queue_once, refuse_unseen, sees
 from replicator.service.web.known_parameters import refuse_unknown_parameters
-from replicator.service.web.permission import Who, require
 from replicator.service.web.queries.of_policies import moment
-from replicator.service.web.serving import Serving
+from replicator.service.web.serving import Serving, Who, require
 from replicator.service.web.views import (
     ActionList,
     ActionView,

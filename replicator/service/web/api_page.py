@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from replicator.service.pages.visiting import PageRoute, Visiting
+from replicator.service.pages.rendering import PageRoute, Visiting
 from replicator.service.web.queries.endpoint import Endpoint
 from replicator.service.web.queries.router import schemas_of
 

@@ -21,12 +21,11 @@ from replicator.core.config import Config
 from replicator.errors import Error, UsageError
 from replicator.lifecycle.housekeeping.item_queries import ItemPage
 from replicator.lifecycle.housekeeping.opening import opened
-from replicator.service.web.permission import Who, require
 from replicator.service.web.problems import status_of
 from replicator.service.web.queries.endpoint import SECONDS
+from replicator.service.web.queries.router import too_late
 from replicator.service.web.queries.time_limits import Askers, Late
-from replicator.service.web.queries.within import too_late
-from replicator.service.web.serving import Serving
+from replicator.service.web.serving import Serving, Who, require
 
 SIZE = 20  # items of a page where nobody says
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from replicator.service.alerts.conditions import first_wanted, overdue
+from replicator.service.alert_conditions import first_wanted, overdue
 from replicator.service.measuring import families
-from replicator.service.measuring.counters import counts
+from replicator.service.measuring.families import counts
 from replicator.service.measuring.slow_watch import remembered_comparisons, remembered_roots
 from replicator.service.web.serving import Serving
 

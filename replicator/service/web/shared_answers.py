@@ -16,7 +16,7 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from replicator.service.web.permission import of_request
+from replicator.service.web.serving import of_request
 
 MOMENT = 1.0  # seconds
 LARGEST = 1 << 20

@@ -7,11 +7,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from replicator.service.actions import UNFINISHED, Action
 from replicator.service.jobs import Job
-from replicator.service.service_run import RunState, ServiceRun
-from replicator.service.store import JobState
-from replicator.service.times import iso
+from replicator.service.run_history import RunState, ServiceRun, iso
+from replicator.service.store import UNFINISHED, Action, JobState
 
 Words = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00]*$")]
 """Text of a person: PostgreSQL keeps no NUL."""

@@ -2,18 +2,165 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from replicator.captures.gateways.auth.channel import Channel, shut
-from replicator.captures.gateways.auth.foreign import in_their_words, speaks_sasl, speaks_tls
-from replicator.metastore.transports.frames import FrameError, Layer, Status, Unlayered, message, read_message
+from replicator.captures.gateways.auth.local_names import (
+    LocalNames,
+    NoLocalUser,
+    in_their_words,
+    speaks_sasl,
+    speaks_tls,
+)
+from replicator.captures.gateways.targets import Bytes
+from replicator.errors import MetastoreError, UsageError
+from replicator.metastore.transports.frames import (
+    FrameError,
+    Layer,
+    Quality,
+    Status,
+    Unlayered,
+    frame,
+    message,
+    read_message,
+)
+from replicator.metastore.transports.sasl import LARGEST, LEAST_QUALITY, layer, said
+
+# ---- channel ---------------------------------------------------------------------------------------------------------
+# A connection as the relay sees it: plain bytes, whatever TLS, SASL or frames make of them on the wire.
+
+
+LARGEST_WRAPPED = 64 << 20  # bytes of a frame that a layer protects: it is held as a whole, of one who is known
+LAYERED_PIECE = 60_000  # bytes: with a layer's own they stay below 64 KiB, the most that Java's clients announce
+PIECE = 256 * 1024
+
+_LENGTH = struct.Struct(">I")
+
+
+class Channel:
+    """One thread reads and writes; `shut` is for any. layer: None: bytes without frames."""
+
+    def __init__(self, connection: socket.socket, layer: Layer | None = None) -> None:
+        self._socket, self._layer = connection, layer
+        self._streams = isinstance(layer, Unlayered)
+        self._timeout: float | None = None
+        self._wire = bytearray()  # received, not decoded yet
+        self._left: int | None = None  # bytes of the current frame that are not decoded
+        self._plain = bytearray()  # decoded, not given yet
+        self._buffer = bytearray(PIECE if layer else 0)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def settimeout(self, seconds: float) -> None:
+        """How long one piece may take to be sent."""
+        self._timeout = seconds
+        self._socket.settimeout(seconds)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are bytes that no poll sees."""
+        return bool(self._plain) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and has not ended."""
+        return bool(self._wire) or self._left is not None
+
+    def receive_into(self, buffer: Bytes) -> int | None:
+        """How many bytes came; 0 at the end, None when there is nothing whole yet. Waits for nothing that a poll has
+        not announced. Raises OSError, FrameError."""
+        if self._layer is None:
+            return self._receive(buffer)
+        if not self._plain:
+            size = self._receive(self._buffer)
+            if not size:
+                return size
+            self._decode(memoryview(self._buffer)[:size])
+        if not self._plain:
+            return None
+        with memoryview(buffer) as view:
+            size = min(len(self._plain), len(view))
+            view[:size] = self._plain[:size]
+        del self._plain[:size]
+        return size
+
+    def sendall(self, data: Bytes) -> None:
+        if self._layer is None:
+            self._socket.sendall(data)
+            return
+        piece = PIECE if self._streams else LAYERED_PIECE
+        with memoryview(data) as view:
+            for at in range(0, len(view), piece):
+                self._socket.sendall(frame(self._layer.wrap(bytes(view[at : at + piece]))))
+
+    def shut(self, how: int) -> None:
+        """From any thread; safe to run twice, and beside a close."""
+        shut(self._socket, how)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive(self, buffer: Bytes) -> int | None:
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.recv_into(buffer)
+        self._socket.settimeout(0)  # what a poll has announced may be no data
+        try:
+            return self._socket.recv_into(buffer)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        finally:
+            self._socket.settimeout(self._timeout)
+
+    def _decode(self, data: memoryview) -> None:
+        assert self._layer is not None
+        self._wire += data
+        while True:
+            if self._left is None:
+                if len(self._wire) < _LENGTH.size:
+                    return
+                (self._left,) = _LENGTH.unpack_from(self._wire)
+                del self._wire[: _LENGTH.size]
+                if not self._streams and self._left > LARGEST_WRAPPED:
+                    raise FrameError(f"a frame of {self._left} bytes, more than {LARGEST_WRAPPED}")
+            if self._streams:
+                size = min(self._left, len(self._wire))
+                self._plain += self._wire[:size]
+                self._left -= size
+            elif len(self._wire) >= self._left:
+                size, self._left = self._left, 0
+                self._plain += self._layer.unwrap(bytes(self._wire[:size]))
+            else:
+                return
+            del self._wire[:size]
+            if self._left:
+                return
+            self._left = None
+
+
+def prepare(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def shut(connection: socket.socket, how: int) -> None:
+    """Below TLS: an SSLSocket's own `shutdown` would send what follows as it is. Safe to run twice."""
+    try:
+        socket.socket.shutdown(connection, how)
+    except OSError:
+        return
+
+
+# ---- door ------------------------------------------------------------------------------------------------------------
+
 
 LOOKED_AT = 512  # bytes of what a client sends first
 LINGER, LINGER_READS = 1.0, 16  # seconds and pieces of what a refused client still sends
@@ -182,3 +329,80 @@ class _Wire:
             raise NotAdmitted("")
         if not ready:
             raise NotAdmitted("the handshake was not complete in time")
+
+
+# ---- acceptor --------------------------------------------------------------------------------------------------------
+# The server's side of SASL GSSAPI (RFC 4752): whose ticket a client has, and the layer that protects what follows.
+
+
+try:
+    import gssapi
+except ImportError:  # the extra is not installed, or the system has no Kerberos
+    gssapi = None
+
+GSSAPI = "GSSAPI"
+
+
+class KerberosProof:
+    """Made once for all clients; may be used by any thread. `principal`: the gateway's own, in `keytab`. names:
+    whose principals are let in, and who they are here; `least`: the least protection that a client may choose."""
+
+    def __init__(self, principal: str, keytab: str, names: LocalNames, least: str | None = None) -> None:
+        """Raises UsageError for a keytab that has no such key."""
+        if gssapi is None:
+            raise UsageError("Kerberos needs the gssapi package", hint="pip install 'replicator[kerberos]'")
+        if not os.access(keytab, os.R_OK):
+            raise UsageError(f"keytab {keytab} cannot be read", hint="check its path and rights")
+        name, _, realm = principal.rpartition("@")
+        if "/" not in name or not realm:
+            raise UsageError(f"principal {principal!r} is none of a service", hint="write hive/host.example.com@REALM")
+        self._names = names
+        self._offered = sum(each for each in Quality if each >= LEAST_QUALITY[least])
+        self._principal, self._keytab = principal, keytab
+        try:
+            self._credentials = self._acquire()
+        except MetastoreError as error:
+            raise UsageError(error.message, hint=f"klist -k {keytab} shows what the keytab has") from error
+
+    def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
+        """See `door.Proof`."""
+        try:
+            return said(lambda: self._accept(exchange, first), "a client's ticket")
+        except MetastoreError as error:
+            raise NotAdmitted(error.message) from error
+
+    def _accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
+        context = gssapi.SecurityContext(creds=self._credentials, usage="accept")
+        token = context.step(first)
+        while not context.complete:  # an error of the step is raised here
+            token = context.step(exchange(token or b""))
+        if token and exchange(token):
+            raise NotAdmitted("the SASL negotiation is out of step")
+        offer = bytes([self._offered]) + (LARGEST if self._offered > 1 else 0).to_bytes(3, "big")
+        chosen = bytes(context.unwrap(exchange(bytes(context.wrap(offer, False).message))).message)
+        quality = _quality(chosen, self._offered)
+        who = str(context.initiator_name)
+        claimed = chosen[4:].decode(errors="replace")
+        if claimed not in ("", who):
+            raise NotAdmitted(f"{who} may not act as {claimed[:100]!r}")
+        return self._short(who), layer(context, quality)
+
+    def _short(self, who: str) -> str:
+        try:
+            return self._names.user(who)
+        except NoLocalUser as error:
+            raise NotAdmitted(str(error)) from error
+
+    def _acquire(self) -> object:
+        name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
+        return said(lambda: gssapi.Credentials(name=name, usage="accept", store={"keytab": self._keytab}), self._keytab)
+
+
+def _quality(chosen: bytes, offered: int) -> Quality:
+    try:
+        quality = Quality(chosen[0])
+    except (IndexError, ValueError):
+        raise NotAdmitted("no layer of SASL was chosen") from None
+    if len(chosen) < 4 or not quality & offered:
+        raise NotAdmitted(f"the protection {quality.name.lower()} is not offered")
+    return quality

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from replicator.lifecycle.housekeeping.schema import metadata
+from replicator.lifecycle.housekeeping.store import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)

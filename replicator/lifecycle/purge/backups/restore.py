@@ -16,8 +16,8 @@ from cmroot.lease import acquire
 from cmroot.pins import iso, seconds
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal
-from replicator.captures.events.root_catalog import refuse_other_catalog
-from replicator.core.report import Report
+from replicator.captures.events.scope import refuse_other_catalog
+from replicator.core.not_replicated import Report
 from replicator.core.roles import follows, mark_of
 from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
 from replicator.lifecycle.purge.backups.backups import Backup, backups, late, recorded, recycled_of
@@ -27,7 +27,7 @@ from replicator.lifecycle.purge.partitions import Part, is_data, look_at, parts_
 from replicator.lifecycle.purge.state import PURGE, Unit, new_run
 from replicator.lifecycle.purge.swapping import Figures, drop_column_statistics, flip, purged
 from replicator.lifecycle.removal.audit import begin_audit
-from replicator.lifecycle.removal.bring_back import bring_back
+from replicator.lifecycle.removal.remove import bring_back
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 

@@ -14,18 +14,27 @@ from typing import Any, ClassVar
 from cmroot.errors import Error
 from cmroot.store.place import Place, join, normal
 from replicator.errors import ObjectNotFound
-from replicator.lifecycle.purge.backups.backups import Backup, Due, Late, backups, due, late, recorded, recycled_of
-from replicator.lifecycle.purge.backups.old_versions import OldVersion, drop_version, old_versions
+from replicator.lifecycle.purge.backups.backups import (
+    Backup,
+    Due,
+    Late,
+    OldVersion,
+    backups,
+    drop_version,
+    due,
+    late,
+    old_versions,
+    recorded,
+    recycled_of,
+)
 from replicator.lifecycle.purge.options import RetainOptions
 from replicator.lifecycle.purge.partitions import Look, look_at
 from replicator.lifecycle.purge.rewrite.rewrite_task import FileWork, carry
 from replicator.lifecycle.purge.run import settle
 from replicator.lifecycle.purge.state import PURGE, runs
-from replicator.lifecycle.purge.swapping import locations_now
-from replicator.lifecycle.purge.unswapped import leftovers, remove_empty_sibling, remove_leftovers
-from replicator.lifecycle.removal.job import Job
+from replicator.lifecycle.purge.swapping import leftovers, locations_now, remove_empty_sibling, remove_leftovers
+from replicator.lifecycle.removal.job import Job, Removals
 from replicator.lifecycle.removal.removal import Judged, Removal, refuse_excess
-from replicator.lifecycle.removal.removal_report import Removals
 from replicator.metastore.client import Metastore
 
 

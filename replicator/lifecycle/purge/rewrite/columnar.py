@@ -27,9 +27,8 @@ import pyarrow.parquet as pq
 
 from replicator.lifecycle.purge.rewrite import orc_footer, parquet_footer
 from replicator.lifecycle.purge.rewrite.formats import OnlyBySpark, Unsupported
-from replicator.lifecycle.purge.rewrite.orc_stripes import GMT, TIMESTAMP, with_zone, zones_and_blooms
-from replicator.lifecycle.purge.rewrite.parquet_footer import Bare
-from replicator.lifecycle.purge.rewrite.thrift_compact import Struct, elements, given
+from replicator.lifecycle.purge.rewrite.orc_footer import GMT, TIMESTAMP, with_zone, zones_and_blooms
+from replicator.lifecycle.purge.rewrite.parquet_footer import Bare, Struct, elements, given
 
 BATCH = 1 << 16
 """Rows decoded at once."""

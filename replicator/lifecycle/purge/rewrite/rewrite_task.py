@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import Error
 from cmroot.store.checksum import checksum_at
 from cmroot.store.local import staging_name
-from cmroot.store.place import Place, is_local, local_path
-from cmroot.store.resolve import located
+from cmroot.store.place import Place, is_local, local_path, located
 from cmroot.store.spelling import naming
 from replicator.lifecycle.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.lifecycle.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet

@@ -24,10 +24,9 @@ from replicator.lifecycle.purge.onboarding import Onboarded, data_columns
 from replicator.lifecycle.purge.partition_rewrite import Staged, Staging
 from replicator.lifecycle.purge.partitions import is_data, look_at
 from replicator.lifecycle.purge.rewrite.formats import Unsupported, check_by_spark
-from replicator.lifecycle.purge.search import matching
-from replicator.lifecycle.purge.search.ids import hadoop_place
-from replicator.lifecycle.purge.search.lost_columns import lost_columns
-from replicator.lifecycle.purge.search.reading import by_serde
+from replicator.lifecycle.purge.search import searching
+from replicator.lifecycle.purge.search.ids import hadoop_place, lost_columns
+from replicator.lifecycle.purge.search.searching import by_serde
 
 _INSTANTS = "LazyBinaryColumnarSerDe"
 """The serde whose files have timestamps as instants; those of the others have wall clocks."""
@@ -48,8 +47,8 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: 
     if lost := lost_columns(engines, staging, old.schema.jsonValue(), len(old.columns)):
         return Staged(staging, error=lost, final=True)
     staged = Staged(staging)
-    before, key = int(old.count()), matching.key_column(onboarded)
-    ids = session.table(matching.KEYS).withColumnRenamed("key", _ID)
+    before, key = int(old.count()), searching.key_column(onboarded)
+    ids = session.table(searching.KEYS).withColumnRenamed("key", _ID)
     staying = old.alias("t").selectExpr("t.*", f"{key} AS {_ID}").join(ids, _ID, "left_anti").drop(_ID)
     kept, rows = counted(staying)
     _write(kept, staging, _properties(onboarded, part.storage))
@@ -87,7 +86,7 @@ def _otherwise(session: Any, staging: Staging, found: str, key: str, old: Any, n
     files = session.createDataFrame(pa.table({"file": sorted(staging.uris.values())}))
     counts = [session.read.parquet(hadoop_place(found)).join(files, "file").select("key", "rows")]
     for frame, sign in ((old, -1), (new, 1)):
-        keys = frame.alias("t").selectExpr(f"{key} AS key").join(session.table(matching.KEYS), "key", "left_semi")
+        keys = frame.alias("t").selectExpr(f"{key} AS key").join(session.table(searching.KEYS), "key", "left_semi")
         counts.append(keys.selectExpr("key", f"{sign}L AS rows"))
     summed = reduce(lambda one, other: one.union(other), counts).groupBy("key").agg({"rows": "sum"})
     return int(summed.where("`sum(rows)` <> 0").count())

@@ -20,9 +20,8 @@ from replicator.lifecycle.purge.copies import is_below
 from replicator.lifecycle.purge.onboarding import Onboarded, data_columns, is_sparks
 from replicator.lifecycle.purge.partition_rewrite import Staging
 from replicator.lifecycle.purge.partitions import is_data, look_at
-from replicator.lifecycle.purge.search import matching
-from replicator.lifecycle.purge.search.placing import place_of
-from replicator.lifecycle.purge.search.reading import by_path, by_serde, settings
+from replicator.lifecycle.purge.search import searching
+from replicator.lifecycle.purge.search.searching import by_path, by_serde, place_of, settings
 
 WHOLE = 128 << 20
 """Bytes of rewritten files up to which all of a batch are proved; of more, so many, and one file of each partition. To
@@ -160,13 +159,13 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
     try:
         yield by_path(session, kind, places)
     except Exception as error:
-        if not matching.is_sparks(error):
+        if not searching.is_sparks(error):
             raise
         for place in places:
             try:
                 yield by_path(session, kind, [place])
             except Exception as its:
-                if not matching.is_sparks(its):
+                if not searching.is_sparks(its):
                     raise
                 known = staging.part.storage.columns or data_columns(onboarded.table)
                 yield by_path(session, kind, [place], known)
@@ -176,7 +175,7 @@ def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
     """Of all columns; nulls are distinguished, which the hash alone would pass over."""
     values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
     file = "xxhash64(input_file_name())" if escaped else "input_file_name()"
-    reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{matching.key_column(onboarded)} AS key"]
+    reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{searching.key_column(onboarded)} AS key"]
     return frame.alias("t").selectExpr(*reported)
 
 
@@ -212,7 +211,7 @@ def _sides(session: Any, hashed: Sequence[tuple[bool, bool, Any]]) -> Iterator[t
     for kind in sorted({(escaped, new) for escaped, new, _ in hashed}):
         frame = _union(each for *which, each in hashed if tuple(which) == kind)
         escaped, new = kind
-        yield (frame if new else frame.join(session.table(matching.KEYS), "key", "left_anti")), escaped
+        yield (frame if new else frame.join(session.table(searching.KEYS), "key", "left_anti")), escaped
 
 
 def _union(frames: Iterable[Any]) -> Any:

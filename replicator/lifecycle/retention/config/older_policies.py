@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 
-from replicator.core.text.period import Period
+from replicator.core.text.quantity import Period
 from replicator.lifecycle.retention.config.class_names import RETENTIONS, known
+from replicator.lifecycle.retention.config.config_store import Settings
+from replicator.lifecycle.retention.config.datetimes import fixed, parse_lookback
 from replicator.lifecycle.retention.config.hocon.hocon_values import Scalar
-from replicator.lifecycle.retention.config.job_settings import Settings
-from replicator.lifecycle.retention.config.lookback import fixed, parse_lookback
 from replicator.lifecycle.retention.dataset_versions import TIME
 from replicator.lifecycle.retention.selection_policies import MOST, Policy, before, beyond, combine
 

@@ -15,7 +15,7 @@ from fastapi.responses import RedirectResponse, Response
 from replicator.commands.audit import audit_ls
 from replicator.commands.legal_hold import legal_hold_ls
 from replicator.commands.purge_backups import purge_backups
-from replicator.service.pages.places.root_asking import (
+from replicator.service.pages.places.root_routes import (
     RootPage,
     Said,
     acting_name,
@@ -26,8 +26,7 @@ from replicator.service.pages.places.root_asking import (
     may_change,
     said,
 )
-from replicator.service.pages.rendering import render
-from replicator.service.pages.visiting import Acting, Fields, Visiting
+from replicator.service.pages.rendering import Acting, Fields, Visiting, render
 from replicator.service.web.actions.bodies import RemovalAsk, RootAsk
 from replicator.service.web.actions.root_actions import hold_removal, release_legal_hold
 

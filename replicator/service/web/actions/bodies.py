@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from replicator.errors import UsageError
-from replicator.ingestion.adapters.validation import READERS
+from replicator.ingestion.adapters.intake import READERS
 from replicator.ingestion.ingestion_request import Classification, Format, Mode, SchemaPolicy
 from replicator.service.web.views import Ask, Words
 

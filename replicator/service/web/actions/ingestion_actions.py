@@ -15,8 +15,8 @@ from replicator.errors import UsageError
 from replicator.service.auth.api_tokens import NOBODY
 from replicator.service.web.actions.bodies import ApproveAssetAsk, AssetAsk, LandingAsk, fields_of
 from replicator.service.web.actions.recorded import What, do_once, serving_of
-from replicator.service.web.permission import NEEDED, Who, require
-from replicator.service.web.queries.within import within
+from replicator.service.web.queries.router import within
+from replicator.service.web.serving import NEEDED, Who, require
 from replicator.service.web.views import Ask
 
 Number = Annotated[int, Path(ge=1, le=2**53, description="A job's number.")]

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
 from replicator.core.policy import Policy, matching_databases
-from replicator.errors import UsageError
+from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.auth.api_tokens import Role
+from replicator.service.children import answer_of
+from replicator.service.run_history import RunFilter, ServiceRun, iso
+from replicator.service.store import Action, ServiceStore, actions_about, is_open
 from replicator.service.web.actions.bodies import (
+    ApplyAsk,
     Consent,
     DrillAsk,
     FailbackAsk,
     FailoverAsk,
+    Id,
     PlanAsk,
     RepairAsk,
     RestoreAsk,
@@ -26,9 +31,10 @@ from replicator.service.web.actions.bodies import (
     only,
     options_of,
 )
-from replicator.service.web.actions.recorded import What, queue_once, serving_of
-from replicator.service.web.permission import Who, require
-from replicator.service.web.views import Ask, Asked
+from replicator.service.web.actions.recorded import What, do_once, queue_once, serving_of
+from replicator.service.web.known_parameters import refuse_unknown_parameters
+from replicator.service.web.serving import Who, require
+from replicator.service.web.views import Ask, Asked, RunView
 
 PLAN = "plan.json"
 """A plan's file, in the output of the run that made it."""
@@ -126,3 +132,208 @@ def restore_database(request: Request, who: Who, ask: RestoreAsk) -> Asked:
         consented(ask, ask.into or "", f"a restore over {ask.into}")
     ad_hoc_run = AdHocRun(f"restore:{ask.policy}", ("restore", ask.policy, *options_of(ask)), ask.policy)
     return queue_once(request, who, What("restore", f"{ask.policy}/{ask.db}", ask.reason), ad_hoc_run)
+
+
+# ---- plan actions ----------------------------------------------------------------------------------------------------
+# Plans: what the next run of a policy would do, made by one call, approved or refused by another, then applied.
+
+
+DECISIONS = ("approve", "refuse")
+MADE = ("done", "partial")
+"""States of a run that made a plan."""
+
+APPLIED = (0, 3, 4)
+"""Exit codes of a run that applied one."""
+
+PlanState = Literal["planning", "failed", "planned", "approved", "refused", "applying", "applied", "not applied"]
+
+plan_actions = APIRouter(prefix="/api/v1/plans")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """decision: "approve" or "refuse". at: ISO 8601."""
+
+    decision: str
+    who: str
+    at: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """A plan. made_by, made, reason: of the run that made it, and that has its id. price: what it costs, as
+    `replicator plan --json` gives it; None: it is not made, or another server has its file. removed: tables and
+    partitions that it drops, by name. decisions: oldest first; the last one holds. applied_by: runs that applied it,
+    oldest first. state: "not applied": the last of them failed, and changed nothing if its exit code is 6."""
+
+    id: str
+    policy: str
+    state: PlanState
+    made_by: str
+    made: str | None
+    reason: str
+    run: RunView
+    price: dict[str, Any] | None
+    removed: list[str]
+    empty: bool | None
+    warnings: list[str]
+    decisions: list[Decision]
+    applied_by: list[RunView]
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """A plan, without what it does. id: of the run that made it."""
+
+    id: str
+    policy: str
+    state: PlanState
+    made_by: str
+    made: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanList:
+    """next: the cursor of the following page; None: this is the last one."""
+
+    items: list[PlanSummary]
+    next: str | None
+
+
+@plan_actions.get("", dependencies=[Depends(refuse_unknown_parameters)])
+def list_plans(
+    request: Request,
+    who: Who,
+    policy: str = "",
+    cursor: Annotated[str, Query(pattern=r"^(\d{13}-[0-9a-f]{12})?$")] = "",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> PlanList:
+    """Plans of the policies that there are, newest first."""
+    serving = serving_of(request)
+    names = [name for name in serving.config.policies if policy in ("", name) and who.may("viewer", name)]
+    if policy and not names:
+        require(who, "viewer", policy)
+    if not names:
+        return PlanList([], None)
+    wanted = RunFilter([f"plan:{name}" for name in names])
+    with serving.store.together():
+        found = serving.store.runs_where(wanted, before=cursor, limit=limit + 1)
+        items = [_summary(serving.store, each) for each in found[:limit]]
+    return PlanList(items, found[limit - 1].id if len(found) > limit else None)
+
+
+def _summary(store: ServiceStore, run: ServiceRun) -> PlanSummary:
+    state = _state(run, _decisions(store, run.id), _applied(store, run.id))
+    return PlanSummary(run.id, run.policy, state, run.asked_by, iso(run.ended), run.reason)
+
+
+@plan_actions.get("/{plan}")
+def show_plan(request: Request, who: Who, plan: Id) -> PlanView:
+    """What it does and costs, who made it, what was decided, what became of it."""
+    serving = serving_of(request)
+    run = _plan(request, who, "viewer", plan)
+    decisions, applied = _decisions(serving.store, plan), _applied(serving.store, plan)
+    said: Any = answer_of(serving.directory(plan)) if run.state in MADE else {}
+    loads, drops = said.get("loads", []), said.get("drops", [])
+    return PlanView(
+        id=plan,
+        policy=run.policy,
+        state=_state(run, decisions, applied),
+        made_by=run.asked_by,
+        made=iso(run.ended),
+        reason=run.reason,
+        run=RunView.of(run),
+        price=said.get("cost"),
+        removed=list(drops),
+        empty=not loads and not (drops and said.get("drop_left")) if said else None,
+        warnings=list(said.get("warnings", [])),
+        decisions=[Decision(each.action, each.who, iso(each.at), each.reason) for each in decisions],
+        applied_by=[RunView.of(each) for each in applied],
+    )
+
+
+@plan_actions.post("/{plan}:approve", status_code=204)
+def approve_plan(request: Request, who: Who, plan: Id, ask: Ask) -> None:
+    """Lets it be applied. A plan that was refused stays refused."""
+    run = _made(request, who, plan)
+    do_once(request, who, What("approve", run.id, ask.reason), lambda: _refuse_refused(_store(request), run))
+
+
+@plan_actions.post("/{plan}:refuse", status_code=204)
+def refuse_plan(request: Request, who: Who, plan: Id, ask: Ask) -> None:
+    """It is not to be applied, approved or not. Too late (409) once it is being applied."""
+    run = _made(request, who, plan)
+    do_once(request, who, What("refuse", run.id, ask.reason), lambda: _refuse_begun(_store(request), run))
+
+
+@plan_actions.post("/{plan}:apply", status_code=202)
+def apply_plan(request: Request, who: Who, plan: Id, ask: ApplyAsk) -> Asked:
+    """Does what an approved plan says, and nothing else; the run refuses it (6) when the world has changed since."""
+    run = _made(request, who, plan)
+    policy_for(request, who, "operator", run.policy)
+    consented(ask, run.policy, f"a plan of {run.policy}")
+    _refuse_refused(_store(request), run)
+    decisions = _decisions(_store(request), run.id)
+    if not decisions:
+        raise Refused(f"plan {run.id} is not approved", hint=f"look at it, then POST plans/{run.id}:approve")
+    ad_hoc_run = AdHocRun(f"apply:{run.policy}", ("apply", f"@{run.id}/{PLAN}", *options_of(ask)), run.policy)
+    return queue_once(request, who, What("apply", run.id, ask.reason), ad_hoc_run)
+
+
+def _store(request: Request) -> ServiceStore:
+    return serving_of(request).store
+
+
+def _plan(request: Request, who: Who, role: Role, id: str) -> ServiceRun:
+    """The run that made it. Raises ObjectNotFound for a run that makes no plan."""
+    found = _store(request).run(id)
+    require(who, role, found.policy)
+    if found.job != f"plan:{found.policy}":
+        raise ObjectNotFound(f"run {id} is no plan", hint=f"POST policies/{found.policy or 'P'}:plan makes one")
+    return found
+
+
+def _made(request: Request, who: Who, id: str) -> ServiceRun:
+    found = _plan(request, who, "operator", id)
+    if found.state not in MADE:
+        raise Refused(f"plan {id} is not made: its run is {found.state}", hint=found.hint or "see its run")
+    return found
+
+
+def _refuse_refused(store: ServiceStore, run: ServiceRun) -> None:
+    last = _decisions(store, run.id)[-1:]
+    if last and last[0].action == "refuse":
+        said = f": {last[0].reason}" if last[0].reason else ""
+        raise Refused(f"plan {run.id} was refused by {last[0].who}{said}", hint="make another plan")
+
+
+def _refuse_begun(store: ServiceStore, run: ServiceRun) -> None:
+    last = _applied(store, run.id)[-1:]
+    if last and last[0].ended is None:
+        hint = f"POST runs/{last[0].id}:cancel ends it; what it has begun, the next run finishes"
+        raise Refused(f"plan {run.id} is being applied: run {last[0].id} is {last[0].state}", hint=hint)
+    if last and last[0].exit_code in APPLIED:
+        raise Refused(f"plan {run.id} was applied by run {last[0].id}", hint="make another plan, or restore")
+
+
+def _decisions(store: ServiceStore, plan: Id) -> list[Action]:
+    return [each for each in actions_about(store, plan, DECISIONS) if not is_open(each)]
+
+
+def _applied(store: ServiceStore, plan: Id) -> list[ServiceRun]:
+    found = dict.fromkeys(each.answer["run"] for each in actions_about(store, plan, ("apply",)))
+    return store.runs_of(list(found))
+
+
+def _state(run: ServiceRun, decisions: list[Action], applied: list[ServiceRun]) -> PlanState:
+    if run.state not in MADE:
+        return "planning" if run.ended is None else "failed"
+    if applied and applied[-1].ended is None:
+        return "applying"
+    if applied:
+        return "applied" if applied[-1].exit_code in APPLIED else "not applied"
+    if not decisions:
+        return "planned"
+    return "approved" if decisions[-1].action == "approve" else "refused"

@@ -12,10 +12,16 @@ from typing import Any
 
 from fastapi import HTTPException, Request
 
+from replicator.core.config import Config
 from replicator.errors import Error, Refused
-from replicator.service.actions import (
+from replicator.service.ad_hoc_runs import AdHocRun
+from replicator.service.auth.api_tokens import Identity, Role
+from replicator.service.jobs import Job
+from replicator.service.run_history import ServiceRun
+from replicator.service.store import (
     UNFINISHED,
     Action,
+    ServiceStore,
     action_of,
     is_open,
     open_action,
@@ -23,11 +29,8 @@ from replicator.service.actions import (
     reopen_action,
     set_answer,
 )
-from replicator.service.ad_hoc_runs import AdHocRun
-from replicator.service.jobs import Job
-from replicator.service.store import ServiceStore
-from replicator.service.web.permission import Who
-from replicator.service.web.serving import Serving
+from replicator.service.web.queries.endpoint import normal_place
+from replicator.service.web.serving import Serving, Who, require
 from replicator.service.web.views import Asked
 
 KEY = 200
@@ -126,4 +129,64 @@ def _before(store: ServiceStore, wanted: Action) -> Action | None:
         raise HTTPException(409, f"this Idempotency-Key was that of `{found.action} {found.subject}`")
     if found is not None and found.digest and found.digest != wanted.digest:
         raise HTTPException(422, "this Idempotency-Key came with another body before")
+    return found
+
+
+# ---- known roots -----------------------------------------------------------------------------------------------------
+# Roots that may be named over HTTP: those of policies and of `[defaults]`; never by their places.
+
+
+DEFAULTS, TARGET = "defaults", ":target"
+UNDO = "undo:"
+"""Before the root's name, the name of an ad-hoc run."""
+
+
+@dataclass(frozen=True)
+class KnownRoot:
+    """name: `P` for the root of a policy's source, `P:target` for that of its target, `defaults` for that of
+    `[defaults]`. policies: all that use it, however they spell it."""
+
+    name: str
+    place: str
+    policies: tuple[str, ...]
+
+
+def known_roots(config: Config) -> dict[str, KnownRoot]:
+    """By name; a place that several policies use has several. A policy called `defaults` has that name."""
+    places = {DEFAULTS: normal_place(config.defaults.cmroot)} if config.defaults.cmroot else {}
+    users: dict[str, list[str]] = {}
+    for name, policy in config.policies.items():
+        mine = {name: normal_place(policy.cmroot), name + TARGET: normal_place(policy.target_cmroot)}
+        places |= mine
+        for place in dict.fromkeys(mine.values()):
+            users.setdefault(place, []).append(name)
+    return {name: KnownRoot(name, place, tuple(users.get(place, ()))) for name, place in places.items()}
+
+
+def sees(config: Config, who: Identity, run: ServiceRun) -> bool:
+    """Whether somebody may look at a run."""
+    return all(who.may("viewer", each) for each in _policies_of(config, run))
+
+
+def refuse_unseen(config: Config, who: Identity, run: ServiceRun) -> None:
+    """Raises as `require` where somebody may not."""
+    for each in _policies_of(config, run):
+        require(who, "viewer", each)
+
+
+def _policies_of(config: Config, run: ServiceRun) -> tuple[str, ...]:
+    """Those whose data it may show: of an undo all that use its root."""
+    root = known_roots(config).get(run.job.removeprefix(UNDO)) if run.job.startswith(UNDO) else None
+    return (run.policy, *root.policies) if root else (run.policy,)
+
+
+def root_for(request: Request, who: Who, role: Role, name: str) -> KnownRoot:
+    """A root that somebody may do something with: with all policies that use it. Raises HTTPException 404, and as
+    `require`."""
+    found = known_roots(serving_of(request).config).get(name)
+    if found is None:
+        require(who, role, name.removesuffix(TARGET))
+        raise HTTPException(404, f"no root is called {name!r} here: write a policy's name, P{TARGET} or {DEFAULTS}")
+    for policy in found.policies or ("",):
+        require(who, role, policy)
     return found

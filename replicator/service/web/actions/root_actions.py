@@ -24,10 +24,18 @@ from replicator.service.web.actions.bodies import (
     consented,
     options_of,
 )
-from replicator.service.web.actions.known_roots import UNDO, KnownRoot, known_roots, root_for
-from replicator.service.web.actions.recorded import What, do_once, queue_once, serving_of
-from replicator.service.web.permission import Who, require
-from replicator.service.web.queries.within import within
+from replicator.service.web.actions.recorded import (
+    UNDO,
+    KnownRoot,
+    What,
+    do_once,
+    known_roots,
+    queue_once,
+    root_for,
+    serving_of,
+)
+from replicator.service.web.queries.router import within
+from replicator.service.web.serving import Who, require
 from replicator.service.web.views import Ask, Asked
 
 Number = Annotated[int, Path(ge=1, le=2**53)]

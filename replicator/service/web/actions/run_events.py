@@ -21,12 +21,10 @@ from fastapi.responses import StreamingResponse
 
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.children import LOG, PROGRESS
-from replicator.service.service_run import ServiceRun
+from replicator.service.run_history import ServiceRun
 from replicator.service.web.actions.bodies import Id
-from replicator.service.web.actions.known_roots import refuse_unseen
-from replicator.service.web.actions.recorded import serving_of
-from replicator.service.web.permission import Who
-from replicator.service.web.serving import Serving
+from replicator.service.web.actions.recorded import refuse_unseen, serving_of
+from replicator.service.web.serving import Serving, Who
 from replicator.service.web.views import RunView
 
 LOOK, HEARTBEAT, LONGEST = 0.5, 5.0, 900.0

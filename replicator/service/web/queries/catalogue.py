@@ -15,20 +15,19 @@ from replicator.commands.ingest import IngestLsOptions
 from replicator.commands.lag import history, lag
 from replicator.commands.legal_hold import legal_hold_ls
 from replicator.ingestion.adapters.ingestion_shown import AssetsShown, IngestionStats
-from replicator.ingestion.ingestion_job import JobDetail
-from replicator.ingestion.ingestion_request import Asset
+from replicator.ingestion.ingestion_request import Asset, JobDetail
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.removal.audit import AuditRow, AuditShown
 from replicator.lifecycle.removal.legal import LegalHolds
-from replicator.lifecycle.retention.explain import Explained
+from replicator.lifecycle.retention.datasets import Explained
 from replicator.policies.drills.drill_record import ShownDrills
 from replicator.policies.lag import Lag
 from replicator.policies.memory import ShownHistory
-from replicator.replay.restore.expiries import ExpiryPlanned
 from replicator.replay.restore.kept import KeptList
 from replicator.replay.restore.past_files import FoundList
 from replicator.replay.restore.pins import PinList
-from replicator.service.web.queries import of_ingestion, of_policies, of_removals, of_roots, of_tables, of_upcoming
+from replicator.replay.restore.upkeep import ExpiryPlanned
+from replicator.service.web.queries import of_policies, of_removals, of_roots, of_tables, of_upcoming
 from replicator.service.web.queries.endpoint import (
     Asking,
     Endpoint,
@@ -303,7 +302,7 @@ _OF_INGESTION = (
     Endpoint(
         "assets",
         "Assets, as `replicator asset ls` gives them.",
-        of_ingestion.assets,
+        of_roots.assets,
         AssetsShown,
         listed="assets",
         whole=True,
@@ -311,7 +310,7 @@ _OF_INGESTION = (
     Endpoint(
         "assets/{asset}",
         "An asset, as `replicator asset show` gives it.",
-        of_ingestion.asset,
+        of_roots.asset,
         Asset,
         parameters=(Parameter("asset", str, "Its name.", ..., in_path=True),),
         whole=True,
@@ -319,26 +318,26 @@ _OF_INGESTION = (
     Endpoint(
         "ingestion/requests",
         "Requests of ingestion with their jobs, newest first, as `replicator ingest ls` gives them.",
-        of_ingestion.requests,
-        of_ingestion.IngestionJobList,
+        of_roots.requests,
+        of_roots.IngestionJobList,
         parameters=(
-            *of_options(IngestLsOptions, *of_ingestion.FILTERS),
+            *of_options(IngestLsOptions, *of_roots.FILTERS),
             text("requested_by", "Only those that this user requested."),
         ),
         listed="jobs",
-        keyed=of_ingestion.key_of_job,
+        keyed=of_roots.key_of_job,
     ),
     Endpoint(
         "ingestion/requests/{job}",
         "A request, its job with its error in detail, and its changes, as `replicator ingest show` gives them.",
-        of_ingestion.request,
+        of_roots.request,
         JobDetail,
         parameters=(Parameter("job", Annotated[int, Path(ge=1, le=2**53)], "Its job's number.", ..., in_path=True),),
     ),
     Endpoint(
         "ingestion/stats",
         "Who waits for a slot, how soon requests are published, what landed by day, as `replicator ingest stats` says.",
-        of_ingestion.stats,
+        of_roots.stats,
         IngestionStats,
         parameters=(text("within", "How far back, for what was published, such as 1d: at most 31d; without it, 7d."),),
         whole=True,

@@ -1,28 +1,135 @@
 """A endpoint: a path, what may be asked, of what, and what answers it. Most are a verb of `replicator/commands`, whose
-fields are the parameters, with the ranges and words that its options have."""
+fields are the parameters, with the ranges and words that its options have.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from fastapi import Query
 
+from cmroot.root import FORMAT
+from cmroot.store.place import as_written
 from replicator.commands.base import Options
 from replicator.commands.ranges import Between
+from replicator.core.config import Config, nearest
+from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
-from replicator.core.report import Report
 from replicator.core.text.quantity import parse_duration
-from replicator.errors import UsageError
+from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.auth.api_tokens import Identity
-from replicator.service.web.queries.named_roots import NamedRoot
 from replicator.service.web.queries.time_limits import run_command
-from replicator.service.web.serving import Serving
+from replicator.service.web.serving import Serving, require
+
+# ---- named roots -----------------------------------------------------------------------------------------------------
+# The `$cmroot`s that may be asked about: those of the configuration, by the names of their keys. No client gives a
+# path.
+
+
+OPTIONS = ("cmroot", "source_cmroot", "target_cmroot")
+
+
+@dataclass(frozen=True)
+class NamedRoot:
+    """name: such as "policies/west/cmroot". policies: all of which some key names this place."""
+
+    name: str
+    place: str
+    policies: tuple[str, ...]
+
+    def may(self, who: Identity) -> bool:
+        """Whether somebody may look at all that is in there."""
+        return all(who.may("viewer", each) for each in self.policies or ("",))
+
+
+def roots_of(config: Config) -> list[NamedRoot]:
+    """By name: of policies, of [defaults], and of jobs with such an option."""
+    places = dict(_places(config))
+    found = []
+    for name, place in sorted(places.items()):
+        users = {
+            other.split("/")[1] for other, each in places.items() if each == place and other.startswith("policies/")
+        }
+        found.append(NamedRoot(name, place, tuple(sorted(users))))
+    return found
+
+
+def _places(config: Config) -> Iterator[tuple[str, str]]:
+    for name, policy in config.policies.items():
+        yield f"policies/{name}/cmroot", normal_place(policy.cmroot)
+        yield f"policies/{name}/target_cmroot", normal_place(policy.target_cmroot)
+    for option in OPTIONS:
+        place = getattr(config.defaults, option)
+        if place:
+            yield f"defaults/{option}", normal_place(place)
+    for name, job in config.service.jobs.items():
+        for option in OPTIONS:
+            given = option_of(job.command, f"--{option.replace('_', '-')}")
+            if given:
+                yield f"jobs/{name}/{option}", normal_place(given)
+
+
+def option_of(command: tuple[str, ...], option: str) -> str:
+    """What a command line gives an option; "" for nothing."""
+    for index, word in enumerate(command):
+        if word == option:
+            return command[index + 1] if index + 1 < len(command) else ""
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def normal_place(place: str) -> str:
+    """One spelling of a place of the configuration: roots are the same whose normal places are. What is no place stays
+    as it is."""
+    try:
+        return str(as_written(place))
+    except (Error, OSError):
+        return place
+
+
+def root_for(config: Config, who: Identity, name: str | None) -> NamedRoot:
+    """The root of a name; None: that of [defaults], else the only one that somebody may see. Raises HTTPException 401
+    or 403, ObjectNotFound for another name and for a place that is no root yet, UsageError where several are meant."""
+    there = roots_of(config)
+    if name is None:
+        wanted = [each for each in there if each.name == "defaults/cmroot"] or [each for each in there if each.may(who)]
+        if len({each.place for each in wanted}) != 1:
+            names = ", ".join(each.name for each in wanted) or "none is configured"
+            raise UsageError("which root is meant?", hint=f"root=NAME, one of: {names}")
+        found = wanted[0]
+    else:
+        named = next((each for each in there if each.name == name), None)
+        if named is None:
+            if who.policies:  # do not tell which names there are
+                require(who, "viewer", "")
+            known = ", ".join(each.name for each in there) or "none is configured"
+            hint = nearest(name, [each.name for each in there]) + f"names: {known}; paths are no names"
+            raise ObjectNotFound(f"no root of the configuration is called {name!r}", hint=hint)
+        found = named
+    for each in found.policies or ("",):
+        require(who, "viewer", each)
+    return found
+
+
+def refuse_none_yet(place: str) -> None:
+    """Raises ObjectNotFound where nothing has made it yet."""
+    if not (as_written(place) / FORMAT).exists():
+        raise ObjectNotFound(f"{place} is no $cmroot yet", hint="the first run that writes there makes it")
+
+
+# ---- endpoint --------------------------------------------------------------------------------------------------------
+
 
 Of = Literal["service", "policy", "root"]
 
@@ -209,3 +316,45 @@ def duration_of(name: str, given: str) -> timedelta:
         return parse_duration(given)
     except ValueError as error:
         raise UsageError(f"{name}: {error}", hint="write a duration such as 15m, 2h or 30d") from error
+
+
+# ---- cursors ---------------------------------------------------------------------------------------------------------
+# Cursors: where the next page of a list begins. Opaque to clients, and bound to the query that returned them. Pure.
+
+
+FARTHEST = 100_000
+"""Entries of a list that pages lead to."""
+
+
+class _Cursor(msgspec.Struct, frozen=True, array_like=True):
+    asked: str
+    at: int | str
+
+
+def cursor_to(at: int | str, asked: str) -> str:
+    """at: an offset, or the key of the last entry. asked: of `digest`."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(_Cursor(asked, at))).decode().rstrip("=")
+
+
+def read_cursor(text: str | None, asked: str, kind: type[int] | type[str] = int) -> Any:
+    """What `cursor_to` was given; 0 or "" for none. Raises UsageError for what is no cursor, and for that of another
+    endpoint."""
+    if not text:
+        return kind()
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        found = msgspec.json.decode(data, type=_Cursor)
+    except (binascii.Error, msgspec.DecodeError, ValueError) as error:
+        raise UsageError("this is no cursor", hint="take `next` of the page before, or leave it out") from error
+    if found.asked == asked and isinstance(found.at, int) and found.at > FARTHEST:
+        raise UsageError(f"pages lead to {FARTHEST:,} entries of a list", hint="filter: ask for less")
+    if found.asked != asked or type(found.at) is not kind or (isinstance(found.at, int) and found.at < 0):
+        hint = "filters and limit stay as they were; without a cursor the list begins anew"
+        raise UsageError("this cursor belongs to another query", hint=hint)
+    return found.at
+
+
+def digest(path: str, values: Mapping[str, Any]) -> str:
+    """The parameters of a query, except its cursor."""
+    said = {name: value for name, value in sorted(values.items()) if name != "cursor"}
+    return hashlib.sha256(msgspec.json.encode([path, said])).hexdigest()[:16]

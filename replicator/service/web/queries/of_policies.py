@@ -9,12 +9,12 @@ from typing import Any
 
 from cmroot.log.captured import segments
 from cmroot.root import FORMAT, open_existing
-from cmroot.store.resolve import as_written
+from cmroot.store.place import as_written
 from replicator.commands.cm.pins import cm_slots
 from replicator.commands.lag import history
-from replicator.core.connections.metastore_config import MetastoreConfig
+from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import matching_databases
-from replicator.core.text.moments import absolute_moment
+from replicator.core.text.quantity import absolute_moment
 from replicator.errors import Error, UsageError
 from replicator.lifecycle.housekeeping.opening import time_of
 from replicator.policies.checks.check import PolicyChecked, impatient
@@ -22,11 +22,9 @@ from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, shown_roles
 from replicator.replay.restore.pins import PinList, SlotState
 from replicator.service.children import answer_of
-from replicator.service.series.series_store import LagSample, lag_samples
-from replicator.service.service_run import ServiceRun
-from replicator.service.times import iso
-from replicator.service.web.queries.endpoint import Asking
-from replicator.service.web.queries.named_roots import normal_place, option_of, roots_of
+from replicator.service.run_history import ServiceRun, iso
+from replicator.service.series import LagSample, lag_samples
+from replicator.service.web.queries.endpoint import Asking, normal_place, option_of, roots_of
 
 LOOKED_AT = 200
 """Newest runs in which the last verification is looked for."""

@@ -17,9 +17,9 @@ from replicator.errors import ObjectNotFound, UsageError
 from replicator.lifecycle.housekeeping.opening import opened
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, runs
-from replicator.lifecycle.retention.explain import Explained, ExplainedValue
-from replicator.service.web.permission import require
+from replicator.lifecycle.retention.datasets import Explained, ExplainedValue
 from replicator.service.web.queries.endpoint import Asking
+from replicator.service.web.serving import require
 
 SECRET = re.compile(r"passw|secret|token|credential|access[._]?key|private[._]?key", re.IGNORECASE)
 """Keys whose values no answer has."""

@@ -17,12 +17,11 @@ from replicator.commands.audit import audit_ls
 from replicator.commands.cm.pins import cm_slots
 from replicator.commands.lag import history
 from replicator.commands.show import show
-from replicator.compare.sampling import memory_of
-from replicator.compare.verified import read_memory
+from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy, matching_databases
 from replicator.errors import UsageError
 from replicator.policies.memory import Memory
-from replicator.service.times import iso
+from replicator.service.run_history import iso
 from replicator.service.web.queries.endpoint import Asking
 from replicator.service.web.queries.of_policies import has_root, moment_of
 from replicator.service.web.queries.time_limits import Late

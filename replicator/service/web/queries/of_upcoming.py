@@ -9,21 +9,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from cmroot.store.resolve import resolved
+from cmroot.store.place import resolved
 from replicator.errors import Error
 from replicator.lifecycle.housekeeping.item_queries import order_of, waiting_by_day
 from replicator.lifecycle.housekeeping.items import ACTIVE, Item
 from replicator.lifecycle.housekeeping.opening import opened
-from replicator.lifecycle.housekeeping.schema import item
 from replicator.lifecycle.housekeeping.settings import EXPIRED, EXPIRED_PERIOD, UNREFERENCED_PERIOD
-from replicator.lifecycle.housekeeping.store import ItemStore
+from replicator.lifecycle.housekeeping.store import ItemStore, item
 from replicator.lifecycle.removal.legal import ResolvedHold, read_holds
 from replicator.lifecycle.removal.remove import sizes_of
 from replicator.service.children import answer_of
-from replicator.service.service_run import ServiceRun
-from replicator.service.times import iso
-from replicator.service.web.queries.endpoint import Asking
-from replicator.service.web.queries.named_roots import normal_place, option_of, roots_of
+from replicator.service.run_history import ServiceRun, iso
+from replicator.service.web.queries.endpoint import Asking, normal_place, option_of, roots_of
 from replicator.service.web.queries.of_policies import has_root
 
 T = TypeVar("T")

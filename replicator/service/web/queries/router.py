@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from replicator.core.report import Report
+from replicator.core.not_replicated import Report
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.web.known_parameters import refuse_unknown_parameters
-from replicator.service.web.permission import Who, require
 from replicator.service.web.problems import problem, status_of_kind
-from replicator.service.web.queries.cursors import cursor_to, digest, read_cursor
-from replicator.service.web.queries.endpoint import LARGEST, PAGE, TEXT, Asking, CommandFailed, Endpoint, Parameter
-from replicator.service.web.queries.named_roots import refuse_none_yet, root_for
+from replicator.service.web.queries.endpoint import (
+    LARGEST,
+    PAGE,
+    TEXT,
+    Asking,
+    CommandFailed,
+    Endpoint,
+    Parameter,
+    cursor_to,
+    digest,
+    read_cursor,
+    refuse_none_yet,
+    root_for,
+)
 from replicator.service.web.queries.time_limits import GRACE, Askers, Late
-from replicator.service.web.serving import Serving
+from replicator.service.web.serving import Serving, Who, require
 
 SCHEMAS = "#/components/schemas/"
 INFINITY = float("inf")
@@ -196,3 +207,41 @@ def _finite(schema: Any) -> Any:
         there = {name: each for name, each in schema.items() if name != "default" or each not in (INFINITY, -INFINITY)}
         return {name: _finite(each) for name, each in there.items()}
     return [_finite(each) for each in schema] if isinstance(schema, list) else schema
+
+
+# ---- within ----------------------------------------------------------------------------------------------------------
+# Endpoints that call commands: each call in a thread of its own and within a time limit, as for queries, never
+# in the threads that all other requests share.
+
+
+About = Callable[[dict[str, Any]], str]
+
+
+def within(
+    seconds: float, about: About, askers: Callable[[Request], Askers], *, process: bool = False
+) -> Callable[[Any], Any]:
+    """Makes an endpoint of a function that has a `request`. about: from its arguments to the root or policy that is
+    asked. process: it runs a command in one. Raises HTTPException 504 for what takes too long, and goes on with it; 503
+    where others are at work all the time."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):  # it waits for nothing itself; or it is one of these already
+            return function
+
+        @functools.wraps(function)
+        async def endpoint(**given: Any) -> Any:
+            try:
+                asked = askers(given["request"])
+                return await asked.ask(about(given), seconds, lambda: function(**given), process=process)
+            except Late as late:
+                raise too_late(late, seconds) from None
+
+        return endpoint
+
+    return decorate
+
+
+def too_late(late: Late, seconds: float) -> HTTPException:
+    if late.begun:
+        return HTTPException(504, f"no answer within {seconds:g} s")
+    return HTTPException(503, "others are asked all the time")

@@ -1,1 +1,0 @@
-"""Entries: files that were moved into a root, and are not filed yet."""

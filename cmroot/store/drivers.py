@@ -1,0 +1,285 @@
+"""The filesystem of a store in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import msgspec
+from adlfs import AzureBlobFileSystem
+
+from cmroot.errors import UnknownPlace
+from cmroot.store.spelling import is_forbidden, normal, scheme, split_authority
+
+# ---- endpoints -------------------------------------------------------------------------------------------------------
+# Endpoints and identities of single buckets, where a run has several: `[stores."s3://BUCKET"]`. They stand in the
+# environment, as those of all other buckets do, so that every process of a run has them; secrets do not.
+
+
+VARIABLE = "REPLICATOR_STORES"
+_INHERITED = os.environ.get(VARIABLE, "")
+
+PATIENCE = {"mode": "standard", "total_max_attempts": 7}
+"""Of a request: botocore's own five end one of 200 runs of 15,000 requests when S3 refuses 5 % of them;
+this one, one of 80,000. An endpoint that is away is given up after 25 seconds."""
+
+_TRIES = frozenset({"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"})
+
+
+class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a bucket is served, and as whom it is asked; None: as the environment says. `profile`: of the files of
+    AWS, which may name a role to assume. `anonymous`: requests are not signed."""
+
+    endpoint: str | None = None
+    profile: str | None = None
+    region: str | None = None
+    anonymous: bool = False
+
+
+def use(endpoints: Mapping[str, Endpoint]) -> None:
+    """From now on, in this process and those that it starts, instead of those named before; none: those that this
+    process was started with. Raises UnknownPlace for a store that is no bucket of S3."""
+    for store in endpoints:
+        bucket, below = split_authority(store)
+        if scheme(store) != "s3" or below.strip("/") or not bucket.partition("://")[2]:
+            raise UnknownPlace(f"stores: {store!r} is no bucket of S3", hint='write [stores."s3a://BUCKET"]')
+    if endpoints or _INHERITED:
+        os.environ[VARIABLE] = as_text(endpoints) if endpoints else _INHERITED
+    else:
+        os.environ.pop(VARIABLE, None)
+
+
+def as_text(endpoints: Mapping[str, Endpoint]) -> str:
+    """The variable's value."""
+    return msgspec.json.encode({normal(store).rstrip("/"): each for store, each in endpoints.items()}).decode()
+
+
+def driver_options(store: str, text: str) -> dict[str, Any]:
+    """The options of s3fs for a bucket, by the variable's value."""
+    found = _read(text).get(store.rstrip("/"), Endpoint())
+    options: dict[str, Any] = {"endpoint_url": found.endpoint, "profile": found.profile}
+    if not _TRIES & os.environ.keys():
+        options["config_kwargs"] = {"retries": PATIENCE}
+    if found.region:
+        options["client_kwargs"] = {"region_name": found.region}
+    if found.anonymous:
+        options["anon"] = True
+    return {key: value for key, value in options.items() if value is not None}
+
+
+@lru_cache(maxsize=8)
+def _read(text: str) -> dict[str, Endpoint]:
+    return msgspec.json.decode(text or "{}", type=dict[str, Endpoint])
+
+
+# ---- filesystems -----------------------------------------------------------------------------------------------------
+
+
+AZURE = frozenset({"abfs", "abfss", "az"})
+GCS = frozenset({"gs", "gcs"})
+
+_EXTRAS = {"s3": "s3"} | dict.fromkeys(GCS, "gcs") | dict.fromkeys(AZURE, "azure")
+"""The extra of this distribution that brings the driver of a scheme."""
+
+
+@lru_cache(maxsize=32)
+def filesystem_of(process: int, store: str, endpoints: str) -> Any:
+    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either.
+    endpoints: what the environment says of single buckets.
+
+    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
+    cached: both answer from the past.
+    """
+    import fsspec
+
+    kind = scheme(store)
+    try:
+        if kind in AZURE:
+            fsspec.get_filesystem_class(kind)  # says what is missing
+
+            return AzureBlobs.opened(store)
+        options = driver_options(store, endpoints) if kind == "s3" else {}
+        return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True, **options)[0]
+    except (ImportError, ValueError) as error:
+        extra = _EXTRAS.get(kind)
+        hint = f"pip install 'replicator[{extra}]', or mend the URL" if extra else "install its driver, or mend the URL"
+        raise UnknownPlace(f"{store}: {error}", hint=hint) from error
+
+
+# ---- azure blobs -----------------------------------------------------------------------------------------------------
+# Azure's blobs by adlfs, where adlfs would take one name for another, or a copy that is under way for one that is
+# done.
+
+
+_POLLED = 0.2  # seconds between looks at a copy that takes a while
+
+
+class AzureBlobs(AzureBlobFileSystem):  # type: ignore[misc]
+    """Keys are `container/path`, of any letters."""
+
+    @classmethod
+    def opened(cls, place: str) -> Self:
+        """Raises UnknownPlace when the environment names another account than the place does: adlfs would take the
+        environment's."""
+        asked = cls._get_kwargs_from_urls(place).get("account_name")
+        made = cls(**({"account_name": asked} if asked else {}), use_listings_cache=False, skip_instance_cache=True)
+        answers = str(made.service_client.account_name)
+        if asked and asked != answers:
+            raise UnknownPlace(
+                f"{place}: AZURE_STORAGE_CONNECTION_STRING is of the account {answers}",
+                hint="name its account in the URL, or let AZURE_STORAGE_ACCOUNT_KEY, a SAS or an identity open both",
+            )
+        return made
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """adlfs reads a path as a URL, which has no tabs, and ends before a last # or ?."""
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        head, separator, rest = path.partition("://")
+        if not separator or head not in cls.protocol:
+            return path.lstrip("/")
+        authority, _, key = rest.partition("/")
+        container, at, _ = authority.partition("@")
+        if not at and authority.endswith(".core.windows.net"):  # abfss://account.dfs.core.windows.net/container/key
+            return key.lstrip("/")
+        return f"{container}/{key}" if key else container
+
+    def split_path(self, path: str, delimiter: str = "/", return_container: bool = False, **_: Any) -> tuple[Any, ...]:
+        """Container, key, and no version: `?versionid=` is of the name."""
+        container, _slash, key = self._strip_protocol(path).lstrip("/").partition("/")
+        return container, key, None
+
+    async def _find(self, path: str, withdirs: bool = False, detail: bool = False, **options: Any) -> Any:
+        """Of a name that a blob has, and other blobs have above it, both."""
+        top = self._strip_protocol(path).strip("/")
+        container, key, _ = self.split_path(top)
+        below = f"{key}/" if key else ""
+        async with self.service_client.get_container_client(container=container) as client:
+            blobs = client.list_blobs(include=["metadata"], name_starts_with=below)
+            found = {info["name"]: info for info in await self._details([blob async for blob in blobs])}
+        if key:
+            try:
+                own = await self._info(top)
+            except FileNotFoundError:
+                pass
+            else:
+                if own["type"] == "file":
+                    found[own["name"]] = own
+        kept = {name: info for name, info in sorted(found.items()) if withdirs or info["type"] != "directory"}
+        return kept if detail else list(kept)
+
+    async def _cp_file(self, path1: str, path2: str, **options: Any) -> None:
+        await super()._cp_file(path1, path2, **options)
+        container, key, _ = self.split_path(path2)
+        async with self.service_client.get_blob_client(container, key) as blob:
+            while (said := (await blob.get_blob_properties()).copy).status == "pending":
+                await asyncio.sleep(_POLLED)
+        if said.status not in (None, "success"):
+            raise OSError(f"{path1} was not copied to {path2}: {said.status} {said.status_description or ''}")
+
+
+# ---- generations -----------------------------------------------------------------------------------------------------
+# Generations: what Google Cloud Storage calls the versions of an object. Each write makes one; a bucket with
+# versioning keeps those that are no longer current. `filesystem` is gcsfs' own, keys have the bucket in front.
+
+
+UNVERSIONED = "the bucket has no versioning"
+
+
+class Generation(NamedTuple):
+    """One of a key's. `current`: what its name shows."""
+
+    key: str
+    generation: str
+    size: int
+    current: bool
+
+
+def why_no_generations(filesystem: Any, bucket: str) -> str:
+    """Empty when a bucket keeps them, else why not. Not being allowed to ask counts as no."""
+    try:
+        said = _bucket(filesystem, bucket)
+    except FileNotFoundError:
+        return "the bucket does not exist"
+    except PermissionError:
+        return "not allowed to ask for the bucket's versioning (storage.buckets.get)"
+    return "" if said.get("versioning", {}).get("enabled") else UNVERSIONED
+
+
+def noncurrent_days_of(filesystem: Any, bucket: str) -> int | None:
+    """After how many days at the earliest a rule of the bucket removes generations that are not current; None: no rule
+    does, or one may not ask."""
+    try:
+        return days_of_rules(_bucket(filesystem, bucket))
+    except OSError:
+        return None
+
+
+def days_of_rules(bucket: Mapping[str, Any]) -> int | None:
+    """Of what the store says of a bucket. A rule without days since an object was replaced may remove it at once."""
+    rules = bucket.get("lifecycle", {}).get("rule", [])
+    conditions = [rule.get("condition", {}) for rule in rules if rule.get("action", {}).get("type") == "Delete"]
+    days = [int(each.get("daysSinceNoncurrentTime", 0)) for each in conditions if not each.get("isLive")]
+    return min(days, default=None)
+
+
+def generation_info(filesystem: Any, key: str, generation: str = "") -> dict[str, Any]:
+    """What the store says of an object, in the words that a listing uses. FileNotFoundError: not there (any more)."""
+    if generation and not generation.isdecimal():
+        raise FileNotFoundError(f"{key} at {generation}")
+    bucket, _, name = key.partition("/")
+    wanted = {"generation": generation} if generation else {}
+    with _permissions():
+        answer = filesystem.call("GET", "b/{}/o/{}", bucket, name, json_out=True, **wanted)
+    info: dict[str, Any] = filesystem._process_object(bucket, answer)
+    return info
+
+
+def read_generation(filesystem: Any, key: str, generation: str, start: int, end: int) -> bytes:
+    """Bytes from `start` to before `end`. FileNotFoundError: that generation is not there (any more)."""
+    with _permissions():
+        data: bytes = filesystem.cat_file(key, start=start, end=end, generation=generation)
+    return data
+
+
+def generations(filesystem: Any, bucket: str, prefix: str) -> Iterator[Generation]:
+    """All, of names that begin so; one request for a thousand."""
+    more: dict[str, str] = {}
+    while True:
+        with _permissions():
+            answer = filesystem.call("GET", "b/{}/o", bucket, versions="true", prefix=prefix, json_out=True, **more)
+        for found in answer.get("items", []):
+            current = "timeDeleted" not in found
+            yield Generation(f"{bucket}/{found['name']}", found["generation"], int(found["size"]), current)
+        if "nextPageToken" not in answer:
+            return
+        more = {"pageToken": answer["nextPageToken"]}
+
+
+def remove_generation(filesystem: Any, key: str, generation: str) -> None:
+    """For good. FileNotFoundError: it is gone already."""
+    bucket, _, name = key.partition("/")
+    with _permissions():
+        filesystem.call("DELETE", "b/{}/o/{}", bucket, name, generation=generation)
+
+
+def _bucket(filesystem: Any, bucket: str) -> dict[str, Any]:
+    with _permissions():
+        said: dict[str, Any] = filesystem.call("GET", "b/{}", bucket, json_out=True)
+    return said
+
+
+@contextlib.contextmanager
+def _permissions() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if is_forbidden(error):
+            raise PermissionError(errno.EACCES, str(error)) from error
+        raise

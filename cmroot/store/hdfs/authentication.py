@@ -1,0 +1,213 @@
+"""Kerberos of HDFS: proof of identity over HTTP (SPNEGO, RFC 4559), and what its errors mean. Tickets are those of
+Kerberos' own settings: KRB5CCNAME, or the keytab KRB5_CLIENT_KTNAME, which the client of HDFS takes, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hmac
+import http.client
+import os
+import re
+import struct
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree
+
+from cmroot.digest_md5 import CIPHER, DigestLayer, parsed, replied
+from cmroot.errors import Error, StoreIdentityRefused, StoreNotAuthenticated
+from cmroot.store.hdfs.protobuf import Stream, delimited, fields, number, received, text
+
+# ---- configuration ---------------------------------------------------------------------------------------------------
+# The files of a Hadoop configuration, as far as this package reads them itself.
+
+
+_FILES = ("core-site.xml", "hdfs-site.xml")
+
+
+def hadoop_settings(conf: str | None = None) -> Mapping[str, str]:
+    """By their names; `conf`: a directory, HADOOP_CONF_DIR if not given. Empty without files."""
+    place = os.environ.get("HADOOP_CONF_DIR", "") if conf is None else conf
+    return _read(place) if place else {}
+
+
+@lru_cache(maxsize=32)
+def _read(conf: str) -> Mapping[str, str]:
+    found = {}
+    for file in (Path(conf, name) for name in _FILES):
+        if file.exists():
+            for each in ElementTree.parse(file).getroot().iter("property"):
+                found[each.findtext("name", "").strip()] = each.findtext("value", "").strip()
+    return found
+
+
+def client_settings(url: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a filesystem's client that the configuration, which it reads itself, lacks."""
+    authority = url.partition("://")[2].partition("/")[0]
+    said = _single_services(settings)
+    if url.startswith("hdfs:") and not settings.get(f"dfs.ha.namenodes.{authority}") and _ATTEMPTS not in settings:
+        said[_ATTEMPTS] = "4"
+    if not settings.get(_KEYS, "kms:").startswith("kms:"):
+        said[_KEYS] = ""
+    return said
+
+
+_KEYS = "hadoop.security.key.provider.path"
+"""Who has the keys of encryption zones. The client takes no other than a key server, not even for files outside of all
+zones: without one it refuses those inside."""
+
+
+_ATTEMPTS = "dfs.client.failover.max.attempts"
+"""Of a client, before it says that a NameNode is away: 15 are Hadoop's, about three minutes, for one NameNode that
+takes over from another. Where there is no other, 4 take about 15 seconds, and the next run goes on."""
+
+
+def _single_services(settings: Mapping[str, str]) -> dict[str, str]:
+    """Name services with one NameNode (`dfs.namenode.rpc-address.NAME`), said as if they had several: the client knows
+    only those."""
+    said: dict[str, str] = {}
+    for name in (each.strip() for each in settings.get("dfs.nameservices", "").split(",")):
+        address = settings.get(f"dfs.namenode.rpc-address.{name}")
+        if address and not settings.get(f"dfs.ha.namenodes.{name}"):
+            said |= {f"dfs.ha.namenodes.{name}": "only", f"dfs.namenode.rpc-address.{name}.only": address}
+    return said
+
+
+# ---- kerberized ------------------------------------------------------------------------------------------------------
+
+
+try:
+    import gssapi
+except ImportError:  # the extra is not installed, or the system has no Kerberos
+    gssapi = None
+
+
+_SPNEGO = "1.3.6.1.5.5.2"
+_TAKE = "run kinit (again), or name a keytab in KRB5_CLIENT_KTNAME; executors need tickets, too (docs/hdfs.md)"
+_CAUSES: tuple[tuple[tuple[str, ...], type[Error], str], ...] = (
+    (("clock skew",), StoreNotAuthenticated, "set both clocks by NTP: Kerberos allows 5 minutes"),
+    (("cannot contact any kdc", "cannot find kdc", "resolve network address for kdc"), StoreNotAuthenticated,
+     "check the realm's KDC in krb5.conf (KRB5_CONFIG), and that it runs"),
+    (("expired", "no kerberos credentials", "no credentials cache", "credentials cache file", "no credentials were",
+      "spnego cannot find mechanisms"), StoreNotAuthenticated, _TAKE),
+    (("not found in kerberos database",), StoreIdentityRefused,
+     "klist shows whose tickets these are: their realm must be the cluster's, or trusted by it, and krb5.conf name the"
+     " realm of the NameNode's host ([domain_realm])"),
+)  # fmt: skip
+
+_OF_CLIENT = re.compile(r'GSSAPIError\(.*?, "(.*)"\)', re.DOTALL)
+_LAST = re.compile(r".*(?:may provide more information|inaccessible): +", re.DOTALL)
+
+
+def kerberized() -> bool:
+    """Whether the Hadoop configuration wants Kerberos."""
+    return hadoop_settings().get("hadoop.security.authentication", "simple").lower() == "kerberos"
+
+
+def open_url(url: str, method: str, patience: float) -> http.client.HTTPResponse:
+    """The answer of a Hadoop server, with a ticket for it (`HTTP/host`) where the configuration wants Kerberos; who it
+    sends us to gets none. May be done again. Raises as urlopen, and StoreNotAuthenticated and StoreIdentityRefused."""
+    request = urllib.request.Request(url, method=method)
+    if kerberized():
+        request.add_unredirected_header("Authorization", f"Negotiate {_token(urllib.parse.urlsplit(url).hostname)}")
+    return cast(http.client.HTTPResponse, urllib.request.urlopen(request, timeout=patience))
+
+
+def kerberos_error(client: Exception) -> Error | None:
+    """Ours for an error of the client of HDFS, if it is one of Kerberos."""
+    found = _OF_CLIENT.search(str(client))
+    return _explained(_LAST.sub("", found[1])) if found else None
+
+
+def _token(host: str | None) -> str:
+    if gssapi is None:
+        raise OSError(
+            errno.ENOSYS, "WebHDFS with Kerberos needs the gssapi package: pip install 'replicator[kerberos]'"
+        )
+    try:
+        service = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
+        mechanism = gssapi.OID.from_int_seq(_SPNEGO)
+        return base64.b64encode(gssapi.SecurityContext(name=service, mech=mechanism, usage="initiate").step()).decode()
+    except gssapi.exceptions.GSSError as error:
+        major, _, minor = str(error.gen_message()).partition(", Minor (")
+        raise _explained(minor.partition("): ")[2].strip() or major) from error
+
+
+def _explained(text: str) -> Error:
+    for words, kind, hint in _CAUSES:
+        if any(word in text.lower() for word in words):
+            return kind(f"Kerberos: {text}", hint=hint)
+    return StoreIdentityRefused(f"Kerberos: {text}", hint="KRB5_TRACE=/dev/stderr shows each step")
+
+
+# ---- protected -------------------------------------------------------------------------------------------------------
+# A protected connection to a DataNode (dfs.data.transfer.protection): SASL DIGEST-MD5 with the token of a block, whose
+# layer signs what follows, or encrypts it, too. Not dfs.encrypt.data.transfer: only the NameNode's RPC tells its keys.
+
+
+_MAGIC = struct.pack(">I", 0xDEADBEEF)
+_URI = "hdfs/0"
+_STATUS, _PAYLOAD, _MESSAGE = 1, 2, 3
+_TRUSTED = 1024  # and less: ports that only the superuser of a host opens, so Hadoop asks for no proof there
+_QUALITIES = ("auth-conf", "auth-int", "auth")
+_SIZE = struct.Struct(">I")
+
+Token = tuple[bytes, bytes, bytes, bytes]
+
+
+def wants_protection(token: Token, port: int) -> bool:
+    """Whether the configuration says so for a DataNode at this port."""
+    asked = hadoop_settings().get("dfs.data.transfer.protection")
+    return bool(asked and token[0] and port > _TRUSTED and kerberized())
+
+
+def protected(stream: Stream, token: Token) -> Stream:
+    """The same connection, by the strongest protection that the DataNode offers. OSError when it refuses."""
+    stream.write(_MAGIC)
+    said = parsed(_exchange(stream, b""))
+    offered = {each.strip() for each in said.get("qop", "auth").split(",")}
+    qop = next((each for each in _QUALITIES if each in offered), "")
+    if not qop or (qop == "auth-conf" and CIPHER not in said.get("cipher", "")):
+        raise OSError(errno.EPROTO, "the DataNode offers no protection that is known here")
+    user, password = (base64.b64encode(each).decode() for each in token[:2])
+    reply = replied({"realm": "0", **said}, user, password, _URI, qop)
+    proof = parsed(_exchange(stream, reply.message.encode())).get("rspauth", "")
+    if not hmac.compare_digest(proof.encode(), reply.expected.encode()):
+        raise OSError(errno.EPROTO, "the DataNode does not know the block's token")
+    return stream if qop == "auth" else _Sealed(stream, DigestLayer(reply.session, qop == "auth-conf"))
+
+
+def _exchange(stream: Stream, payload: bytes) -> bytes:
+    stream.write(delimited(number(_STATUS, 0) + text(_PAYLOAD, payload)))
+    stream.flush()
+    answer: dict[int, Any] = dict(fields(received(stream)))
+    if answer.get(_STATUS):
+        said = answer.get(_MESSAGE, b"").decode(errors="replace")
+        raise OSError(errno.EACCES, f"the DataNode refuses the block's token: {said}")
+    return bytes(answer.get(_PAYLOAD, b""))
+
+
+class _Sealed:
+    def __init__(self, stream: Stream, layer: DigestLayer) -> None:
+        self._stream, self._layer, self._unread = stream, layer, b""
+
+    def write(self, data: bytes, /) -> None:
+        sealed = self._layer.wrap(data)
+        self._stream.write(_SIZE.pack(len(sealed)) + sealed)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def read(self, size: int, /) -> bytes:
+        while len(self._unread) < size and len(head := self._stream.read(_SIZE.size)) == _SIZE.size:
+            try:
+                self._unread += self._layer.unwrap(self._stream.read(_SIZE.unpack(head)[0]))
+            except EOFError as error:
+                raise ConnectionAbortedError(errno.ECONNABORTED, f"the DataNode: {error}") from error
+        found, self._unread = self._unread[:size], self._unread[size:]
+        return found

@@ -1,0 +1,357 @@
+"""The server copies objects: in one request up to 5 GiB, above in parts. An upload in parts shows nothing before it
+is complete; until then it costs, and few see it: this module also finds and aborts those of killed copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from fsspec import filesystem as driver_of
+
+from cmroot.errors import NotWritable
+from cmroot.store.local import Child
+from cmroot.store.s3 import (
+    ABORT_UPLOADS,
+    LIST_UPLOADS,
+    UNFINISHED,
+    Info,
+    code_of,
+    copy_if,
+    info,
+    is_refused,
+    md5_of,
+    named,
+)
+from cmroot.store.spelling import STAGING
+
+# ---- own objects -----------------------------------------------------------------------------------------------------
+# Objects that only this program writes and that are not to last: removed with what a bucket with versions keeps of
+# them. A store tells by its answer to each request whether it has kept something; others are asked nothing more.
+
+
+_DELETES_AT_ONCE = 1000  # objects of a request, at most: S3's own bound
+
+Version = dict[str, Any]  # as the store lists it: Key, VersionId, IsLatest
+
+
+def remove_own(filesystem: Any, key: str) -> bool:
+    """Removes an object whose name only we use; a missing one is no error. False when versions of it stay, which this
+    user may not list or remove. One request, three where the bucket has versions. May run twice."""
+    answer = filesystem.call_s3("delete_object", **named(key))
+    return not _keeps(answer) or _remove_versions(filesystem, key, lambda each: key.endswith("/" + each["Key"]))
+
+
+def remove_own_tree(filesystem: Any, top: str, found: Iterable[str]) -> bool:
+    """As `remove_own`, of a directory below which only we write. `found`: the keys there, perhaps with its own."""
+    bucket, prefix, kept = top.partition("/")[0], f"{top}/", False
+    keys = [key for key in found if key.startswith(prefix)]
+    for first in range(0, len(keys), _DELETES_AT_ONCE):
+        objects = [{"Key": named(key)["Key"]} for key in keys[first : first + _DELETES_AT_ONCE]]
+        answer = filesystem.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects})
+        for error in answer.get("Errors", ()):
+            raise PermissionError(f"{bucket}/{error['Key']}: {error.get('Code')}: {error.get('Message')}")
+        kept |= any(_keeps(each) for each in answer.get("Deleted", ()))
+    return not kept or _remove_versions(filesystem, prefix, lambda each: True)
+
+
+def replace_own(filesystem: Any, key: str, data: bytes) -> bool:
+    """Writes an object whose name only we use, and whose older contents nobody needs. False as of `remove_own`."""
+    answer = filesystem.call_s3("put_object", **named(key), Body=data)
+    if answer.get("VersionId", "null") == "null":
+        return True
+    return _remove_versions(filesystem, key, lambda each: key.endswith("/" + each["Key"]) and not each["IsLatest"])
+
+
+def _keeps(answer: dict[str, Any]) -> bool:
+    """Whether an answer to a removal says that the bucket has, or had, versions."""
+    return bool(answer.get("DeleteMarker") or answer.get("VersionId"))
+
+
+def _remove_versions(filesystem: Any, prefix: str, wanted: Callable[[Version], bool]) -> bool:
+    """By keys that begin so. Delete markers are versions, too."""
+    bucket, _, begins = prefix.partition("/")
+    more: dict[str, str] = {}
+    try:
+        while True:
+            answer = filesystem.call_s3("list_object_versions", Bucket=bucket, Prefix=begins, **more)
+            page: list[Version] = [*answer.get("Versions", ()), *answer.get("DeleteMarkers", ())]
+            objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in page if wanted(each)]
+            if objects:
+                delete = {"Objects": objects, "Quiet": True}
+                if filesystem.call_s3("delete_objects", Bucket=bucket, Delete=delete).get("Errors"):
+                    return False
+            if not answer.get("IsTruncated"):
+                return True
+            if not objects:  # else from where it began: what a marker names may be gone
+                more = {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
+    except PermissionError:  # to list versions, and to remove them, are rights of their own
+        return False
+
+
+# ---- server copies ---------------------------------------------------------------------------------------------------
+
+
+WHOLE_COPY = 5 * 1024 * 1024 * 1024
+"""Bytes of an object that one request copies, at most: S3's own bound."""
+
+PART = 256 * 1024 * 1024
+"""Bytes of a part, at least; S3 takes from 5 MiB on."""
+
+MOST_PARTS = 10_000  # of an upload: S3's own bound
+
+NOTE = "-copied"
+"""Ends the name of a note: an object that says, while it is there, to which key a copy in parts is on its way."""
+
+_AT_ONCE = 16  # parts of an object
+_KEPT = ("ContentType", "ContentEncoding", "ContentDisposition", "ContentLanguage", "CacheControl", "Metadata")
+
+
+@dataclass(frozen=True)
+class Original:
+    """An object to copy, as the store has described it. etag: without its quotes."""
+
+    key: str
+    size: int
+    etag: str
+    version: str | None
+    about: Info
+
+    @property
+    def source(self) -> dict[str, str]:
+        return named(self.key) | ({"VersionId": self.version} if self.version else {})
+
+
+def original(filesystem: Any, key: str) -> Original:
+    """By one request. Raises FileNotFoundError."""
+    found = info(filesystem, key)
+    about = {name: found[name] for name in _KEPT if found.get(name)}
+    return Original(key, found["size"], found["ETag"].strip('"'), found.get("VersionId"), about)
+
+
+def copy(filesystem: Any, old: Original, target: str, note: str = "") -> bool:
+    """Copies an object, if it is still the one described: the whole object appears, or nothing. False when it was
+    replaced, or is gone. `note`: a key that ends with `NOTE`, by which `remove_left` finds what a kill leaves; none is
+    needed where the target's own key tells whose it is."""
+    if old.size <= WHOLE_COPY:
+        return copy_if(filesystem, old.key, target, old.etag, old.version)
+    if not note:
+        return _copy_parts(filesystem, old, target)
+    filesystem.call_s3("put_object", **named(note), Body=target.encode())
+    try:
+        return _copy_parts(filesystem, old, target)
+    finally:  # a kill leaves it
+        remove_own(filesystem, note)
+
+
+def part_size(size: int) -> int:
+    """Bytes of each part but the last: as few parts as an upload may have, and none smaller than `PART`."""
+    return max(PART, math.ceil(size / MOST_PARTS))
+
+
+def _copy_parts(filesystem: Any, old: Original, target: str) -> bool:
+    upload = named(target) | {
+        "UploadId": filesystem.call_s3("create_multipart_upload", **named(target), **old.about)["UploadId"]
+    }
+    try:
+        parts = _parts(filesystem, old, upload)
+        if parts and info(filesystem, old.key)["ETag"].strip('"') == old.etag:  # some stores heed no condition
+            _complete(filesystem, upload, parts, target)
+            return True
+    except BaseException:
+        with contextlib.suppress(OSError):  # what happened first is told
+            _abort(filesystem, upload)
+        raise
+    _abort(filesystem, upload)
+    return False
+
+
+def _parts(filesystem: Any, old: Original, upload: dict[str, str]) -> list[dict[str, Any]]:
+    """[] when the object is another one by now."""
+    step = part_size(old.size)
+
+    def copied(number: int) -> dict[str, Any]:
+        begin = step * (number - 1)
+        answer = filesystem.call_s3(
+            "upload_part_copy",
+            **upload,
+            PartNumber=number,
+            CopySource=old.source,
+            CopySourceIfMatch=f'"{old.etag}"',
+            CopySourceRange=f"bytes={begin}-{min(begin + step, old.size) - 1}",
+        )
+        return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
+
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="parts")
+    try:
+        return list(pool.map(copied, range(1, math.ceil(old.size / step) + 1)))
+    except OSError as error:
+        if is_refused(error) or code_of(error) in ("NoSuchKey", "NoSuchVersion"):
+            return []
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)  # no part arrives after the upload was aborted
+
+
+def _complete(filesystem: Any, upload: dict[str, str], parts: list[dict[str, Any]], target: str) -> None:
+    """An answer that is lost makes the driver ask again, for an upload that is no more: the object tells."""
+    try:
+        filesystem.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
+    except FileNotFoundError:
+        tags = b"".join(bytes.fromhex(part["ETag"].strip('"')) for part in parts)
+        expected = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(parts)}"
+        if info(filesystem, target)["ETag"].strip('"') != expected:
+            raise
+
+
+def _abort(filesystem: Any, upload: dict[str, str]) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        filesystem.call_s3("abort_multipart_upload", **upload)
+
+
+# What a kill leaves
+
+
+def remove_uploads(filesystem: Any, prefix: str, *, before: float) -> int:
+    """Aborts the uploads from before a time (seconds since 1970, the store's clock) of all keys that begin so; how
+    many. Only for a prefix that nobody else writes to. A store that cannot do that is left alone. May run twice. Raises
+    NotWritable, which names the right, for a user who may not."""
+    removed, right = 0, LIST_UPLOADS
+    try:
+        for key, upload, began in _uploads(filesystem, prefix):
+            if began < before:
+                right = ABORT_UPLOADS
+                _abort(filesystem, named(key) | {"UploadId": upload})
+                removed, right = removed + 1, LIST_UPLOADS
+    except PermissionError as error:
+        raise NotWritable(
+            f"{prefix}: {UNFINISHED}: this user may not look for them and end them ({right})",
+            hint=f"allow {LIST_UPLOADS} and {ABORT_UPLOADS}, or let a rule of the bucket end them",
+        ) from error
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    return removed
+
+
+def remove_left(filesystem: Any, note: str) -> None:
+    """Aborts the copy that a note tells of, which nobody goes on with, and removes the note. May run twice."""
+    try:
+        answer = info(filesystem, note)
+        target = filesystem.cat_file(note).decode()
+    except FileNotFoundError:
+        return
+    began = answer["LastModified"].timestamp()
+    for key, upload, at in _uploads(filesystem, target):
+        if key == target and at >= began - 1:  # whole seconds
+            _abort(filesystem, named(key) | {"UploadId": upload})
+    remove_own(filesystem, note)
+
+
+def _uploads(filesystem: Any, prefix: str) -> Iterator[tuple[str, str, float]]:
+    """Key, id and begin of the unfinished uploads of keys that begin so."""
+    bucket, _, begins = prefix.partition("/")
+    more: dict[str, str] = {}
+    while True:
+        answer = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=begins, **more)
+        for each in answer.get("Uploads", ()):
+            began: datetime = each["Initiated"]
+            if each["Key"].startswith(begins):
+                yield f"{bucket}/{each['Key']}", each["UploadId"], began.timestamp()
+        if not answer.get("IsTruncated"):
+            return
+        more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+
+# ---- heeding ---------------------------------------------------------------------------------------------------------
+# What a store heeds of the digests and conditions that it is sent.
+
+
+class Heeds(NamedTuple):
+    """Whether a store compares what arrives with its digest (`digests`), and heeds the condition of a copy (`copies`).
+    Some stores that speak S3 take both for decoration."""
+
+    digests: bool
+    copies: bool
+
+
+def heeds(filesystem: Any, probe: str) -> Heeds:
+    """Found out by trying, with objects that are written and removed again. `probe`: a key that nobody uses."""
+    copy = probe + "-copy"
+    try:
+        filesystem.call_s3("put_object", **named(probe), Body=b"")
+        copies = not copy_if(filesystem, probe, copy, "of-no-object")
+        return Heeds(not _takes_wrong_digest(filesystem, probe), copies)
+    finally:
+        for key in (probe, copy):
+            remove_own(filesystem, key)
+
+
+def _takes_wrong_digest(filesystem: Any, key: str) -> bool:
+    try:
+        _asking_once(filesystem).call_s3("put_object", **named(key), Body=b"these", ContentMD5=md5_of(b"others"))
+    except OSError as error:
+        if code_of(error) in ("BadDigest", "InvalidDigest"):
+            return False
+        raise
+    return True
+
+
+def _asking_once(filesystem: Any) -> Any:
+    """The same without the driver's tries: it sends again what is refused for its digest, for seven seconds."""
+    config = {**filesystem.config_kwargs, "retries": {"total_max_attempts": 1}}
+    options = {**filesystem.storage_options, "config_kwargs": config, "skip_instance_cache": True}
+    return driver_of("s3", **options)
+
+
+# ---- told ------------------------------------------------------------------------------------------------------------
+# What the stores behind fsspec say of an object: the content's identity, and when it was written.
+
+
+def child_of(path: str, info: dict[str, Any]) -> Child:
+    time_ns = object_time_ns(info)
+    return Child(path, info["type"] == "directory", time_ns / 1e9 if time_ns else None, int(info.get("size") or 0))
+
+
+def is_aside(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(STAGING)
+
+
+def lists_trees(filesystem: Any) -> bool:
+    """Whether the store lists a tree with requests of its own; fsspec's walk takes what it may not list for empty."""
+    from fsspec.asyn import AsyncFileSystem
+
+    return isinstance(filesystem, AsyncFileSystem) and type(filesystem)._find is not AsyncFileSystem._find
+
+
+def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
+    """What the store itself says tells two contents of one name apart; the time where it says nothing. Not S3's version
+    id: its listings do not have it."""
+    for key in ("generation", "ETag", "etag", "md5Hash", "content_md5"):
+        value = info.get(key)
+        if value:
+            return str(value).strip('"')
+    return str(mtime_ns)
+
+
+def object_time_ns(info: dict[str, Any]) -> int:
+    for key in ("LastModified", "last_modified", "updated", "mtime", "modified", "modificationTime", "created"):
+        value = info.get(key)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            value = value.timestamp()
+            if key == "LastModified":  # S3: an answer about one object has whole seconds, some stores' listings more
+                value = int(value)
+        if key == "modificationTime" and isinstance(value, int):  # WebHDFS: milliseconds
+            return value * 1_000_000
+        if isinstance(value, int | float):
+            return round(value * 1_000_000) * 1000  # a double holds microseconds, and stores tell no more
+    return 0

@@ -1,1 +1,0 @@
-"""Nodes of a Spark cluster: what their Python has, and what it is given."""

@@ -1,0 +1,329 @@
+"""How a metastore is reached: `[metastores.NAME]` as a value, which Python callers pass in place of a URI.
+
+MetastoreConfig("thrift://meta-1:9083,thrift://meta-2:9083", auth="kerberos", principal="hive/_HOST@EXAMPLE.COM")
+
+Nothing here connects. Secrets are references (`secret.py`), so the value can be shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from replicator.core.text.quantity import parse_duration
+from replicator.errors import ConfigError, UsageError
+
+# ---- secret ----------------------------------------------------------------------------------------------------------
+# Secrets by reference: `file:PATH`, `env:NAME` or `command:PROGRAM ARGUMENT...`. The configuration holds the
+# reference. Each use reads the secret again, and no message shows it.
+
+
+KINDS = ("file", "env", "command")
+PATIENCE = 30  # seconds for a command
+
+
+def is_reference(text: str) -> bool:
+    kind, colon, rest = text.partition(":")
+    return bool(colon and rest) and kind in KINDS
+
+
+def read_secret(reference: str, name: str) -> str:
+    """The first line of what it names. `name`: of the key, for the error. Raises ConfigError for a secret that is not
+    there, or empty."""
+    kind, _, place = reference.partition(":")
+    try:
+        text = {"file": _file, "env": _variable, "command": _output}[kind](place)
+    except (OSError, LookupError, ValueError, subprocess.SubprocessError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise ConfigError(f"{name}: cannot be read from {kind}:{place}: {why}", hint="check the reference") from None
+    line = text.strip("\r\n").partition("\n")[0].rstrip("\r")
+    if not line:
+        raise ConfigError(f"{name}: {kind}:{place} is empty", hint="its first line is the secret")
+    return line
+
+
+def _file(place: str) -> str:
+    return Path(place).expanduser().read_text(encoding="utf-8")
+
+
+def _variable(place: str) -> str:
+    return os.environ[place]
+
+
+def _output(place: str) -> str:
+    done = subprocess.run(
+        shlex.split(place), stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=True, text=True
+    )
+    return done.stdout
+
+
+# ---- metastore config ------------------------------------------------------------------------------------------------
+
+
+Auth = Literal["none", "kerberos", "plain", "token"]
+Protection = Literal["authentication", "integrity", "privacy"]
+
+DEFAULT_PORT = 9083
+Address = tuple[str, int]
+
+_SECRETS = ("password", "token", "jwt", "key_password")
+_SECRET_HEADER = re.compile(r"auth|cookie|token|secret|password|key", re.IGNORECASE)
+_ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "principal": ("auth", ("kerberos",)),
+    "keytab": ("auth", ("kerberos",)),
+    "client_principal": ("auth", ("kerberos",)),
+    "ticket_cache": ("auth", ("kerberos",)),
+    "password": ("auth", ("plain",)),
+    "token": ("auth", ("token",)),
+    "protection": ("auth", ("kerberos", "token")),
+    "path": ("transport", ("http",)),
+    "headers": ("transport", ("http",)),
+    "jwt": ("transport", ("http",)),
+}
+
+
+class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One metastore and its connections.
+
+    uri: thrift URIs, separated by commas for failover. auth: how the client proves who it is. principal: the server's,
+    `_HOST` is the host of the URI. keytab, client_principal: whose tickets are taken; else those of ticket_cache, or of
+    the default cache. user: the identity to act as; with "plain" the user's name. password, token, jwt, key_password:
+    references to secrets. protection: the least of the connection's SASL layer. tls: with ca, certificate and key as
+    PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
+    max_connections, max_calls_per_second: of one process. catalog: whose databases are meant, on Hive 3 and newer;
+    None: the server's default one. statistics_engines: whose column statistics are replicated beside those of `hive`,
+    on Hive 4 and newer. zone: the class of warehouses that this one is of; see `[ingestion]`.
+    """
+
+    uri: str
+    auth: Auth = "none"
+    user: str | None = None
+    principal: str | None = None
+    keytab: str | None = None
+    client_principal: str | None = None
+    ticket_cache: str | None = None
+    password: str | None = None
+    token: str | None = None
+    protection: Protection | None = None
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    key_password: str | None = None
+    verify_host: bool = True
+    transport: Literal["socket", "framed", "http"] = "socket"
+    path: str | None = None
+    headers: dict[str, str] = {}
+    jwt: str | None = None
+    protocol: Literal["binary", "compact"] = "binary"
+    connect_timeout: str | int | None = None
+    answer_timeout: str | int | None = None
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_calls_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    catalog: str | None = None
+    statistics_engines: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ("impala",)
+    zone: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+    @property
+    def addresses(self) -> list[Address]:
+        return addresses(self.uri)
+
+    def seconds(self, key: Literal["connect_timeout", "answer_timeout"], default: float) -> float:
+        """A timeout; the default where none is given."""
+        given = getattr(self, key)
+        return default if given is None else parse_duration(str(given)).total_seconds()
+
+    def described(self) -> str:
+        """Identity and transport for a person: `Kerberos as me@REALM, TLS`; nothing for a plain connection."""
+        names = {
+            "none": "",
+            "kerberos": f"Kerberos as {self.client_principal or self.ticket_cache or 'the owner of the tickets'}",
+            "plain": f"PLAIN as {self.user}",
+            "token": "a delegation token",
+        }
+        http = ("HTTPS" if self.tls else "HTTP") if self.transport == "http" else ""
+        parts = [
+            names[self.auth],
+            f"for {self.user}" if self.user and self.auth != "plain" else "",
+            "JWT" if self.jwt else "",
+            http or ("TLS" if self.tls else ""),
+            "client certificate" if self.certificate else "",
+            "framed" if self.transport == "framed" else "",
+            "compact" if self.protocol == "compact" else "",
+            f"catalog {self.catalog}" if self.catalog else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+def checked(config: MetastoreConfig | str, name: str = "") -> MetastoreConfig:
+    """The value, or that of a URI, if its keys fit together. Raises ConfigError naming the key, below `name`;
+    UsageError for a URI that is none."""
+    if isinstance(config, str):
+        config = MetastoreConfig(config)
+    begin = f"{name}." if name else ""
+    try:
+        addresses(config.uri)
+    except UsageError as error:
+        if not name:
+            raise
+        raise ConfigError(f"{begin}uri: {error.message}", hint=error.hint) from None
+    for key in ("connect_timeout", "answer_timeout"):
+        try:
+            fits = config.seconds(key, 1.0) > 0
+        except ValueError as error:
+            raise ConfigError(f"{begin}{key}: {error}") from None
+        if not fits:
+            raise ConfigError(f"{begin}{key}: must be more than nothing", hint="write a duration such as 20s")
+    _check_secrets(config, begin)
+    for key, (other, values) in _ONLY_WITH.items():
+        if getattr(config, key) and getattr(config, other) not in values:
+            wanted = " or ".join(f'{other} = "{value}"' for value in values)
+            raise ConfigError(f"{begin}{key}: only with {wanted}", hint=f"set {other}, or remove {key}")
+    for key, missing in _needs(config):
+        raise ConfigError(f"{begin}{key}: {missing}", hint="see docs/configuration.md")
+    return config
+
+
+def addresses(uri: str) -> list[Address]:
+    """`thrift://host:port[,thrift://host:port...]` -> addresses. The scheme and the port may be left out. Raises
+    UsageError, which never shows a password."""
+    return [_address(part.strip(), uri) for part in uri.split(",")]
+
+
+def _address(part: str, uri: str) -> Address:
+    if "@" in part or "?" in part:
+        raise UsageError(
+            "a metastore's URI takes no user, password or parameter",
+            hint='write thrift://host:port, and the identity as keys of [metastores.NAME]: user = "...", '
+            'password = "file:..."',
+        )
+    scheme, _, rest = part.rpartition("://")
+    host, _, port = rest.rstrip("/").rpartition(":") if ":" in rest.rpartition("]")[2] else (rest.rstrip("/"), "", "")
+    host = host.removeprefix("[").removesuffix("]")
+    number = int(port) if port.isdecimal() else DEFAULT_PORT if not port else 0
+    if scheme not in ("thrift", "") or not host or "/" in host or not 0 < number < 65536:
+        web = scheme in ("http", "https")
+        raise UsageError(
+            f"not a metastore URI: {uri!r}",
+            hint=(
+                'for the HTTP transport write thrift://host:port and transport = "http", path = "..." (tls = true for '
+                "https) in [metastores.NAME]"
+                if web
+                else "write thrift://host:port, several separated by commas for failover"
+            ),
+        )
+    return host, number
+
+
+def _check_secrets(config: MetastoreConfig, begin: str) -> None:
+    """References only: a secret that was written out is not shown either."""
+    written = {key: getattr(config, key) for key in _SECRETS}
+    written |= {f"headers.{key}": value for key, value in config.headers.items() if _SECRET_HEADER.search(key)}
+    for key, value in written.items():
+        if value is not None and not is_reference(value):
+            raise ConfigError(
+                f"{begin}{key}: a secret is not written here",
+                hint=f'write where it is: {key} = "file:/path", "env:NAME" or "command:program argument"',
+            )
+
+
+def _needs(config: MetastoreConfig) -> list[tuple[str, str]]:
+    sasl = config.auth != "none"
+    given = [
+        (config.auth == "plain" and not (config.user and config.password), "auth", "PLAIN needs user and password"),
+        (config.auth == "token" and not config.token, "auth", "a delegation token is needed: token"),
+        (config.auth == "token" and bool(config.user), "user", "a token has an owner, and no other user"),
+        (bool(config.keytab) and not config.client_principal, "keytab", "needs client_principal"),
+        (bool(config.keytab and config.ticket_cache), "keytab", "is used in place of ticket_cache: give one of them"),
+        (bool(config.certificate) != bool(config.key), "certificate", "certificate and key are given together"),
+        (sasl and config.transport == "framed", "transport", "SASL has frames of its own: leave out framed"),
+        (sasl and config.transport == "http", "auth", "HTTP carries the identity in jwt, headers or user"),
+        (not config.tls and bool(config.ca or config.certificate), "tls", "must be true for ca and certificate"),
+    ]
+    return [(key, why) for wrong, key, why in given if wrong]
+
+
+# ---- gateway config --------------------------------------------------------------------------------------------------
+# What a gateway asks of its clients: `[gateway]` as a value.
+#
+# GatewayConfig(principal="hive/gateway.example.com@EXAMPLE.COM", keytab="/etc/gateway.keytab", protection="privacy")
+
+
+Risk = Literal["unauthenticated", "unencrypted", "own-identity"]
+
+
+REFERENCES = 'write "file:/path", "env:NAME" or "command:program argument"'
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The side of the clients. certificate, key: of TLS, PEM files; key_password: a reference to a secret; client_ca:
+    who signs certificates that clients must have. principal, keytab: of Kerberos; realms: of clients, else that of the
+    principal; protection: the least that a client may choose. token_key: a reference to the secret that signs
+    delegation tokens; proxy_users: who gets them for other users. transport: "framed" for clients that are set so.
+    allow: risks that are taken, see docs/gateway.md."""
+
+    certificate: str | None = None
+    key: str | None = None
+    key_password: str | None = None
+    client_ca: str | None = None
+    principal: str | None = None
+    keytab: str | None = None
+    realms: tuple[str, ...] = ()
+    auth_to_local: str | None = None
+    protection: Protection = "authentication"
+    token_key: str | None = None
+    proxy_users: tuple[str, ...] = ()
+    transport: Literal["socket", "framed"] = "socket"
+    allow: tuple[Risk, ...] = ()
+
+    @property
+    def authenticates(self) -> bool:
+        return bool(self.principal or self.client_ca)
+
+    @property
+    def encrypts(self) -> bool:
+        return bool(self.certificate) or (bool(self.principal) and self.protection == "privacy")
+
+    def described(self) -> str:
+        """For a person: `Kerberos, TLS, client certificates`; nothing for a plain one."""
+        parts = [
+            "Kerberos" if self.principal else "",
+            "TLS" if self.certificate else "",
+            "client certificates" if self.client_ca else "",
+            "framed" if self.transport == "framed" else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+def check_gateway(config: GatewayConfig) -> GatewayConfig:
+    """The value, if its keys fit together. Raises ConfigError naming the key."""
+    for wrong, key, why in (
+        (bool(config.certificate) != bool(config.key), "certificate", "certificate and key are given together"),
+        (bool(config.client_ca) and not config.certificate, "client_ca", "only with certificate and key"),
+        (bool(config.principal) != bool(config.keytab), "principal", "principal and keytab are given together"),
+        (bool(config.realms) and not config.principal, "realms", "only with principal and keytab"),
+        (config.auth_to_local is not None and not config.principal, "auth_to_local", "only with principal and keytab"),
+        (config.protection != "authentication" and not config.principal, "protection", "only with principal"),
+        (bool(config.token_key) and not config.principal, "token_key", "only with principal and keytab"),
+        (bool(config.proxy_users) and not config.token_key, "proxy_users", "only with token_key"),
+        (
+            bool(config.token_key) and config.protection == "privacy" and not config.certificate,
+            "token_key",
+            "the encryption of DIGEST-MD5 is broken: for privacy, set certificate and key",
+        ),
+        (bool(config.principal) and config.transport == "framed", "transport", "SASL has frames of its own"),
+        *(
+            (value is not None and not is_reference(value), name, f"a secret is not written here: {REFERENCES}")
+            for name, value in (("key_password", config.key_password), ("token_key", config.token_key))
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f"gateway.{key}: {why}", hint="see docs/gateway.md")
+    return config

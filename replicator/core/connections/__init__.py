@@ -1,1 +1,0 @@
-"""Configuration of metastore connections: addresses, identity, transport, secrets."""

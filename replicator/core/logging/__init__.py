@@ -1,1 +1,0 @@
-"""Log records and progress of a running command: its steps, and the objects they are about."""

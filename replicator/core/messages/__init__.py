@@ -1,1 +1,0 @@
-"""Messages to others: a signed POST, or the standard input of a command."""

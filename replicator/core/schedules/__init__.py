@@ -1,1 +1,0 @@
-"""Configuration of the service: its jobs, their times, its state, its alerts."""

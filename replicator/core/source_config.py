@@ -1,0 +1,159 @@
+"""`[ingestion]` of the configuration: where landing tables are, and the databases and directories that they come from.
+
+SourceConfig(url="jdbc:postgresql://crm:5432/crm", user="replicator", password="file:/etc/crm.password")
+SourceConfig(path="/drop/sales")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from replicator.core.connections import is_reference, read_secret
+from replicator.core.policy import Policy
+from replicator.core.service_config import NotifyConfig, check_notify
+from replicator.core.text.quantity import parse_duration
+from replicator.errors import ConfigError
+
+KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}
+"""Kinds of databases, by the word behind `jdbc:` in their URLs."""
+
+SHORTEST_LEASE = 10
+"""Seconds: a controller says each third of its lease that it lives."""
+
+IDS = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+:\w+", re.IGNORECASE)
+"""The ids of erased people: "db.table:column"."""
+
+LANDING_ZONE = "landing"
+
+POOL = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A database, or a directory of files. url: as its JDBC driver has it, without user and password. password: a
+    reference to a secret. readers: connections of one job, at most. fetch: rows that a reader asks for at a time. jar:
+    of the driver, or of Spark's reader of Avro, where the one that is fetched shall not be used. path: of the
+    directory, instead of `url`: files of SCHEMA.TABLE are in SCHEMA/TABLE below it."""
+
+    url: str = ""
+    user: str = ""
+    password: str | None = None
+    readers: int = 8
+    fetch: int = 10_000
+    jar: str | None = None
+    path: str = ""
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`; "files" of a directory."""
+        return "files" if self.path else KINDS[self.url.split(":")[1]]
+
+    def secret(self, name: str) -> str:
+        """The password, read again; empty without one. Raises ConfigError."""
+        return read_secret(self.password, f"ingestion.sources.{name}.password") if self.password else ""
+
+
+class ClassConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What assets of a classification have where they say nothing: see `Asset`. policies: which ones may replicate what
+    lands of them, whatever they say; None: all."""
+
+    retention: str | None = None
+    erasure_ids: str | None = None
+    erasure_column: str | None = None
+    policies: tuple[str, ...] | None = None
+
+
+class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """metastore: of the landing tables, a configured name or a URI. landing: a directory, which only ingestion changes.
+    store: of jobs, a database's URL; None: that of `[service]`. slots: jobs at a time, of all controllers; share: of
+    the slots that one asset may have. lease: for how long a job stays with a controller that went away. expire: a job
+    that fails for so long, or `attempts` times, is given up. log: the table of all state changes, "db.table". pool: of
+    Spark's fair scheduler, in which all work of ingestion runs. notify: who is told. classes: by classification, what
+    its assets have where they say nothing. replicating: no key of the file, but the policies whose source is
+    `metastore`."""
+
+    metastore: str = ""
+    landing: str = ""
+    store: str | None = None
+    slots: int = 4
+    share: float = 0.5
+    lease: str = "60s"
+    expire: str = "7d"
+    attempts: int = 100
+    log: str = "governance.ingestion_log"
+    pool: str = "ingestion"
+    sources: dict[str, SourceConfig] = {}
+    notify: NotifyConfig = NotifyConfig()
+    classes: dict[Literal["public", "internal", "confidential", "personal"], ClassConfig] = {}
+    replicating: tuple[Policy, ...] = ()
+
+
+def check_ingestion(ingestion: IngestionConfig) -> None:
+    """Raises ConfigError naming the key that is wrong."""
+    for name, source in ingestion.sources.items():
+        key = f"ingestion.sources.{name}"
+        if source.path:
+            _check_directory(source, key, ingestion.landing)
+            continue
+        words = source.url.split(":", 2)
+        if len(words) < 3 or words[0] != "jdbc" or words[1] not in KINDS:
+            hint = "write a JDBC URL such as jdbc:postgresql://host:5432/database"
+            raise ConfigError(f"{key}.url: {', '.join(KINDS)} are known, not {source.url[:60]!r}", hint=hint)
+        if "password" in source.url.lower() or "@" in words[2].split("?")[0]:
+            raise ConfigError(f"{key}.url: holds a user or a password", hint="give user, and password by reference")
+        if source.password is not None and not is_reference(source.password):
+            hint = 'write "file:/path", "env:NAME" or "command:program argument"'
+            raise ConfigError(f"{key}.password: is no reference to a secret", hint=hint)
+        if source.readers < 1 or source.fetch < 1:
+            raise ConfigError(f"{key}: readers and fetch are at least 1")
+    for name, given in ingestion.classes.items():
+        _check_class(given, f"ingestion.classes.{name}")
+    if ingestion.slots < 1:
+        raise ConfigError("ingestion.slots: is less than 1")
+    if not 0 < ingestion.share <= 1:
+        raise ConfigError("ingestion.share: is not between 0 and 1")
+    if ingestion.attempts < 1:
+        raise ConfigError("ingestion.attempts: is less than 1")
+    for key, example in (("expire", "7d"), ("lease", "60s")):
+        try:
+            found = parse_duration(getattr(ingestion, key))
+        except ValueError as error:
+            raise ConfigError(f"ingestion.{key}: {error}", hint=f"write a duration such as {example}") from error
+        if key == "lease" and found.total_seconds() < SHORTEST_LEASE:
+            raise ConfigError(f"ingestion.lease: is less than {SHORTEST_LEASE} seconds", hint="60s suits most")
+    if not POOL.fullmatch(ingestion.pool):
+        raise ConfigError("ingestion.pool: is no name of a pool", hint="write letters, digits, _, - and .")
+    if ingestion.log.count(".") != 1:
+        raise ConfigError("ingestion.log: is no table", hint="write db.table")
+    check_notify(ingestion.notify)
+
+
+def check_zone(ingestion: IngestionConfig, zones: Mapping[str, str | None]) -> None:
+    """Where metastores have zones, given by their names, tables land in one of the zone "landing". Raises
+    ConfigError."""
+    if ingestion.metastore and any(zones.values()) and zones.get(ingestion.metastore) != LANDING_ZONE:
+        there = ", ".join(sorted(name for name, zone in zones.items() if zone == LANDING_ZONE)) or "none"
+        told = f"ingestion.metastore: {ingestion.metastore} is not of the zone {LANDING_ZONE}"
+        raise ConfigError(told, hint=f"of [metastores] with this zone, there are: {there}")
+
+
+def _check_class(given: ClassConfig, key: str) -> None:
+    if given.erasure_ids is not None and not IDS.fullmatch(given.erasure_ids):
+        raise ConfigError(f"{key}.erasure_ids: is no column of ids", hint="write DB.TABLE:COLUMN")
+    try:
+        _ = parse_duration(given.retention or "0s")
+    except ValueError as error:
+        raise ConfigError(f"{key}.retention: {error}", hint="write a duration such as 30d") from error
+
+
+def _check_directory(source: SourceConfig, key: str, landing: str) -> None:
+    if source.url or source.user or source.password:
+        raise ConfigError(f"{key}: has a path and a database's url, user or password", hint="give either")
+    if not (source.path.startswith("/") or "://" in source.path):
+        raise ConfigError(f"{key}.path: {source.path[:60]!r} is no absolute path and no URL")
+    one, other = (each.rstrip("/") + "/" for each in (source.path, landing or "/"))
+    if landing and (one.startswith(other) or other.startswith(one)):
+        raise ConfigError(f"{key}.path: overlaps ingestion.landing", hint="only ingestion writes where tables land")

@@ -1,0 +1,438 @@
+"""What receivers have not got yet, in the ingestion store: any controller delivers it.
+
+Each change of a job is a row of the store, written with it: messages are made of these rows, in the transaction that
+notes up to which one a receiver has its messages. So whoever is killed, and wherever, none is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, update
+
+from cmroot.store.place import parent
+from cmroot.text import shown
+from replicator.core.connections import read_secret
+from replicator.core.model import Value
+from replicator.core.sending import PATIENCE, KafkaTopic, call, failure_of, post
+from replicator.core.service_config import CHANNELS, LINEAGE, LineageConfig, NotifyConfig, WebhookConfig
+from replicator.core.text.java_properties import without_credentials
+from replicator.ingestion import job_queries as queries
+from replicator.ingestion.ingestion_request import Asset, JobChange, Request
+from replicator.ingestion.job_store import IngestionStore
+from replicator.ingestion.landing.landing_schema import LOAD
+from replicator.ingestion.schema import change, message, receiver, turn
+from replicator.policies.lineage import PRODUCER, datasets, send
+
+# ---- notice ----------------------------------------------------------------------------------------------------------
+# What receivers are told: of which changes of jobs, and in which words. Pure.
+
+
+OFTEN, AGAIN = 4, 24
+"""Failures of a job, of a kind that is tried again, of which somebody is told, and after how many more again: the quick
+tries are over then, and a day of hourly ones."""
+
+DATASET_SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/DatasetEvent"
+FACETS = "https://openlineage.io/spec/facets"
+
+
+class Notice(Value, frozen=True, omit_defaults=False):
+    """Of a job. key: the same whenever it is sent. state: done: readers may read it; failed_user, failed_type: it waits
+    for another request; failed, published: it failed so often, before or after readers saw its rows, and is tried
+    again; expired: it is given up. at: ISO 8601."""
+
+    key: str
+    job: int
+    attempt: int
+    asset: str
+    source: str
+    target: str
+    mode: str
+    state: str
+    step: str
+    requested_by: str
+    event_id: int | None
+    rows: int | None
+    bytes: int | None
+    files: int | None
+    erased_rows: int | None
+    consistent: bool | None
+    schema_hash: str | None
+    error_kind: str
+    error_text: str
+    at: str
+
+
+class TableSchema(Value, frozen=True, omit_defaults=False):
+    """Of a landing table. columns, partitioned_by: name and type of each. location: the directory of the table, below
+    which its versions are."""
+
+    asset: str
+    table: str
+    columns: tuple[tuple[str, str], ...]
+    partitioned_by: tuple[tuple[str, str], ...]
+    schema_hash: str
+    owner: str
+    classification: str
+    location: str
+
+
+class Message(Value, frozen=True, omit_defaults=False):
+    """about: the key, or what only the newest message counts of. at: seconds since 1970."""
+
+    about: str
+    key: str
+    job: int
+    at: float
+    body: str
+
+
+def is_told(channel: str, change: JobChange, failures: int) -> bool:
+    """Whether a channel hears of a change. failures: of its job, with this one."""
+    if channel != "failures":
+        return change.state == "done"
+    if change.state in ("failed_user", "failed_type", "expired"):
+        return True
+    is_often = failures >= OFTEN and (failures - OFTEN) % AGAIN == 0
+    return bool(change.error_kind) and change.state in ("failed", "published") and is_often
+
+
+def notice_of(change: JobChange) -> Message:
+    key = f"{change.job}-{change.attempt}-{change.state}"
+    same = {name: getattr(change, name) for name in Notice.__struct_fields__ if hasattr(change, name)}
+    told = {**same, "requested_by": change.requester, "at": datetime.fromtimestamp(change.at, UTC).isoformat()}
+    body = msgspec.json.encode(Notice(key=key, **told)).decode()
+    return Message(about=key, key=key, job=change.job, at=change.at, body=body)
+
+
+def schemas_of(change: JobChange, asset: Asset, request: Request, facts: Mapping[str, Any]) -> Iterator[Message]:
+    """Of the table of a job, and of those that its rows were taken apart into; none where it published nothing."""
+    parts = {f"{request.table}__{name}".lower(): part for name, part in facts.get("parts", {}).items()}
+    for table, found in {request.table.lower(): facts, **parts}.items():
+        if not found.get("schema_hash") or not found.get("location"):
+            continue
+        key_column = ("day", "date") if "days" in found else (LOAD.name, LOAD.type)
+        made = TableSchema(
+            asset=asset.name,
+            table=f"{request.target[0]}.{table}",
+            columns=tuple((name, kind) for name, kind in found["columns"]),
+            partitioned_by=(key_column,) if request.mode == "append" else (),
+            schema_hash=found["schema_hash"],
+            owner=asset.owner,
+            classification=asset.classification,
+            location=parent(found["location"]),
+        )
+        body, key = msgspec.json.encode(made).decode(), f"{change.job}-{change.attempt}-{made.table}"
+        yield Message(about=made.table, key=key, job=change.job, at=change.at, body=body)
+
+
+def dataset_event(message: Message, uri: str) -> bytes:
+    """A table's schema in OpenLineage's words. uri: of the metastore."""
+    told = msgspec.json.decode(message.body, type=TableSchema)
+    db, _, name = told.table.partition(".")
+    fields = [{"name": column, "type": kind} for column, kind in (*told.columns, *told.partitioned_by)]
+    facets = {
+        "schema": {"fields": fields, **_facet("1-1-1", "SchemaDatasetFacet")},
+        "ownership": {"owners": [{"name": told.owner}], **_facet("1-0-1", "OwnershipDatasetFacet")},
+    }
+    event = {
+        "eventTime": datetime.fromtimestamp(message.at, UTC).isoformat(),
+        "dataset": {**datasets(uri, [(db, name)])[0], "facets": facets},
+        "producer": PRODUCER,
+        "schemaURL": DATASET_SCHEMA,
+    }
+    return msgspec.json.encode(event)
+
+
+def _facet(version: str, name: str) -> dict[str, str]:
+    return {"_producer": PRODUCER, "_schemaURL": f"{FACETS}/{version}/{name}.json#/$defs/{name}"}
+
+
+# ---- outbox ----------------------------------------------------------------------------------------------------------
+
+
+BATCH = 1000
+"""Changes that are looked at together."""
+
+SENDING = 60.0
+"""Seconds for which a receiver is one controller's; then another one sends the same message again."""
+
+FIRST, LONGEST = 10.0, 300.0
+"""Seconds to a receiver's next try after a failure: doubled each time."""
+
+ERROR = 300
+"""Characters of an error that are kept."""
+
+
+class Undelivered(Value, frozen=True, omit_defaults=False):
+    """A message that a receiver has not got. receiver: CHANNEL.KIND.NAME. at: of what it tells, in seconds since 1970.
+    tries: so far; error: of the last one."""
+
+    receiver: str
+    key: str
+    job: int
+    at: float
+    tries: int
+    error: str
+
+
+class Outbox:
+    """Of one store. Raises as `Database`."""
+
+    def __init__(self, store: IngestionStore) -> None:
+        self._store = store
+
+    def address(self, names: Sequence[str]) -> None:
+        """Makes the messages of what has changed. A receiver that is new hears of what comes from now on."""
+        with self._store.transaction() as connection:
+            newest = _newest(connection)
+            told = _told(connection)
+        while any(told.get(name, -1) < newest for name in names):
+            with self._turn() as connection:
+                told = self._address(connection, names, _newest(connection))
+
+    def _address(self, connection: Connection, names: Sequence[str], newest: int) -> dict[str, int]:
+        now = self._store.now()
+        told = _told(connection)
+        for name in (each for each in names if each not in told):
+            connection.execute(insert(receiver).values(name=name, told=newest, due=0.0, failures=0, seen=now))
+            told[name] = newest
+        mine = update(receiver).where(receiver.c.name.in_(names))
+        connection.execute(mine.values(seen=now))  # before its messages, as whoever sends one does: nobody deadlocks
+        found = queries.find_changes(connection, min(told[name] for name in names), BATCH)
+        for each in found:
+            for name in names:
+                if told[name] < each.id:
+                    self._add(connection, name, each)
+        until = found[-1].id if found else newest
+        told |= {name: max(told[name], until) for name in names}
+        for name in names:
+            connection.execute(update(receiver).where(receiver.c.name == name).values(told=told[name]))
+        return told
+
+    def _add(self, connection: Connection, name: str, each: JobChange) -> None:
+        for made in _messages(connection, name, each):
+            mine = (message.c.receiver == name, message.c.about == made.about)
+            before = connection.execute(select(message.c.body, message.c.delivered).where(*mine)).first()
+            if before is not None and before.delivered is not None and before.body == made.body:
+                continue
+            connection.execute(delete(message).where(*mine))
+            values = {name: getattr(made, name) for name in Message.__struct_fields__}
+            connection.execute(insert(message).values(receiver=name, tries=0, error="", delivered=None, **values))
+
+    def take(self, name: str) -> Message | None:
+        """A receiver's next message: who takes it says within `SENDING` seconds what became of it. None: there is none,
+        or the receiver waits, or another controller sends to it."""
+        waits = and_(message.c.receiver == name, message.c.delivered.is_(None))
+        with self._store.writing() as connection:
+            now = self._store.now()
+            free = (receiver.c.name == name, receiver.c.due <= now, exists().where(waits))
+            if not connection.execute(update(receiver).where(*free).values(due=now + SENDING, seen=now)).rowcount:
+                return None
+            query = select(message).where(waits).order_by(message.c.tries, message.c.id).limit(1)
+            row = connection.execute(query).mappings().one()
+        return Message(**{name: row[name] for name in Message.__struct_fields__})
+
+    def delivered(self, name: str, sent: Message) -> None:
+        """A receiver has its message. May run twice."""
+        with self._store.writing() as connection:
+            now = self._store.now()
+            connection.execute(update(receiver).where(receiver.c.name == name).values(due=0.0, failures=0))
+            if name.startswith("schemas."):
+                connection.execute(update(message).where(*_this(name, sent)).values(delivered=now))
+            else:
+                connection.execute(delete(message).where(*_this(name, sent)))
+
+    def failed(self, name: str, sent: Message, error: str) -> float:
+        """A receiver has not got its message; seconds until it is tried again. Those that were tried less come first:
+        one that nobody takes holds up no other."""
+        with self._store.writing() as connection:
+            mine, kept = receiver.c.name == name, without_credentials(shown(error)).replace("\0", "")[:ERROR]
+            connection.execute(update(receiver).where(mine).values(failures=receiver.c.failures + 1))
+            failures = int(connection.execute(select(receiver.c.failures).where(mine)).scalar_one())
+            wait = min(FIRST * 2.0 ** min(failures - 1, 10), LONGEST)
+            connection.execute(update(receiver).where(mine).values(due=self._store.now() + wait))
+            tried = {"tries": message.c.tries + 1, "error": kept}
+            connection.execute(update(message).where(*_this(name, sent)).values(**tried))
+        return wait
+
+    def undelivered(self, job: int | None = None) -> list[Undelivered]:
+        """What receivers have not got, oldest first, also what no controller has addressed to them yet. job: only of
+        it."""
+        with self._store.transaction() as connection:
+            query = select(message).where(message.c.delivered.is_(None)).order_by(message.c.id)
+            if job is not None:
+                query = query.where(message.c.job == job)
+            rows = connection.execute(query).mappings().all()
+            found = [Undelivered(**{name: row[name] for name in Undelivered.__struct_fields__}) for row in rows]
+            if job is not None:
+                found += _unaddressed(connection, job)
+        return found
+
+    def forget(self, names: Sequence[str], seconds: float) -> list[str]:
+        """Receivers that no controller has had in its configuration for so long are forgotten, with their messages;
+        their names. names: those that are there."""
+        with self._turn() as connection:
+            gone = (receiver.c.name.not_in(names), receiver.c.seen < self._store.now() - seconds)
+            found = [str(name) for name in connection.execute(select(receiver.c.name).where(*gone)).scalars()]
+            connection.execute(delete(receiver).where(receiver.c.name.in_(found)))
+            connection.execute(delete(message).where(message.c.receiver.in_(found)))
+        return found
+
+    @contextmanager
+    def _turn(self) -> Iterator[Connection]:
+        """As changes of jobs are made: one at a time."""
+        with self._store.writing() as connection:
+            connection.execute(update(turn).values(fence=turn.c.fence))
+            yield connection
+
+
+def _this(name: str, sent: Message) -> Sequence[ColumnElement[bool]]:
+    """A receiver's message, whatever has taken its place meanwhile: SQLite gives a number again once its message is
+    gone."""
+    return message.c.receiver == name, message.c.about == sent.about, message.c.key == sent.key
+
+
+def _newest(connection: Connection) -> int:
+    return int(connection.execute(select(func.max(change.c.id))).scalar() or 0)
+
+
+def _told(connection: Connection) -> dict[str, int]:
+    """By receiver, the last change of which it has its messages."""
+    return {str(name): int(told) for name, told in connection.execute(select(receiver.c.name, receiver.c.told))}
+
+
+def _messages(connection: Connection, name: str, each: JobChange) -> Iterator[Message]:
+    channel = name.partition(".")[0]
+    if not each.error_kind and each.state not in ("done", "expired"):
+        return
+    if not is_told(channel, each, _failures(connection, each)):
+        return
+    if channel != "schemas":
+        yield notice_of(each)
+        return
+    row: dict[str, Any] = queries.find_row(connection, each.job)
+    request = msgspec.json.decode(row["request"], type=Request)
+    facts = msgspec.json.decode(row["facts"])
+    yield from schemas_of(each, queries.find_asset(connection, each.asset), request, facts)
+
+
+def _failures(connection: Connection, each: JobChange) -> int:
+    """Of its job, up to this change; those that are tried again."""
+    tried = (change.c.job == each.job, change.c.id <= each.id, change.c.error_kind != "")
+    states = change.c.state.in_(("failed", "published"))
+    return int(connection.execute(select(func.count(change.c.id)).where(*tried, states)).scalar_one())
+
+
+def _unaddressed(connection: Connection, job: int) -> Iterator[Undelivered]:
+    changes = queries.find_detail(connection, job).changes
+    for name, told in _told(connection).items():
+        for each in changes:
+            for made in _messages(connection, name, each) if each.id > told else ():
+                yield Undelivered(receiver=name, key=made.key, job=job, at=made.at, tries=0, error="")
+
+
+# ---- courier ---------------------------------------------------------------------------------------------------------
+# Delivers what the outbox has, beside the work of a controller: a receiver that is down or slow holds up neither jobs
+# nor other receivers.
+
+
+log = logging.getLogger(__name__)
+
+PERIOD = 2.0
+"""Seconds between two looks for messages."""
+
+LAST = 20.0
+"""Seconds for which a controller that ends goes on sending."""
+
+KEY = "Idempotency-Key"
+
+Send = Callable[[Message], None]
+"""Raises something when nobody got it."""
+
+
+def senders_of(notify: NotifyConfig, lineage: LineageConfig, uri: str) -> dict[str, Send]:
+    """By channel and receiver, CHANNEL.KIND.NAME. uri: of the metastore of landing tables. Raises ConfigError for a
+    receiver whose library is not installed."""
+    kinds: dict[str, Send] = {
+        **{f"webhooks.{name}": partial(_post, name, each) for name, each in notify.webhooks.items()},
+        **{f"commands.{name}": partial(_call, each.command) for name, each in notify.commands.items()},
+        **{f"kafka.{name}": partial(_produce, KafkaTopic(name, each)) for name, each in notify.kafka.items()},
+        LINEAGE: partial(_tell_lineage, lineage, uri),
+    }
+    return {f"{channel}.{name}": kinds[name] for channel in CHANNELS for name in getattr(notify, channel)}
+
+
+def _post(name: str, hook: WebhookConfig, message: Message) -> None:
+    secret = read_secret(hook.secret, f"ingestion.notify.webhooks.{name}.secret") if hook.secret else ""
+    post(hook.url, message.body.encode(), {KEY: message.key}, secret)
+
+
+def _call(command: tuple[str, ...], message: Message) -> None:
+    call(command, message.body.encode())
+
+
+def _produce(topic: KafkaTopic, message: Message) -> None:
+    topic.send(message.key, message.body.encode())
+
+
+def _tell_lineage(config: LineageConfig, uri: str, message: Message) -> None:
+    send(config, dataset_event(message, uri), {KEY: message.key})
+
+
+class Courier:
+    """A thread for each receiver, while the block lasts, and up to `LAST` seconds more for what came in last."""
+
+    def __init__(self, store: IngestionStore, senders: Mapping[str, Send], forget_after: float) -> None:
+        """forget_after: seconds after which a receiver that nobody has configured any more is forgotten."""
+        self.outbox, self._senders, self._forget_after = Outbox(store), senders, forget_after
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._deliver_all, args=(name, sender), name=f"to-{name}", daemon=True)
+            for name, sender in senders.items()
+        ]
+
+    def __enter__(self) -> Self:
+        if self._senders:
+            self.outbox.address(list(self._senders))
+        for name in self.outbox.forget(list(self._senders), self._forget_after):
+            log.warning("%s is not configured any more: it is forgotten, with what it was not told", name)
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._over.set()
+        until = time.monotonic() + LAST + 2 * PATIENCE
+        for each in self._threads:
+            each.join(max(0.0, until - time.monotonic()))
+
+    def _deliver_all(self, name: str, sender: Send) -> None:
+        ended = False
+        while not ended:
+            ended = self._over.wait(PERIOD)
+            try:
+                self._deliver(name, sender)
+            except Exception as error:  # the store is away, say: the messages stay in it
+                log.warning("%s is not told anything: %s", name, error)
+
+    def _deliver(self, name: str, sender: Send) -> None:
+        self.outbox.address([name])
+        until = time.monotonic() + LAST
+        while (message := self.outbox.take(name)) is not None:
+            if failure := failure_of(partial(sender, message)):
+                wait = self.outbox.failed(name, message, failure)
+                log.warning("%s: %s was not told, tried again in %.0f s: %s", name, message.key, wait, failure)
+                return
+            self.outbox.delivered(name, message)
+            if self._over.is_set() and time.monotonic() > until:
+                return

@@ -1,1 +1,0 @@
-"""Notices: who is told what ingestion did, at least once."""

@@ -1,0 +1,434 @@
+"""Kerberos: tickets from a keytab or a ticket cache, and SASL GSSAPI (RFC 4752) with them.
+
+A keytab's tickets are in memory and are taken again once half of their life is over; a ticket cache is read at each
+connection, and renewed by `kinit -R` while it can be.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+import shutil
+import socket
+import subprocess
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from cmroot.digest_md5 import CIPHER, DigestLayer, parsed, replied
+from replicator.core.connections import MetastoreConfig, read_secret
+from replicator.errors import ConfigError, IdentityRefused, MetastoreError, NotAMetastore, NotAuthenticated, UsageError
+from replicator.metastore.transports.frames import (
+    FrameError,
+    Layer,
+    Quality,
+    Read,
+    Status,
+    Unlayered,
+    message,
+    read_message,
+    reading,
+)
+
+# ---- negotiation -----------------------------------------------------------------------------------------------------
+# The client's side of a SASL negotiation, as Hive's own client carries it out.
+
+
+OTHER_MECHANISM = (
+    'set auth in [metastores.NAME]: "kerberos" (GSSAPI), "plain" (a user with a password) or "token" (DIGEST-MD5)'
+)
+
+
+class Mechanism(Protocol):
+    """One proof of identity. `complete`: nothing more is to be said; then `layer` protects what follows."""
+
+    name: str
+    shown: str  # the identity, for a person
+    refused: str  # a hint for a server that refuses it
+
+    @property
+    def complete(self) -> bool: ...
+
+    @property
+    def layer(self) -> Layer: ...
+
+    def first(self) -> bytes:
+        """The initial response. Raises IdentityRefused, NotAuthenticated."""
+        ...
+
+    def answer(self, challenge: bytes) -> bytes:
+        """Raises IdentityRefused, NotAuthenticated."""
+        ...
+
+
+class Layered:
+    """A mechanism that agrees on its layer in the end."""
+
+    _layer: Layer | None = None
+
+    @property
+    def layer(self) -> Layer:
+        if self._layer is None:
+            raise AssertionError("the negotiation has not ended")
+        return self._layer
+
+
+def negotiate(connection: socket.socket, mechanism: Mechanism) -> Layer:
+    """Raises IdentityRefused when the server refuses, NotAMetastore for one that knows no SASL or another mechanism,
+    NotAuthenticated, OSError and EOFError when the connection dies."""
+    read = reading(connection)
+    said = mechanism.first()
+    connection.sendall(message(Status.START, mechanism.name.encode()) + message(_status(mechanism), said))
+    status = Status.OK
+    while status is Status.OK and not mechanism.complete:
+        status, challenge = _next(read, mechanism)
+        said = mechanism.answer(challenge)
+        if status is Status.OK:
+            connection.sendall(message(_status(mechanism), said))
+    if not mechanism.complete:
+        raise IdentityRefused("the server ended the SASL negotiation before it had proved its own identity")
+    if status is Status.OK:
+        status, _ = _next(read, mechanism)
+        if status is not Status.COMPLETE:
+            raise IdentityRefused("the server does not end the SASL negotiation")
+    return mechanism.layer
+
+
+def _status(mechanism: Mechanism) -> Status:
+    return Status.COMPLETE if mechanism.complete else Status.OK
+
+
+def _next(read: Read, mechanism: Mechanism) -> tuple[Status, bytes]:
+    status, payload = read_message(read)
+    if status in (Status.OK, Status.COMPLETE):
+        return status, payload
+    said = payload.decode("utf-8", "replace").strip()
+    if "nsupported mechanism" in said:
+        raise NotAMetastore(f"the server speaks SASL, but not {mechanism.name}: {said}", hint=OTHER_MECHANISM)
+    raise IdentityRefused(f"the server refused {mechanism.shown}: {said or status.name}", hint=mechanism.refused)
+
+
+# ---- kerberos --------------------------------------------------------------------------------------------------------
+
+
+try:
+    import gssapi
+except ImportError:  # the extra is not installed, or the system has no Kerberos
+    gssapi = None
+
+
+DEFAULT_PRINCIPAL = "hive/_HOST"
+RENEW_WITHIN = 600  # seconds left of a ticket
+LEAST = 60  # seconds that a connection's tickets must last for another call
+LARGEST = 0xFFFFFF  # of a wrapped piece, as RFC 4752 says it; Java's side checks none
+LEAST_QUALITY = {
+    None: Quality.AUTHENTICATION,
+    "authentication": Quality.AUTHENTICATION,
+    "integrity": Quality.INTEGRITY,
+    "privacy": Quality.PRIVACY,
+}
+
+_CLOCK = "set both clocks by NTP: Kerberos allows 5 minutes"
+_CAUSES: tuple[tuple[tuple[str, ...], type[MetastoreError], str], ...] = (
+    (("clock skew",), NotAuthenticated, _CLOCK),
+    (("cannot contact any kdc", "cannot find kdc", "resolve network address for kdc"), NotAuthenticated,
+     "check the realm's KDC in krb5.conf (KRB5_CONFIG), and that it runs"),
+    (("ticket expired", "credentials have expired", "credential has expired", "context has expired"), NotAuthenticated,
+     "run kinit again, or set keytab and client_principal in [metastores.NAME], whose tickets are taken again"),
+    (("no kerberos credentials", "no credentials cache", "credentials cache file", "no credentials were supplied"),
+     NotAuthenticated, "run kinit, or set keytab and client_principal in [metastores.NAME]"),
+    (("server not found", "not found in kerberos database"), IdentityRefused,
+     "check principal (`hive/_HOST@REALM`; _HOST is the host of the URI) and client_principal in [metastores.NAME]"),
+    (("preauthentication failed", "password incorrect", "decrypt integrity check failed", "keytab"), IdentityRefused,
+     "check that keytab has the present key of client_principal (klist -k)"),
+)  # fmt: skip
+
+T = TypeVar("T")
+
+
+class Tickets:
+    """The source of a client's tickets. May be used by any thread."""
+
+    def __init__(self, config: MetastoreConfig) -> None:
+        if gssapi is None:
+            raise UsageError(
+                "Kerberos needs the gssapi package", hint="pip install 'replicator[kerberos]' (and libkrb5-dev, gcc)"
+            )
+        self._config = config
+        self._memory = f"MEMORY:replicator-{uuid.uuid4().hex}"
+
+    def credentials(self) -> Any:
+        """Valid ones. Raises NotAuthenticated, IdentityRefused."""
+        config, store = self._config, {}
+        if config.keytab:
+            if not os.access(config.keytab, os.R_OK):
+                raise IdentityRefused(f"keytab {config.keytab} cannot be read", hint="check its path and rights")
+            store = {"client_keytab": config.keytab, "ccache": self._memory}
+        elif config.ticket_cache:
+            store = {"ccache": config.ticket_cache}
+        name = self._client()
+        if config.keytab and not self._has_key(name):
+            raise IdentityRefused(
+                f"keytab {config.keytab} has no key of {config.client_principal}", hint="klist -k shows what it has"
+            )
+        found = said(lambda: _acquire(name, store), self._shown)
+        if not config.keytab and found[1] < RENEW_WITHIN and _renew(config.ticket_cache):
+            found = said(lambda: _acquire(name, store), self._shown)
+        if found[1] <= 0:
+            raise NotAuthenticated(f"{self._shown}: the tickets have run out", hint=_CAUSES[2][2])
+        return found[0]
+
+    def _has_key(self, name: Any) -> bool:
+        try:
+            gssapi.Credentials(name=name, usage="accept", store={"keytab": self._config.keytab})
+        except gssapi.exceptions.GSSError:
+            return False
+        return True
+
+    @property
+    def _shown(self) -> str:
+        config = self._config
+        return config.client_principal or (f"tickets of {config.ticket_cache}" if config.ticket_cache else "tickets")
+
+    def _client(self) -> Any:
+        named = self._config.client_principal
+        return None if named is None else said(lambda: gssapi.Name(named, gssapi.NameType.kerberos_principal), named)
+
+
+class Gssapi(Layered):
+    """The client's side of SASL GSSAPI. `host`: that of the URI."""
+
+    name = "GSSAPI"
+    refused = (
+        "check that principal in [metastores.NAME] is the server's own (hive.metastore.kerberos.principal), that the "
+        "server's keytab is the present one, and both clocks"
+    )
+
+    def __init__(self, config: MetastoreConfig, tickets: Tickets, host: str) -> None:
+        self._server = principal(config.principal, host)
+        self._least = LEAST_QUALITY[config.protection]
+        credentials = tickets.credentials()
+        self.shown = said(lambda: str(credentials.name), "tickets")
+        flags = gssapi.RequirementFlag
+        self._context = said(
+            lambda: gssapi.SecurityContext(
+                name=server_name(self._server),
+                creds=credentials,
+                usage="initiate",
+                mech=gssapi.MechType.kerberos,
+                flags=flags.mutual_authentication | flags.integrity | flags.confidentiality,
+            ),
+            self._what,
+        )
+
+    @property
+    def complete(self) -> bool:
+        return self._layer is not None
+
+    def first(self) -> bytes:
+        return self._step(None)
+
+    def answer(self, challenge: bytes) -> bytes:
+        if not self._context.complete:
+            return self._step(challenge)
+        offer = said(lambda: self._context.unwrap(challenge).message, self._what)
+        if len(offer) != 4:
+            raise IdentityRefused(f"{self._server} offers no SASL layer")
+        chosen = strongest(offer[0], self._least)
+        self._layer = layer(self._context, chosen)
+        size = LARGEST if chosen > Quality.AUTHENTICATION else 0
+        reply = bytes([chosen]) + size.to_bytes(3, "big")
+        return said(lambda: bytes(self._context.wrap(reply, False).message), self._what)
+
+    def _step(self, token: bytes | None) -> bytes:
+        return said(lambda: self._context.step(token), self._what) or b""
+
+    @property
+    def _what(self) -> str:
+        return f"{self.shown} to {self._server}"
+
+
+class Wrapped:
+    """Messages that GSSAPI wraps, with `private` encrypted. For either side."""
+
+    def __init__(self, context: Any, private: bool) -> None:
+        self._context, self._private = context, private
+
+    @property
+    def lasts(self) -> bool:
+        try:
+            return bool(self._context.lifetime > LEAST)
+        except gssapi.exceptions.GSSError:
+            return False
+
+    def wrap(self, data: bytes) -> bytes:
+        return said(lambda: bytes(self._context.wrap(data, self._private).message), "wrap")
+
+    def unwrap(self, data: bytes) -> bytes:
+        try:
+            unwrapped = self._context.unwrap(data)
+        except gssapi.exceptions.GSSError as error:
+            raise FrameError(f"a frame is not the peer's: {_text(error)}") from error
+        if self._private and not unwrapped.encrypted:
+            raise FrameError("a frame is not encrypted")
+        return bytes(unwrapped.message)
+
+
+def layer(context: Any, chosen: Quality) -> Layer:
+    """The layer of a context, for either side."""
+    return Unlayered() if chosen is Quality.AUTHENTICATION else Wrapped(context, chosen is Quality.PRIVACY)
+
+
+def strongest(offered: int, least: Quality) -> Quality:
+    """Of the offered qualities, a sum of bits. Raises IdentityRefused when all are weaker than `least`."""
+    found = [each for each in Quality if offered & each and each >= least]
+    if not found:
+        raise IdentityRefused(
+            f"the server does not offer the protection {least.name.lower()}",
+            hint="set hadoop.rpc.protection at the server, or protection in [metastores.NAME]",
+        )
+    return max(found)
+
+
+def principal(given: str | None, host: str) -> str:
+    """The server's, with the host in place of `_HOST`, in lower case as Hadoop has it."""
+    return (given or DEFAULT_PRINCIPAL).replace("/_HOST", f"/{host.lower()}")
+
+
+def server_name(text: str) -> Any:
+    """With a realm exactly that principal; without one it is looked for as krb5.conf says."""
+    if "@" in text or "/" not in text:
+        return gssapi.Name(text, gssapi.NameType.kerberos_principal)
+    return gssapi.Name(text.replace("/", "@", 1), gssapi.NameType.hostbased_service)
+
+
+def said(work: Callable[[], T], what: str) -> T:
+    """`work()`; an error of GSSAPI becomes ours, with its cause and a hint."""
+    try:
+        return work()
+    except gssapi.exceptions.GSSError as error:
+        text = _text(error)
+        for words, kind, hint in _CAUSES:
+            if any(word in text.lower() for word in words):
+                raise kind(f"Kerberos: {what}: {text}", hint=hint) from error
+        raise IdentityRefused(f"Kerberos: {what}: {text}", hint="KRB5_TRACE=/dev/stderr shows each step") from error
+
+
+def _acquire(name: Any, store: dict[str, str]) -> tuple[Any, float]:
+    """Credentials, and the seconds that they last."""
+    found = gssapi.Credentials(name=name, usage="initiate", store=store or None)
+    return found, float(found.lifetime)
+
+
+def _renew(cache: str | None) -> bool:
+    """Whether tickets were renewed; those that cannot be stay as they are."""
+    if (kinit := shutil.which("kinit")) is None:
+        return False
+    command = [kinit, "-R", *(["-c", cache] if cache else [])]
+    return not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30).returncode
+
+
+def _text(error: Any) -> str:
+    """Kerberos' own message, else GSSAPI's of the kind of error."""
+    major, _, minor = str(error.gen_message()).partition(", Minor (")
+    said = minor.partition("): ")[2].strip()
+    return said if said not in ("", "Success") else major.partition("): ")[2].strip() or str(error)
+
+
+# ---- passwords -------------------------------------------------------------------------------------------------------
+# SASL with a shared secret: PLAIN (RFC 4616) with a password, DIGEST-MD5 (RFC 2831) with a delegation token.
+
+
+REALM = "default"  # of Hadoop's DIGEST-MD5, which has no protocol name either
+DIGEST_URI = f"null/{REALM}"
+_QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
+
+
+class PlainPassword:
+    """SASL PLAIN."""
+
+    name = "PLAIN"
+    refused = "check user and password in [metastores.NAME]"
+    complete = True  # with its first message
+    layer: Layer = Unlayered()
+
+    def __init__(self, config: MetastoreConfig) -> None:
+        self.shown = f"user {config.user}"
+        self._said = f"\0{config.user}\0{read_secret(config.password or '', 'password')}".encode()
+
+    def first(self) -> bytes:
+        return self._said
+
+    def answer(self, challenge: bytes) -> bytes:
+        raise IdentityRefused("the server asks for more than a password")
+
+
+class Digest(Layered):
+    """SASL DIGEST-MD5 as a delegation token's owner."""
+
+    name = "DIGEST-MD5"
+    refused = "get another delegation token: this one has expired, was cancelled, or is another metastore's"
+    shown = "the delegation token"
+
+    def __init__(self, token: str, config: MetastoreConfig) -> None:
+        self._user, self._password = credentials_of(token)
+        self._least = LEAST_QUALITY[config.protection]
+        self._expected = ""
+        self.complete = False
+
+    def first(self) -> bytes:
+        return b""
+
+    def answer(self, challenge: bytes) -> bytes:
+        said = parsed(challenge)
+        if self._expected:
+            if not hmac.compare_digest(said.get("rspauth", "").encode(), self._expected.encode()):
+                raise IdentityRefused("the server does not know the delegation token", hint=self.refused)
+            self.complete = True
+            return b""
+        offered = [each.strip() for each in said.get("qop", "auth").split(",")]
+        known = sum(_QUALITIES[each] for each in offered if each in _QUALITIES)
+        quality = strongest(known, self._least)
+        if quality is Quality.PRIVACY and CIPHER not in said.get("cipher", ""):
+            raise IdentityRefused(f"the server does not know the cipher {CIPHER} of DIGEST-MD5")
+        return self._response(said, quality).encode()
+
+    def _response(self, said: dict[str, str], quality: Quality) -> str:
+        qop = next(word for word, each in _QUALITIES.items() if each is quality)
+        reply = replied({"realm": REALM, **said}, self._user, self._password, DIGEST_URI, qop)
+        self._expected = reply.expected
+        private = quality is Quality.PRIVACY
+        self._layer = Unlayered() if quality is Quality.AUTHENTICATION else DigestLayer(reply.session, private)
+        return reply.message
+
+
+def credentials_of(token: str) -> tuple[str, str]:
+    """User and password of a delegation token in Hadoop's URL encoding. Raises ConfigError, which does not show it."""
+    try:
+        data = base64.urlsafe_b64decode(token.strip() + "=" * (-len(token.strip()) % 4))
+        identifier, rest = counted(data)
+        password, _ = counted(rest)
+        if not identifier or not password:
+            raise ValueError
+    except (binascii.Error, ValueError, IndexError):
+        raise ConfigError(
+            "token: not a delegation token in Hadoop's URL encoding", hint="see docs/configuration.md"
+        ) from None
+    return base64.b64encode(identifier).decode(), base64.b64encode(password).decode()
+
+
+def counted(data: bytes) -> tuple[bytes, bytes]:
+    """Bytes behind their number, and the rest. Hadoop writes a number up to 127 as a byte, others behind their size."""
+    first = data[0]
+    if first < 128:
+        size, begin = first, 1
+    elif 136 <= first < 144:  # 0x8f: one byte follows, 0x8e: two...
+        begin = 1 + 144 - first
+        size = int.from_bytes(data[1:begin], "big")
+    else:
+        raise ValueError(first)
+    if len(data) < begin + size:
+        raise ValueError(size)
+    return data[begin : begin + size], data[begin + size :]

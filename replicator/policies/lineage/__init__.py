@@ -1,1 +1,0 @@
-"""Lineage: events of runs for catalogs of data, in OpenLineage's words."""

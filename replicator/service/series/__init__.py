@@ -1,1 +1,0 @@
-"""Series: the lag of policies and the size of roots over time, recorded by the server that schedules."""
