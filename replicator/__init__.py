@@ -166,14 +166,14 @@ if TYPE_CHECKING:
     from replicator.commands.wait import wait as wait
     from replicator.service.metrics_verb import MetricsOptions as MetricsOptions
     from replicator.service.metrics_verb import metrics as metrics
-    from replicator.service.verbs import ServeOptions as ServeOptions
-    from replicator.service.verbs import TokenCreateOptions as TokenCreateOptions
-    from replicator.service.verbs import TokenLsOptions as TokenLsOptions
-    from replicator.service.verbs import TokenRevokeOptions as TokenRevokeOptions
-    from replicator.service.verbs import serve as serve
-    from replicator.service.verbs import token_create as token_create
-    from replicator.service.verbs import token_ls as token_ls
-    from replicator.service.verbs import token_revoke as token_revoke
+    from replicator.service.service_process import ServeOptions as ServeOptions
+    from replicator.service.service_process import TokenCreateOptions as TokenCreateOptions
+    from replicator.service.service_process import TokenLsOptions as TokenLsOptions
+    from replicator.service.service_process import TokenRevokeOptions as TokenRevokeOptions
+    from replicator.service.service_process import serve as serve
+    from replicator.service.service_process import token_create as token_create
+    from replicator.service.service_process import token_ls as token_ls
+    from replicator.service.service_process import token_revoke as token_revoke
 
 __version__ = "0.1.0"
 
@@ -301,10 +301,10 @@ _OF_SERVICE = (
     *("serve", "ServeOptions", "token_create", "TokenCreateOptions"),
     *("token_ls", "TokenLsOptions", "token_revoke", "TokenRevokeOptions"),
 )
-"""Public names of `replicator.service.verbs`."""
+"""Public names of `replicator.service.service_process`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
-_MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.verbs")
+_MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.service_process")
 _MODULES |= dict.fromkeys(("metrics", "MetricsOptions"), "replicator.service.metrics_verb")
 
 

@@ -24,8 +24,8 @@ from cmroot.keep.store_lock import removing
 from cmroot.keep.versions import drop_versions, keeps_versions, old_versions, why_versions_unseen
 from cmroot.lease import Lease
 from cmroot.log.captured import RELEASE, Segment
-from cmroot.log.parts import conform
 from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_references, sources
+from cmroot.log.segment import conform
 from cmroot.store.listing import ENTRIES
 from cmroot.store.place import Place, join, normal
 

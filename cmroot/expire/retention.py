@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Superseded
 from cmroot.log.captured import ADD, FILES, Segment
-from cmroot.log.parts import conform, reading
 from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_references, read_references, sources
+from cmroot.log.segment import conform, reading
 from cmroot.names import check_entries
 from cmroot.pins import Pins
 from cmroot.store.listing import ENTRIES, list_entries

@@ -53,9 +53,8 @@ from cmroot.keep.journal import (
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.store_lock import store_lock
 from cmroot.log.references import JOURNAL, write_intercepted
-from cmroot.store.emptied import remove_if_empty
 from cmroot.store.local import same_device, status_of
-from cmroot.store.place import Place, is_local, join, local_path, normal, refuse_root, split_authority
+from cmroot.store.place import Place, is_local, join, local_path, normal, refuse_root, remove_if_empty, split_authority
 from cmroot.store.spelling import naming
 
 THREADS = 8

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from cmroot.errors import FormatError
-from cmroot.log.parts import (
+from cmroot.log.segment import (
     CHUNK,
     LINE_BYTES,
     LINES,

@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import UNREADABLE, FormatError, Superseded
 from cmroot.log.captured import ADD, FILES, RELEASE, segments
-from cmroot.log.parts import conform, reading
-from cmroot.log.segment import Segment
+from cmroot.log.segment import Segment, conform, reading
 from cmroot.names import check_entries
 from cmroot.store.listing import estimate, prefixes
 from cmroot.store.place import Place

@@ -8,6 +8,7 @@ Hadoop writes names into URIs as they are, so nothing here ever unquotes: `file:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -31,6 +32,7 @@ from cmroot.store.spelling import (
     join,
     local_path,
     name_of,
+    naming,
     normal,
     parent,
     raise_named,
@@ -382,3 +384,29 @@ def _remove_if_left(path: str) -> None:
         shutil.rmtree(path)
     finally:
         os.close(lock)
+
+
+# ---- emptied ---------------------------------------------------------------------------------------------------------
+# Emptied directories: whoever takes the last out of one takes it away, too, and nobody else's with it. Acts.
+
+
+_STAYS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EBUSY})
+"""It holds something, is gone, is a file or a symbolic link by now, or something is mounted there."""
+
+
+def remove_if_empty(place: str | None) -> bool:
+    """Whether an empty directory went; None, and an object store, have none. Raises NotWritable, or the
+    OSError, for one that is empty, as far as one can tell, and does not go. May run twice."""
+    if not place:
+        return False
+    path = local_path(place) if is_local(place) else place
+    with naming(path):
+        try:
+            if not is_local(place):
+                return remote_store(place).remove_directory(place)
+            os.rmdir(path)
+        except OSError as error:
+            if error.errno not in _STAYS:
+                raise
+            return False
+    return True

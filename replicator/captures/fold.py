@@ -15,10 +15,10 @@ from cmroot.errors import Error, FormatError, NoSpace, NotWritable
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
+from replicator.captures.apply import Rename
 from replicator.captures.constraining import KNOWN, note_known
 from replicator.captures.events.record import ChangeRecord, decode_line
 from replicator.captures.manifest import Manifest
-from replicator.captures.renames import Rename
 
 
 @contextlib.contextmanager

@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from replicator.captures.apply import Fold, has_files
+from replicator.captures.apply import Fold, Rename, has_files
 from replicator.captures.events.record import ChangeRecord
 from replicator.captures.inventory import DataObject, Inventory
-from replicator.captures.renames import Rename
 from replicator.core.model import Table
 
 VERSION = 2

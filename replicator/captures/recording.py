@@ -18,11 +18,11 @@ from cmroot.lease import Lease
 from cmroot.log.captured import ADD, SegmentWriter, segments
 from cmroot.log.references import Intercepted, read_intercepted, remove_intercepted
 from cmroot.root import ChangeRoot
+from replicator.captures.apply import Rename
 from replicator.captures.constraining import is_known
 from replicator.captures.events.record import Change, ChangeRecord, EventsRead, encode
 from replicator.captures.inventory import KnownFile
 from replicator.captures.manifest import Manifest
-from replicator.captures.renames import Rename
 from replicator.captures.scanning.turns import ScannedTables
 from replicator.captures.unlistable import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report

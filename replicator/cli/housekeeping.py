@@ -31,7 +31,7 @@ from replicator.cli.options import (
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
 from replicator.cli.signals import Stopping
 from replicator.commands.housekeeping import housekeeping_run, housekeeping_vacuum
-from replicator.lifecycle.housekeeping.housekept import Housekept
+from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.run import Followed
 
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop

@@ -29,7 +29,7 @@ from replicator.cli.renamed import renamed_option
 from replicator.commands.load import load as run
 from replicator.core.not_replicated import PARTIAL
 from replicator.replay.apply.load import Loaded
-from replicator.replay.apply.pricing import CHANGES, LoadPlan
+from replicator.replay.apply.planning import CHANGES, LoadPlan
 
 
 @click.command()

@@ -19,14 +19,14 @@ from typing import Any, TextIO
 from structlog.processors import format_exc_info
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 
-from replicator.core import heartbeat
+from replicator.core import runtime
 from replicator.core.logging import LogConfig, about, progress_log
 from replicator.core.text.java_properties import without_credentials
 from replicator.core.text.quantity import PrintableFormatter, printable, printable_lines
 from replicator.errors import UsageError
 
 OURS = ("replicator", "cmroot")
-PROGRESS, HEARTBEAT = progress_log.name, heartbeat.log.name
+PROGRESS, HEARTBEAT = progress_log.name, runtime.log.name
 Line = MutableMapping[str, Any]
 
 

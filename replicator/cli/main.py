@@ -28,8 +28,8 @@ from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import NAME, Config, read_config
-from replicator.core.heartbeat import beat_each
 from replicator.core.logging import SERVICE_RUN, LogConfig, LogFormat, LogLevel, lines_about
+from replicator.core.runtime import beat_each
 from replicator.core.text.java_properties import without_credentials
 from replicator.errors import ConfigError, Error
 

@@ -12,7 +12,7 @@ from replicator.cli.logs import raise_level
 from replicator.cli.options import Session, pass_session
 from replicator.cli.output import note
 from replicator.cli.signals import Stopping
-from replicator.service.verbs import serve as run
+from replicator.service.service_process import serve as run
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 

@@ -9,7 +9,7 @@ import click
 from replicator.cli.options import Duration, Session, json_option, pass_session
 from replicator.cli.output import emit
 from replicator.service.auth.api_tokens import ROLES
-from replicator.service.verbs import token_create, token_ls, token_revoke
+from replicator.service.service_process import token_create, token_ls, token_revoke
 
 
 @click.group()

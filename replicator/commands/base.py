@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, c
 from cmroot.root import ChangeRoot, create_or_open, looked_at, open_existing
 from cmroot.store.drivers import VARIABLE, as_text, use
 from cmroot.store.local import FLOW
-from replicator.captures.dumps.signing import Keys, read_keys
+from replicator.captures.dumps.layout import Keys, read_keys
 from replicator.commands.ranges import Bandwidth, Natural, Share, check, settled
 from replicator.core.config import Config, read_config
 from replicator.core.connections import MetastoreConfig

@@ -15,8 +15,8 @@ from replicator.metastore.client import Metastore
 from replicator.policies.checks.check import impatient
 from replicator.policies.drills import drill as drills
 from replicator.policies.drills.build import ShadowsSwept, clean
+from replicator.policies.drills.drill import QueryEngine, spark_on
 from replicator.policies.drills.drill_record import Drill, DrillPlan, Drills, ShownDrills
-from replicator.policies.drills.queries import QueryEngine, spark_on
 from replicator.policies.memory import Memory
 
 

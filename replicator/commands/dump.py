@@ -10,8 +10,7 @@ from typing import ClassVar
 from cmroot.root import create_or_open, open_existing
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.dumps import dump as dumping
-from replicator.captures.dumps.dump import Dumped, DumpPlan, preview
-from replicator.captures.dumps.slots import confirmed
+from replicator.captures.dumps.dump import Dumped, DumpPlan, confirmed, preview
 from replicator.captures.events.scope import refuse_other_catalog
 from replicator.captures.recording import Captured
 from replicator.commands.base import Where, names, point, verb

@@ -19,9 +19,8 @@ from replicator.commands.removing import Removing
 from replicator.core.runtime import Stop
 from replicator.core.text.quantity import parse_period
 from replicator.errors import UsageError
-from replicator.lifecycle.housekeeping.housekept import Housekept
-from replicator.lifecycle.housekeeping.opening import alone, copy_of, opened, time_of
-from replicator.lifecycle.housekeeping.run import Followed, Housekeeping, follow
+from replicator.lifecycle.housekeeping.clean import Housekept
+from replicator.lifecycle.housekeeping.run import Followed, Housekeeping, alone, copy_of, follow, opened, time_of
 from replicator.lifecycle.housekeeping.run import RunOptions as Wanted
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
 from replicator.lifecycle.housekeeping.vacuum import Vacuumed, VacuumPlan

@@ -12,7 +12,7 @@ from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between, Moment, Natural
 from replicator.lifecycle.housekeeping.item_queries import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
-from replicator.lifecycle.housekeeping.opening import alone, opened, time_of
+from replicator.lifecycle.housekeeping.run import alone, opened, time_of
 
 
 @dataclass(frozen=True, kw_only=True)

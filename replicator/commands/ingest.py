@@ -23,8 +23,8 @@ from replicator.ingestion.adapters.ingestion_shown import (
 )
 from replicator.ingestion.adapters.intake import READERS, accept, opened_store
 from replicator.ingestion.adapters.request_directory import drop_zone_sql, take_directory, take_table
-from replicator.ingestion.fairness import most
 from replicator.ingestion.ingestion_request import Format, JobFilter, Mode, Request, SchemaPolicy, Split, State
+from replicator.ingestion.job_queries import most
 from replicator.ingestion.notices import Outbox
 
 

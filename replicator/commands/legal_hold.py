@@ -11,7 +11,7 @@ from cmroot.root import create_or_open, open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.lifecycle.removal.audit import who
-from replicator.lifecycle.removal.legal import (
+from replicator.lifecycle.removal.removal import (
     LegalHold,
     LegalHoldChanged,
     LegalHolds,

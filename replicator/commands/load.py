@@ -17,7 +17,7 @@ from replicator.core.runtime import JOBS
 from replicator.replay.apply import planning
 from replicator.replay.apply.load import Loaded
 from replicator.replay.apply.load import load as replay
-from replicator.replay.apply.pricing import LoadPlan, described
+from replicator.replay.apply.planning import LoadPlan, described
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from typing import Literal
 from replicator.commands.base import Options, verb
 from replicator.commands.ranges import Port
 from replicator.errors import MetastoreStartError
-from replicator.metastore.binding import LOOPBACK
 from replicator.metastore.embedded import running as embedded
-from replicator.metastore.embedded.given_secrets import masked, resolved
 from replicator.metastore.embedded.running import PATIENCE, MetastoreState
+from replicator.metastore.embedded.server_process import masked, resolved
+from replicator.metastore.java import LOOPBACK
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,14 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_table,
 )
-from replicator.replay.places.replica_constraints import not_replicated, noted_lack, replica_constraints
-from replicator.replay.places.server_rules import as_served, lacking, storable
+from replicator.replay.places.server_rules import (
+    as_served,
+    lacking,
+    not_replicated,
+    noted_lack,
+    replica_constraints,
+    storable,
+)
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.rules import at_place
 

@@ -44,12 +44,11 @@ from replicator.core.text.quantity import count_text
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.load import load
-from replicator.replay.apply.planning import LoadSettings
+from replicator.replay.apply.planning import LoadSettings, describe, price
 from replicator.replay.apply.planning import planned as planned_load
-from replicator.replay.apply.pricing import describe, price
 from replicator.replay.apply.weighing import Brake
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
-from replicator.replay.plan.admission import ByDifference
+from replicator.replay.plan.target import ByDifference
 
 # ---- repaired --------------------------------------------------------------------------------------------------------
 # The reports of repairs: what they did, or would do, of one database or several.

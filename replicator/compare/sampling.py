@@ -20,9 +20,8 @@ import pyarrow.parquet as pq
 from cmroot.lease import acquire
 from cmroot.store.place import Place, join
 from replicator.compare.both_sides import Comparison
-from replicator.compare.candidates import OWN, Batch, Candidate, Changed, changed_by_events, table_of
 from replicator.compare.differences import LIMIT, Difference
-from replicator.compare.verify import Verified, verify
+from replicator.compare.verify import OWN, Batch, Candidate, Changed, Verified, changed_by_events, table_of, verify
 from replicator.core.batches import batched
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.core.runtime import Runtime

@@ -3,23 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import signal
 import threading
 import time
 import time as clocks
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from replicator.core.heartbeat import heartbeat
 from replicator.core.text.quantity import count_text, duration_text, printable, size_text
 from replicator.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from replicator.core.engine import AutoEngine
+
+
+# ---- heartbeat -------------------------------------------------------------------------------------------------------
+# The heartbeat of what goes on and on: a log line at an interval, also when nothing happens.
+
+
+log = logging.getLogger(__name__)
+
+
+class _Interval:
+    """Of this process."""
+
+    seconds = 60.0
+
+
+def beat_each(interval: timedelta) -> None:
+    """From here on heartbeats of this process come at such intervals."""
+    _Interval.seconds = interval.total_seconds()
+
+
+@contextmanager
+def heartbeat(facts: Callable[[], Mapping[str, object]]) -> Iterator[None]:
+    """Logs `facts` at each interval for the length of a block."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_Interval.seconds):
+            found = facts()
+            text = ", ".join(f"{name} {value}" for name, value in found.items())
+            log.info("at work: %s", text, extra={"heartbeat": True, **found})
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+# ---- runtime ---------------------------------------------------------------------------------------------------------
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------

@@ -30,9 +30,8 @@ from replicator.errors import Error, Fenced
 from replicator.ingestion.ingestion_request import Claimed, check_approved, with_class
 from replicator.ingestion.job_answers import failure_of
 from replicator.ingestion.job_store import IngestionStore
-from replicator.ingestion.landing.landing_log import append, is_there
+from replicator.ingestion.landing.landing_log import Work, append, is_there
 from replicator.ingestion.landing.landing_steps import STEPS, discard, remaining
-from replicator.ingestion.landing.landing_work import Work
 from replicator.ingestion.notices import Undelivered
 from replicator.metastore.client import Metastore
 

@@ -22,7 +22,6 @@ from replicator.core.text.java_properties import without_credentials
 from replicator.errors import Fenced, Refused
 from replicator.ingestion import job_queries as queries
 from replicator.ingestion import job_rows as rows
-from replicator.ingestion.fairness import pick
 from replicator.ingestion.ingestion_request import (
     COUNTED,
     WAITING,
@@ -39,6 +38,7 @@ from replicator.ingestion.ingestion_request import (
     is_same_person,
 )
 from replicator.ingestion.job_answers import JobAnswers
+from replicator.ingestion.job_queries import pick
 from replicator.ingestion.schema import REVISIONS, asset, change, job, turn
 
 R = TypeVar("R")

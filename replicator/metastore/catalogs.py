@@ -21,12 +21,10 @@ from replicator.core.connections import MetastoreConfig
 from replicator.core.model import Database, Partition, Table
 from replicator.errors import MetastoreError, ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
-from replicator.metastore.connecting import NO_LIMIT
-from replicator.metastore.connection import Connections
+from replicator.metastore.connection import NO_LIMIT, Connections
 from replicator.metastore.convert.catalog_client import qualified
 from replicator.metastore.convert.fields import method
-from replicator.metastore.requests import Send
-from replicator.metastore.values import CATALOG
+from replicator.metastore.requests import CATALOG, Send
 
 
 class InCatalog:

@@ -8,8 +8,8 @@ ObjectNotFound or ObjectExists with the server's (shortened) message.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol, cast
 
 from replicator.core.connections import MetastoreConfig
 from replicator.core.model import Constraint, Database, Function, NotificationEvent, Partition, Statistics, Table
@@ -242,3 +242,31 @@ class Metastore(MetastoreReader, Protocol):
         """Of one column of a table, or of a partition by its name. engine: None for those of every engine. Safe to run
         twice: none is no error."""
         ...
+
+
+# ---- checked ---------------------------------------------------------------------------------------------------------
+# A metastore whose changes are asked about first: a writer that has lost its lease must not change anything more.
+
+
+_CHANGES = ("create_", "alter_", "drop_", "add_", "rename_", "set_")
+
+
+def checked(metastore: Metastore, check: Callable[[], None]) -> Metastore:
+    """The same metastore; `check` runs before each call that changes something, and may raise."""
+    return cast(Metastore, _Checked(metastore, check))
+
+
+class _Checked:
+    def __init__(self, metastore: Metastore, check: Callable[[], None]) -> None:
+        self._metastore, self._check = metastore, check
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._metastore, name)
+        if not name.startswith(_CHANGES):
+            return found
+
+        def changed(*arguments: Any, **named: Any) -> Any:
+            self._check()
+            return found(*arguments, **named)
+
+        return changed

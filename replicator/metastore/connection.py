@@ -7,6 +7,8 @@ away: it may be out of step. What the calls are is no business of this module.
 
 from __future__ import annotations
 
+import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,24 +16,214 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import tenacity
-from hmsclient.genthrift.hive_metastore import ttypes
-from thrift.protocol.TProtocol import TProtocolException
+from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
+from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
+from thrift.protocol.TCompactProtocol import TCompactProtocolAccelerated
+from thrift.protocol.TProtocol import TProtocolBase, TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
 
 import replicator.metastore.convert.fields  # noqa: F401  before the first struct is read
-from replicator.core.connections import MetastoreConfig, addresses
+from replicator.core.connections import Address, MetastoreConfig, addresses
 from replicator.errors import (
     CommitOutcomeUnknown,
+    Error,
+    IdentityRefused,
     MetastoreError,
     MetastoreUnreachable,
+    NotAMetastore,
+    NotAuthenticated,
     ObjectExists,
     ObjectNotFound,
     UsageError,
 )
-from replicator.metastore.connecting import Connection, Make, Opener, away_hint, shortened
 from replicator.metastore.convert.catalog_client import bound
 from replicator.metastore.traffic import Limit, limit_traffic, traffic_with
+from replicator.metastore.transports.dialing import Dialer
+from replicator.metastore.transports.transport import (
+    WENT_AWAY,
+    Found,
+    SilentPeer,
+    Strange,
+    Transport,
+    failure,
+    greet,
+    recognise,
+)
+
+# ---- connecting ------------------------------------------------------------------------------------------------------
+# Opening a connection to a metastore: the first address that answers, the identity, the first call, and, where none
+# answers as configured, what is spoken there and which keys fit.
+
+
+FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `greeting`; calls may take longer
+TEXT_LIMIT = 500  # a failed query comes back with its whole SQL text, 40 kB of it
+NO_LIMIT = 2**31 - 1  # thrift refuses strings over 16 MB by default; one INSERT event can be larger
+
+Make = Callable[[Transport], TProtocolBase]
+"""A decoder over a transport."""
+
+_WORST = (IdentityRefused, NotAuthenticated, NotAMetastore)
+"""The reasons of several addresses that fail, in the order in which they are reported."""
+
+
+class Connection:
+    """One connection, for one call at a time. `client`: of the calls. `ended`: by ourselves, also inside a call."""
+
+    def __init__(self, transport: Transport, make: Make, limit: float) -> None:
+        self.transport = transport
+        self.client = ThriftHiveMetastore.Client(make(transport))
+        self.ended = False
+        self._limit = limit
+        transport.limit(limit)
+
+    def client_with(self, make: Make | None) -> ThriftHiveMetastore.Client:
+        """A client over this connection that decodes with `make`; None: the fast one."""
+        return self.client if make is None else ThriftHiveMetastore.Client(make(self.transport))
+
+    def end(self) -> None:
+        """Whoever waits for an answer gets an error."""
+        self.ended = True
+        with suppress(OSError):
+            self.transport.socket.shutdown(socket.SHUT_RDWR)
+
+    def greet(self, within: float, config: MetastoreConfig) -> None:
+        """See `greeting`. An answer that is an error is one."""
+        greet(self.transport, within, config.protocol)
+        self.transport.limit(self._limit)
+        try:
+            with suppress(TApplicationException):
+                self.client.recv_getName()
+        except (TTransportException, TProtocolException, EOFError) as error:
+            raise TTransportException(message=f"{WENT_AWAY}: {shortened(error)}") from error
+
+
+class Opener:
+    """Opens connections to the addresses of one metastore. limit: seconds for one answer."""
+
+    def __init__(self, config: MetastoreConfig, limit: float) -> None:
+        self.config = config
+        self._limit = limit
+        self._dialer = Dialer(config, self._delegated)
+        self._known: set[Address] = set()  # a metastore has answered there
+        self._asked: set[Address] = set()  # by `recognise`
+
+    def open(self, wait_turn: Callable[[], None]) -> Connection:
+        """wait_turn: called before a call that is not the caller's own.
+
+        Raises MetastoreUnreachable, IdentityRefused, NotAuthenticated, NotAMetastore."""
+        failures: list[tuple[Address, Exception]] = []
+        for address in self.config.addresses:
+            try:
+                return self._open(address, wait_turn)
+            except (TTransportException, TProtocolException, OSError, EOFError, SilentPeer, Strange) as error:
+                failures.append((address, error))
+            except MetastoreError as error:
+                failures.append((address, error))
+        raise self._told(failures)
+
+    def accelerated(self, transport: Transport) -> TProtocolBase:
+        made = TCompactProtocolAccelerated if self.config.protocol == "compact" else TBinaryProtocolAccelerated
+        return made(transport, string_length_limit=NO_LIMIT)
+
+    def _open(self, address: Address, wait_turn: Callable[[], None]) -> Connection:
+        transport = self._dialer.open(address, self._limit)
+        connection = Connection(transport, self.accelerated, self._limit)
+        try:
+            if address not in self._known:
+                wait_turn()
+                connection.greet(min(self._limit, FIRST_ANSWER), self.config)
+                self._known.add(address)
+            if self.config.user and self.config.auth == "none" and self.config.transport != "http":
+                wait_turn()
+                connection.client.set_ugi(self.config.user, [])
+        except ssl.SSLError as error:
+            transport.close()
+            raise failure(error) from error
+        except BaseException as error:
+            transport.close()
+            if isinstance(error, TException) and not isinstance(error, TTransportException):
+                raise IdentityRefused(f"the server does not act for {self.config.user}: {shortened(error)}") from error
+            raise
+        return connection
+
+    def _delegated(self, transport: Transport, user: str) -> str:
+        """See `dialing.Delegate`."""
+        transport.limit(min(self._limit, FIRST_ANSWER))
+        client = ThriftHiveMetastore.Client(self.accelerated(transport))
+        try:
+            return str(client.get_delegation_token(user, user))
+        except TException as error:
+            raise IdentityRefused(
+                f"the metastore gives no delegation token for {user}: {shortened(error)}",
+                hint="it must allow hadoop.proxyuser.<client>.hosts and .groups in its core-site.xml",
+            ) from error
+
+    def _told(self, failures: list[tuple[Address, Exception]]) -> MetastoreError:
+        """The error for addresses that have all failed."""
+        told = [self._explained(address, error) for address, error in failures]
+        said = "cannot connect to " + "; ".join(
+            f"{host}:{port}: {shortened(getattr(error, 'inner', None) or error)}"
+            for ((host, port), _), error in zip(failures, told, strict=True)
+        )
+        for kind in _WORST:
+            for error in told:
+                if isinstance(error, kind):
+                    return kind(said, hint=error.hint or fitting({}, self.config))
+        silent = any(isinstance(error, SilentPeer) for error in told)
+        hint = away_hint(self.config.uri)
+        if self.config.tls and not self.config.certificate and any(isinstance(e, ConnectionResetError) for e in told):
+            hint += "; it may want a client certificate: set certificate and key in [metastores.NAME]"
+        return MetastoreUnreachable(said, hint=hint, details={"silent": True} if silent else None)
+
+    def _explained(self, address: Address, error: Exception) -> Exception:
+        """The failure, or what the peer speaks in place of what is configured."""
+        plain = self.config == MetastoreConfig(self.config.uri)
+        refused = isinstance(error, Error) and not (isinstance(error, NotAMetastore) and not error.hint)
+        unreached = isinstance(error, ConnectionRefusedError | socket.gaierror | TTransportException)
+        known = address in self._known or (address in self._asked and not isinstance(error, NotAMetastore | Strange))
+        if refused or unreached or known or (plain and isinstance(error, SilentPeer)):
+            return error
+        self._asked.add(address)
+        text, found = recognise(lambda: socket.create_connection(address, min(self._dialer.patience, self._limit)))
+        if self.config.tls and "tls" in found:  # that is not it: look inside
+            with suppress(MetastoreError):
+                text, found = recognise(lambda: self._dialer.connect(address, self._limit))
+        elif self.config.tls and text:
+            found = found | {"tls": "false"}
+        keys = {key: value for key, value in found.items() if value != _written(getattr(self.config, key))}
+        if keys:
+            return NotAMetastore(text, hint=fitting(keys, self.config))
+        return NotAMetastore(str(error), hint=fitting({}, self.config)) if isinstance(error, Strange) else error
+
+
+def fitting(keys: Found, config: MetastoreConfig) -> str:
+    """The hint for a server that wants other keys; none are known: what the address must be."""
+    if not keys:
+        return f"{config.uri} must be the thrift port of a Hive metastore (9083 by default)"
+    lines = ", ".join(f"{key} = {value}" for key, value in keys.items())
+    more = {
+        '"kerberos"': '; principal = "hive/_HOST@REALM", and keytab with client_principal or tickets of kinit',
+        '"plain"': "; user, and password by file, environment or command",
+    }.get(keys.get("auth", ""), "")
+    return f"set {lines} in [metastores.NAME]{more}; see docs/configuration.md"
+
+
+def away_hint(uri: str) -> str:
+    return f"check that a Hive metastore answers at {uri}, then run the same command again"
+
+
+def shortened(error: BaseException) -> str:
+    text = str(getattr(error, "message", None) or error).strip() or type(error).__name__
+    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}... ({len(text)} characters)"
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"'
+
+
+# ---- connection ------------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 

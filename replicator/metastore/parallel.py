@@ -17,8 +17,7 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
-from replicator.metastore.traffic import Traffic
-from replicator.metastore.width import MOST
+from replicator.metastore.traffic import MOST, Traffic
 
 TABLE_BATCH = 100  # tables of one call, so that several calls share a database; 25 are not faster, 500 slower
 TABLE_WEIGHT = 10  # of the calls for one table, in partitions

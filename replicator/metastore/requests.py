@@ -6,11 +6,12 @@ Drops spell out that data stay; writes ask the server to leave statistics as the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.Thrift import TApplicationException, TException
 
@@ -22,16 +23,107 @@ from replicator.core.model import (
     NOT_NULL,
     PRIMARY_KEY,
     UNIQUE,
+    ColumnStatistic,
     Constraint,
+    Database,
+    Function,
+    NotificationEvent,
     Partition,
+    Statistics,
     Table,
 )
-from replicator.metastore import values
 from replicator.metastore.connection import Connections
+from replicator.metastore.convert.codecs import from_text, from_thrift, partial_shape, to_thrift
 from replicator.metastore.convert.constraints import KINDS, Name, from_structs, ordered, to_structs
 from replicator.metastore.convert.fields import METHODS, method
 from replicator.metastore.parallel import TABLE_WEIGHT, side_by_side
-from replicator.metastore.values import CATALOG
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+# The door to the conversions between thrift structs, notification messages' objects and the values of `model`.
+#
+# All pure, and nothing here talks to a server. A million partitions share one columns tuple and one Serde. What is made
+# from a text raises FormatError for one that is not of that object.
+
+
+CATALOG = "hive"  # the default one, which constraints' calls must name
+T = TypeVar("T")
+
+
+def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], T]:
+    """Values have the default catalog: the connection knows the real one."""
+    held = {"str": CATALOG}
+
+    def converted(given: Any) -> T:
+        found: Any = convert(given)
+        if found.extra and found.extra.get(field, held) != held:
+            found = msgspec.structs.replace(found, extra={**found.extra, field: held})
+        return found  # type: ignore[no-any-return]
+
+    return converted
+
+
+def _of_no_catalog(convert: Callable[[Any], Any], field: str = "catName") -> Callable[[Any], Any]:
+    """Structs name no catalog: the connection does, or the server takes its default one."""
+
+    def converted(given: Any) -> Any:
+        struct = convert(given)
+        setattr(struct, field, None)
+        return struct
+
+    return converted
+
+
+database_from_thrift = _of_any_catalog(from_thrift(Database), "8")
+database_from_text = _of_any_catalog(from_text(Database), "8")
+database_to_thrift = _of_no_catalog(to_thrift(Database), "catalogName")
+table_from_thrift = _of_any_catalog(from_thrift(Table), "17")
+table_from_text = _of_any_catalog(from_text(Table), "17")
+table_to_thrift = _of_no_catalog(to_thrift(Table))
+partition_from_thrift = _of_any_catalog(from_thrift(Partition), "9")
+partition_from_text = _of_any_catalog(from_text(Partition), "9")
+function_from_thrift = _of_any_catalog(from_thrift(Function), "9")
+function_from_text = _of_any_catalog(from_text(Function), "9")
+function_to_thrift = _of_no_catalog(to_thrift(Function))
+_partition_to_thrift = _of_no_catalog(to_thrift(Partition))
+event_from_thrift = from_thrift(NotificationEvent)
+
+_read_place = partial_shape(Partition, frozenset({"values", "storage", "location"}))
+
+
+def partition_to_thrift(db: str, table: str, partition: Partition) -> Any:
+    struct = _partition_to_thrift(partition)
+    struct.dbName, struct.tableName = db, table
+    return struct
+
+
+def place_from_text(text: str) -> tuple[tuple[str, ...], str | None]:
+    """Values and location of a partition as the text inside a message. Raises FormatError."""
+    try:
+        found = _read_place(text)
+    except msgspec.DecodeError:
+        whole = partition_from_text(text)
+        return whole.values, whole.location
+    place = found.storage.value
+    return tuple(found.values.value[2:]), place.location.value if place else None
+
+
+def column_statistics_from_thrift(columns: Iterable[Any]) -> tuple[ColumnStatistic, ...]:
+    """Of thrift ColumnStatisticsObj, which several answers carry without a description."""
+    return tuple(map(from_thrift(ColumnStatistic), columns))
+
+
+def statistics_to_thrift(statistics: Statistics, engine: str) -> Any:
+    """Those of one engine: some 4.x releases require its name, servers before Hive 4 skip it."""
+    description = to_thrift(Statistics)(statistics)
+    description.isTblLevel = statistics.partition is None
+    columns = statistics.by_engine().get(engine, ())
+    struct = ttypes.ColumnStatistics(description, list(map(to_thrift(ColumnStatistic), columns)))
+    struct.engine = engine
+    return struct
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
+
 
 Send = Callable[[Any], Any]  # what to do with a client
 INSERT_ONLY = 2  # ClientCapability.INSERT_ONLY_TABLES, since 3.0: without it one such table fails a whole batch
@@ -82,7 +174,7 @@ def add_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send
     request = ttypes.AddPartitionsRequest(
         dbName=db,
         tblName=table,
-        parts=[values.partition_to_thrift(db, table, partition) for partition in partitions],
+        parts=[partition_to_thrift(db, table, partition) for partition in partitions],
         ifNotExists=True,
         needResult=False,
     )
@@ -90,7 +182,7 @@ def add_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send
 
 
 def alter_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send:
-    parts = [values.partition_to_thrift(db, table, partition) for partition in partitions]
+    parts = [partition_to_thrift(db, table, partition) for partition in partitions]
     return methodcaller("alter_partitions_with_environment_context", db, table, parts, _keep_statistics())
 
 
@@ -168,7 +260,7 @@ def next_events(after: int, limit: int, skip: Collection[str] = ()) -> Send:
 
 
 def _table(table: Table) -> Any:
-    thrift = values.table_to_thrift(table)
+    thrift = table_to_thrift(table)
     if table.kind == EXTERNAL:
         thrift.parameters["EXTERNAL"] = "TRUE"  # without it the server makes the table managed, and a drop its end
     return thrift

@@ -18,7 +18,7 @@ from replicator.core.connections import MetastoreConfig
 from replicator.core.model import HIVE, ColumnStatistic, Statistics
 from replicator.core.text.quantity import count_text
 from replicator.errors import ObjectNotFound
-from replicator.metastore import values
+from replicator.metastore import requests
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.metastore.convert.fields import method
 from replicator.metastore.requests import Send
@@ -39,13 +39,13 @@ def of_partitions(db: str, table: str, columns: Sequence[str], names: Sequence[s
 
 
 def set_of_table(statistics: Statistics, engine: str) -> Send:
-    struct = values.statistics_to_thrift(statistics, engine)
+    struct = requests.statistics_to_thrift(statistics, engine)
     return lambda client: client.update_table_column_statistics(struct)
 
 
 def set_of_partitions(statistics: Sequence[Statistics], engine: str) -> Send:
     """Of partitions of one table: the server takes the table from the first."""
-    items = [values.statistics_to_thrift(item, engine) for item in statistics]
+    items = [requests.statistics_to_thrift(item, engine) for item in statistics]
     request = ttypes.SetPartitionsStatsRequest(colStats=items, needMerge=False)
     request.engine = engine
     return lambda client: client.set_aggr_stats_for(request)
@@ -86,7 +86,7 @@ class StatisticsCalls:
         found: dict[str, Columns] = {}
         for engine in self._engines if columns else ():
             answer = self._of_table(db, table, "statistics", of_table(db, table, columns, engine))
-            if some := values.column_statistics_from_thrift(answer.tableStats or ()):
+            if some := requests.column_statistics_from_thrift(answer.tableStats or ()):
                 found[engine] = some
         return Statistics.of_engines(db, table, None, found) if found else None
 
@@ -100,7 +100,7 @@ class StatisticsCalls:
                 answer = self._of_table(db, table, "partition statistics", request)
                 for name, items in (answer.partStats or {}).items():
                     if items:
-                        found[name][engine] = values.column_statistics_from_thrift(items)
+                        found[name][engine] = requests.column_statistics_from_thrift(items)
         return [Statistics.of_engines(db, table, name, each) for name, each in found.items()]
 
     def set_table_statistics(self, statistics: Statistics) -> None:

@@ -18,7 +18,7 @@ from replicator.core.model import Database, Function, NotificationEvent, Partiti
 from replicator.core.text.quantity import count_text
 from replicator.errors import MetastoreError, NotificationLogOff, NotificationRefused, ObjectNotFound
 from replicator.metastore import requests
-from replicator.metastore import values as convert
+from replicator.metastore import requests as convert
 from replicator.metastore.catalogs import DriftGuard, InCatalog
 from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH, answer_about_one
 from replicator.metastore.connection import Connections

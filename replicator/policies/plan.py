@@ -37,8 +37,7 @@ from replicator.policies.run import (
 )
 from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import Cost, PlannedLoad, SyncPlan
-from replicator.replay.apply.planning import planned
-from replicator.replay.apply.pricing import CHANGES, Price, describe, price
+from replicator.replay.apply.planning import CHANGES, Price, describe, planned, price
 from replicator.replay.apply.weighing import DROPPED, Brake, excess
 
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})

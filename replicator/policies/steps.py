@@ -16,13 +16,11 @@ from cmroot.lease import acquire, patiently
 from cmroot.log.captured import Segment, segments
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.captures.dumps.dump import Dumped, DumpSettings, write_dump
-from replicator.captures.dumps.layout import INCREMENTAL, DumpReader, Point
-from replicator.captures.dumps.reached import SCOPE, covers, reached
-from replicator.captures.dumps.reached import scope_of as layout_scope
+from replicator.captures.dumps.dump import BOOTSTRAP, Dumped, DumpSettings, write_dump
+from replicator.captures.dumps.layout import INCREMENTAL, DumpReader, Keys, Point, read_keys
+from replicator.captures.dumps.rows import SCOPE, covers, reached
+from replicator.captures.dumps.rows import scope_of as layout_scope
 from replicator.captures.dumps.selection import Selection, point_at, resolve_until
-from replicator.captures.dumps.signing import Keys, read_keys
-from replicator.captures.dumps.slots import BOOTSTRAP
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.unlistable import data_connectors, sight_at
@@ -45,7 +43,7 @@ from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE,
 from replicator.replay.places.retired import RetiredSwept, Stays, has_retired, sweep_retired
 from replicator.replay.places.server_rules import STANDING
 from replicator.replay.places.view_text import NO_VIEW
-from replicator.replay.plan.admission import ByDifference
+from replicator.replay.plan.target import ByDifference
 
 NO_WAIT = timedelta(0)
 CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLAIM})

@@ -20,9 +20,9 @@ from cmroot.log.captured import segments
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.compare.both_sides import Comparison
-from replicator.compare.candidates import touched_names
 from replicator.compare.repair import RepairSettings, planned
 from replicator.compare.sampling import Budget, Sampled, verify_sample
+from replicator.compare.verify import touched_names
 from replicator.core.not_replicated import NOT_TAKEN, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import METADATA
 from replicator.errors import Error, LeaseHeld, ObjectNotFound

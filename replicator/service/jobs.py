@@ -16,8 +16,7 @@ from replicator.core.policy import Policy
 from replicator.core.service_config import JobConfig, ServiceConfig
 from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError, UsageError
-from replicator.service.ad_hoc_runs import is_ad_hoc
-from replicator.service.store import ALL
+from replicator.service.store import ALL, is_ad_hoc
 
 # ---- timetable -------------------------------------------------------------------------------------------------------
 # When a job is due: every so long, or by a cron expression in a time zone; spread by a jitter of its own. Pure.

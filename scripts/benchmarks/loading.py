@@ -11,7 +11,7 @@ from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from replicator.core.runtime import Runtime
-from replicator.metastore.values import partition_to_thrift
+from replicator.metastore.requests import partition_to_thrift
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
 

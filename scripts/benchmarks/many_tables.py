@@ -26,8 +26,8 @@ from replicator.core.model import EXTERNAL, Table
 from replicator.core.runtime import Runtime
 from replicator.metastore import requests
 from replicator.metastore.convert.fields import method
+from replicator.metastore.requests import CATALOG, partition_to_thrift, table_to_thrift
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.metastore.values import CATALOG, partition_to_thrift, table_to_thrift
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadSettings
 

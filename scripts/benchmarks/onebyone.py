@@ -16,9 +16,8 @@ from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change, ChangeRecord
 from replicator.core.model import Partition, Table
 from replicator.metastore import requests
-from replicator.metastore.requests import Send
+from replicator.metastore.requests import Send, partition_to_thrift
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.metastore.values import partition_to_thrift
 
 SLICE = 500  # calls whose requests are built, and directories made, before they are sent and timed
 

@@ -46,7 +46,7 @@ from replicator.errors import (
     ObjectNotFound,
     UsageError,
 )
-from replicator.metastore import connecting
+from replicator.metastore import connection
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -534,8 +534,8 @@ def test_a_server_that_does_not_answer_in_time_is_unreachable(
     limit: float, first_answer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first answer has twenty seconds, or the limit of all. It is asked for once; of a change nothing was sent."""
-    assert connecting.FIRST_ANSWER == 20
-    monkeypatch.setattr(connecting, "FIRST_ANSWER", first_answer)
+    assert connection.FIRST_ANSWER == 20
+    monkeypatch.setattr(connection, "FIRST_ANSWER", first_answer)
     with answering(b"") as uri, counting(uri) as proxy, ThriftMetastore(proxy.uri, timeout=limit) as client:
         with pytest.raises(MetastoreUnreachable, match=r"no answer within 0\.5 s"):
             client.database_names()
@@ -558,7 +558,7 @@ def test_a_port_that_speaks_something_else_is_told_by_what_it_says(
     answer: bytes, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the time for an answer is over, which nobody can wait out here."""
-    monkeypatch.setattr(connecting, "FIRST_ANSWER", DAY)
+    monkeypatch.setattr(connection, "FIRST_ANSWER", DAY)
     with (
         answering(answer) as uri,
         ThriftMetastore(uri, timeout=DAY) as client,

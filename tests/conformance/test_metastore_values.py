@@ -44,7 +44,7 @@ from replicator.core.model import (
     Table,
 )
 from replicator.errors import FormatError, ObjectNotFound
-from replicator.metastore import values
+from replicator.metastore import requests
 from replicator.metastore.connection import Connections
 from replicator.metastore.convert import fields, objects
 from replicator.metastore.thrift import ThriftMetastore
@@ -201,17 +201,17 @@ statistics = st.builds(
 @given(data=st.data())
 def test_a_value_survives_the_wire(protocol: Any, data: st.DataObject) -> None:
     database = data.draw(databases)
-    assert values.database_from_thrift(over_the_wire(values.database_to_thrift(database), protocol)) == database
+    assert requests.database_from_thrift(over_the_wire(requests.database_to_thrift(database), protocol)) == database
     table = data.draw(tables)
-    assert values.table_from_thrift(over_the_wire(values.table_to_thrift(table), protocol)) == table
+    assert requests.table_from_thrift(over_the_wire(requests.table_to_thrift(table), protocol)) == table
     partition = data.draw(partitions)
-    thrift = over_the_wire(values.partition_to_thrift("d", "t", partition), protocol)
-    assert (thrift.dbName, thrift.tableName, values.partition_from_thrift(thrift)) == ("d", "t", partition)
+    thrift = over_the_wire(requests.partition_to_thrift("d", "t", partition), protocol)
+    assert (thrift.dbName, thrift.tableName, requests.partition_from_thrift(thrift)) == ("d", "t", partition)
     function = data.draw(functions)
-    assert values.function_from_thrift(over_the_wire(values.function_to_thrift(function), protocol)) == function
+    assert requests.function_from_thrift(over_the_wire(requests.function_to_thrift(function), protocol)) == function
     of_columns = data.draw(statistics)
-    thrift = over_the_wire(values.statistics_to_thrift(of_columns, HIVE), protocol)
-    assert values.column_statistics_from_thrift(thrift.statsObj) == of_columns.columns
+    thrift = over_the_wire(requests.statistics_to_thrift(of_columns, HIVE), protocol)
+    assert requests.column_statistics_from_thrift(thrift.statsObj) == of_columns.columns
     told = thrift.statsDesc
     assert (told.dbName, told.tableName, told.partName) == (of_columns.db, of_columns.table, of_columns.partition)
     assert (told.lastAnalyzed, told.isTblLevel) == (of_columns.last_analyzed, of_columns.partition is None)
@@ -222,12 +222,12 @@ def test_a_value_survives_the_wire(protocol: Any, data: st.DataObject) -> None:
 def test_the_text_in_a_message_reads_as_the_same_value_skew_locations_included(
     database: Database, table: Table, partition: Partition, function: Function
 ) -> None:
-    assert values.database_from_text(as_text(values.database_to_thrift(database))) == database
-    assert values.table_from_text(as_text(values.table_to_thrift(table))) == table
-    assert values.function_from_text(as_text(values.function_to_thrift(function))) == function
-    text = as_text(values.partition_to_thrift("d", "t", partition))
-    assert values.partition_from_text(text) == partition
-    assert values.place_from_text(text) == (partition.values, partition.location)
+    assert requests.database_from_text(as_text(requests.database_to_thrift(database))) == database
+    assert requests.table_from_text(as_text(requests.table_to_thrift(table))) == table
+    assert requests.function_from_text(as_text(requests.function_to_thrift(function))) == function
+    text = as_text(requests.partition_to_thrift("d", "t", partition))
+    assert requests.partition_from_text(text) == partition
+    assert requests.place_from_text(text) == (partition.values, partition.location)
 
 
 @settings(deadline=None)
@@ -236,8 +236,8 @@ def test_ids_that_nobody_knows_are_kept_wherever_they_are_and_change_nothing_els
     table: Table, partition: Partition
 ) -> None:
     for value, write, read, where in (
-        (table, values.table_to_thrift, values.table_from_text, "7"),
-        (partition, lambda each: values.partition_to_thrift("d", "t", each), values.partition_from_text, "6"),
+        (table, requests.table_to_thrift, requests.table_from_text, "7"),
+        (partition, lambda each: requests.partition_to_thrift("d", "t", each), requests.partition_from_text, "6"),
     ):
         known = msgspec.structs.replace(value, storage=without_skew_locations(value.storage))
         message = as_tjson(write(known))
@@ -310,7 +310,7 @@ def test_each_attribute_has_one_row_and_each_row_another_field(model: Any) -> No
 @pytest.mark.parametrize("text", ["", "{", "nonsense", '{"1":{"str":"t"}', "{}", "[]", '{"1":5}'])
 def test_text_that_is_no_object_is_a_format_error(text: str) -> None:
     with pytest.raises(FormatError):
-        values.table_from_text(text)
+        requests.table_from_text(text)
 
 
 def without_skew_locations(storage: Storage | None) -> Storage | None:
@@ -321,12 +321,12 @@ def without_skew_locations(storage: Storage | None) -> Storage | None:
 
 
 def test_a_field_nobody_knows_is_kept() -> None:
-    read = values.table_from_text('{"1":{"str":"t"},"2":{"str":"d"},"99":{"lst":["i64",1,5]}}')
+    read = requests.table_from_text('{"1":{"str":"t"},"2":{"str":"d"},"99":{"lst":["i64",1,5]}}')
     assert read == Table(db="d", name="t", storage=None, extra={"99": {"lst": ["i64", 1, 5]}})
-    assert values.table_from_thrift(values.table_to_thrift(read)).extra == {}
+    assert requests.table_from_thrift(requests.table_to_thrift(read)).extra == {}
 
 
-@pytest.mark.parametrize("read", [values.table_from_text, values.partition_from_text, values.function_from_text])
+@pytest.mark.parametrize("read", [requests.table_from_text, requests.partition_from_text, requests.function_from_text])
 @pytest.mark.parametrize(
     "field",
     [
@@ -345,18 +345,18 @@ def test_null_maps_lists_and_values_of_maps_are_read() -> None:
     bare = ttypes.Table(
         tableName="t", dbName="d", parameters={"a": None, "b": "c"}, sd=ttypes.StorageDescriptor(), partitionKeys=None
     )
-    table = values.table_from_thrift(bare)
+    table = requests.table_from_thrift(bare)
     assert table == Table(db="d", name="t", parameters={"b": "c"})
     unsendable = Table(db="d", name="t", parameters={"a": None, "b": "c"})  # type: ignore[dict-item]
-    assert over_the_wire(values.table_to_thrift(unsendable), TBinaryProtocolAccelerated).parameters == {"b": "c"}
+    assert over_the_wire(requests.table_to_thrift(unsendable), TBinaryProtocolAccelerated).parameters == {"b": "c"}
     for unknown in ("", ',"99":{"i32":1}'):
         text = f'{{"1":{{"str":"t"}},"2":{{"str":"d"}},"9":{{"map":["str","str",2,{{"a":null,"b":"c"}}]}}{unknown}}}'
-        assert values.table_from_text(text).parameters == {"b": "c"}
+        assert requests.table_from_text(text).parameters == {"b": "c"}
 
 
 def test_the_skew_that_the_server_sends_with_every_table_is_none() -> None:
     empty = ttypes.SkewedInfo(skewedColNames=[], skewedColValues=[], skewedColValueLocationMaps={})
-    storage = values.table_from_thrift(
+    storage = requests.table_from_thrift(
         ttypes.Table(tableName="t", dbName="d", sd=ttypes.StorageDescriptor(skewedInfo=empty))
     ).storage
     assert storage is not None and storage.skew is None
@@ -364,9 +364,9 @@ def test_the_skew_that_the_server_sends_with_every_table_is_none() -> None:
 
 def test_equal_columns_are_one_object() -> None:
     storage = Storage(columns=tuple(Column(name=f"c{i}", type="int") for i in range(20)))
-    structs = [values.partition_to_thrift("d", "t", Partition(values=(str(i),), storage=storage)) for i in range(2)]
-    read = [values.partition_from_thrift(over_the_wire(struct, TBinaryProtocolAccelerated)) for struct in structs]
-    reported = [values.partition_from_text(as_text(struct)) for struct in structs]
+    structs = [requests.partition_to_thrift("d", "t", Partition(values=(str(i),), storage=storage)) for i in range(2)]
+    read = [requests.partition_from_thrift(over_the_wire(struct, TBinaryProtocolAccelerated)) for struct in structs]
+    reported = [requests.partition_from_text(as_text(struct)) for struct in structs]
     of = [part.storage for part in read + reported]
     assert len({id(storage.columns) for storage in of if storage}) == 1
     assert len({id(storage.serde) for storage in of if storage}) == 1

@@ -16,7 +16,7 @@ from stores import s3_server
 from cmroot.errors import UnknownPlace
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
-from replicator.lifecycle.retention.globs import Found, files_below, glob
+from replicator.lifecycle.retention.dataset_versions import Found, files_below, glob
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 from replicator.core.model import EXTERNAL, Column, Database, Partition, Table
 from replicator.lifecycle.purge.state import RunDirectory
-from replicator.lifecycle.removal.legal import LegalHold, add_hold
+from replicator.lifecycle.removal.removal import LegalHold, add_hold
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.copy.copying import Placing, place_file

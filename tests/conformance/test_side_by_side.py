@@ -23,8 +23,7 @@ from replicator.metastore.connection import limit_metastores
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.parallel import side_by_side, traffic
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.metastore.traffic import Limit
-from replicator.metastore.width import Width
+from replicator.metastore.traffic import Limit, Width
 
 TABLES, PARTITIONS = 60, 3
 

@@ -17,8 +17,7 @@ from command_line import Answer, command
 from hostile import FILES, RECORDS, TABLES, edit_entries, edit_lines, edit_metadata, world
 from lab import Lab
 
-from replicator.captures.dumps.layout import DumpReader
-from replicator.captures.dumps.signing import check_parts, read_keys, signed
+from replicator.captures.dumps.layout import DumpReader, check_parts, read_keys, signed
 from replicator.core.model import Database
 from replicator.errors import ConfigError, FormatError, Refused
 from replicator.metastore.embedded.running import Running

@@ -29,9 +29,8 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.checks.check import check
 from replicator.policies.drills.build import Shadows, cannot_show, may_drop
-from replicator.policies.drills.drill import DrillSettings, drill
+from replicator.policies.drills.drill import DrillSettings, QueryEngine, drill, spark_on
 from replicator.policies.drills.drill_record import Drill, Drills
-from replicator.policies.drills.queries import QueryEngine, spark_on
 from replicator.policies.roles import read_role, set_role
 
 ROW = "1\x01one\n"  # two columns, as a text table has them

@@ -31,9 +31,17 @@ from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.lifecycle.removal.audit import begin_audit, read_audit
 from replicator.lifecycle.removal.job import Job, Removals
-from replicator.lifecycle.removal.legal import LegalHold, add_hold, read_holds, release_hold
 from replicator.lifecycle.removal.live import LiveLocations
-from replicator.lifecycle.removal.removal import Limits, Removal, judge, refuse_excess
+from replicator.lifecycle.removal.removal import (
+    LegalHold,
+    Limits,
+    Removal,
+    add_hold,
+    judge,
+    read_holds,
+    refuse_excess,
+    release_hold,
+)
 from replicator.lifecycle.removal.remove import Remover, bring_back
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import Role, RoleMark, set_role

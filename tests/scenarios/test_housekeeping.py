@@ -18,8 +18,7 @@ from cmroot.lease import acquire
 from replicator.core.model import EXTERNAL
 from replicator.core.text.quantity import parse_period
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
-from replicator.lifecycle.removal.legal import LegalHold, add_hold
-from replicator.lifecycle.removal.removal import Limits
+from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
 

@@ -12,8 +12,7 @@ from replicator.errors import Refused
 from replicator.lifecycle.purge import tables
 from replicator.lifecycle.purge.onboarding import WhiteList
 from replicator.lifecycle.purge.search.searching import failed
-from replicator.lifecycle.removal.legal import LegalHold, add_hold
-from replicator.lifecycle.removal.removal import Limits
+from replicator.lifecycle.removal.removal import LegalHold, Limits, add_hold
 
 pytestmark = pytest.mark.removals
 

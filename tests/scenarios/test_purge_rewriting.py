@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from replicator.lifecycle.purge.rewrite.compression import decompressed
 from replicator.lifecycle.purge.rewrite.formats import FileFormat
+from replicator.lifecycle.purge.rewrite.line_files import decompressed
 from replicator.lifecycle.purge.rewrite.rewrite_task import FilesTask, FileWork, carry, run_files_task
 
 TEXT = FileFormat("text", field=("id",), type="bigint")

@@ -23,11 +23,11 @@ from replicator.core import database
 from replicator.core.database import Database
 from replicator.errors import Error, Refused, StoreUnreachable
 from replicator.metastore.embedded.running import Running
-from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.jobs import Every, Job
 from replicator.service.run_history import Ended
 from replicator.service.store import (
     Action,
+    AdHocRun,
     ServiceStore,
     action_of,
     actions_about,

@@ -14,7 +14,7 @@ from plain_tables import PlainDatabase
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import Table
 from replicator.core.runtime import Runtime
-from replicator.lifecycle.housekeeping.housekept import Housekept
+from replicator.lifecycle.housekeeping.clean import Housekept
 from replicator.lifecycle.housekeeping.item_queries import Filter, list_items
 from replicator.lifecycle.housekeeping.items import Item
 from replicator.lifecycle.housekeeping.run import Housekeeping, RunOptions

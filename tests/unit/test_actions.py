@@ -23,10 +23,9 @@ from replicator.core.logging import ProgressFile
 from replicator.core.policy import parse_policy
 from replicator.core.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError, Refused
-from replicator.service.ad_hoc_runs import AdHocRun, placed
 from replicator.service.auth.api_tokens import Identity
 from replicator.service.jobs import jobs_of
-from replicator.service.store import ServiceStore
+from replicator.service.store import AdHocRun, ServiceStore, placed
 from replicator.service.web.actions import recorded
 from replicator.service.web.actions.bodies import BESIDE, ApplyAsk, HoldAsk, RepairAsk, RestoreAsk, UndoAsk, options_of
 from replicator.service.web.actions.policy_actions import POLICY_ACTIONS, databases_among

@@ -30,8 +30,7 @@ from replicator.core.service_config import AlertConfig, MailConfig
 from replicator.metastore.embedded.server_process import free_port
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
-from replicator.service.alert_conditions import ENOUGH, TREND
-from replicator.service.alert_trends import Trend
+from replicator.service.alert_conditions import ENOUGH, TREND, Trend
 from replicator.service.alerts import Alerter, Message, channels_of, open_alerts, remember
 from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
 from replicator.service.measuring.disks import Disk
@@ -39,7 +38,7 @@ from replicator.service.run_history import Ended, RunState
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import run
 from replicator.service.store import ServiceStore
-from replicator.service.web.metrics import metrics_of
+from replicator.service.web.app import metrics_of
 from replicator.service.web.serving import Serving
 
 DAY = 86_400.0

@@ -14,8 +14,7 @@ from history import History
 from cmroot import pins
 from cmroot.check import Checked, check
 from cmroot.keep.content import content_name, locate
-from cmroot.log.captured import segments
-from cmroot.log.compact import compact
+from cmroot.log.captured import compact, segments
 from cmroot.pins import Slot
 from cmroot.store.place import Place
 

@@ -20,10 +20,20 @@ from steps import at_every_step
 
 from cmroot.errors import FormatError, LeaseHeld, Superseded
 from cmroot.lease import acquire
-from cmroot.log import compact as compacting
-from cmroot.log.captured import COVERED_MARGIN, FILES_PART, MARKER, Segment, SegmentWriter, segments, sweep_log
-from cmroot.log.compact import MergeGroup, compact, plan_compaction
-from cmroot.log.parts import LINES, PARQUET, Marker, Part, PartsReader
+from cmroot.log import captured as compacting
+from cmroot.log.captured import (
+    COVERED_MARGIN,
+    FILES_PART,
+    MARKER,
+    MergeGroup,
+    Segment,
+    SegmentWriter,
+    compact,
+    plan_compaction,
+    segments,
+    sweep_log,
+)
+from cmroot.log.segment import LINES, PARQUET, Marker, Part, PartsReader
 from cmroot.root import create_or_open
 from cmroot.store.place import Place, join, name_of
 from cmroot.store.remote import FsspecStore
@@ -245,7 +255,7 @@ def test_merged_rows_are_counted_before_anything_is_published(local_root: str, m
 def test_an_older_part_without_the_newest_columns_is_read_and_merged(local_root: str) -> None:
     import pyarrow.parquet as pq
 
-    from cmroot.log.parts import encode_marker
+    from cmroot.log.segment import encode_marker
     from cmroot.store.checksum import checksum_file
 
     segment = write(local_root, 1, 1)
@@ -290,11 +300,11 @@ def test_a_killed_compaction_leaves_the_same_log(tmp_path: Path) -> None:
         assert content(root) == before and len(segments(root)) == 1
 
     work = f"""
-import cmroot.log.compact
-cmroot.log.compact.compact({root!r}, clock=lambda: 1000.0)
-cmroot.log.compact.sweep_log({root!r}, clock=lambda: 1000.0 + {HOUR})
+import cmroot.log.captured
+cmroot.log.captured.compact({root!r}, clock=lambda: 1000.0)
+cmroot.log.captured.sweep_log({root!r}, clock=lambda: 1000.0 + {HOUR})
 """
-    assert at_every_step(work, lay, check, imports=", cmroot.log.compact") > 15
+    assert at_every_step(work, lay, check, imports=", cmroot.log.captured") > 15
     assert seen == {1, 3}
     assert not [name for name in os.listdir(tmp_path) if name not in ("cmroot", "model")]
 

@@ -9,8 +9,7 @@ import pytest
 
 from cmroot.errors import NotWritable
 from cmroot.keep.recycle import recycle_tree
-from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import Place, scheme
+from cmroot.store.place import Place, remove_if_empty, scheme
 
 
 def test_only_an_empty_directory_goes(tmp_path: Path, small: Callable[[str], Path]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cmroot.errors import FormatError, NotWritable
 from cmroot.log.captured import FILES, MARKER, Segment, SegmentWriter, segments, sweep_log
 from cmroot.log.part_writing import PartsWriter
-from cmroot.log.parts import LINE_BYTES, ROW_GROUP, Part, PartsReader
+from cmroot.log.segment import LINE_BYTES, ROW_GROUP, Part, PartsReader
 from cmroot.root import create_or_open, open_existing
 from cmroot.store.place import Place, is_local, join, name_of
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from replicator.cli.main import run as command
 from replicator.errors import ConfigError
 from replicator.lifecycle.retention.config.config_store import ConfigStore, text_of
-from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Items, Scalar, Value, merge_fields
+from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Items, Scalar, Value, merge_fields, resolve
 from replicator.lifecycle.retention.config.hocon.parse import parse
-from replicator.lifecycle.retention.config.hocon.substitutions import resolve
 from replicator.lifecycle.retention.job_file import read_job
 
 

@@ -23,8 +23,8 @@ from replicator.captures.gateways.auth.local_names import LocalNames, in_their_w
 from replicator.captures.gateways.auth.tokens import DigestProof, Tokens
 from replicator.core.connections import MetastoreConfig
 from replicator.errors import IdentityRefused
-from replicator.metastore.transports.frames import FrameError, Quality, Unlayered, frame, message, read_message
 from replicator.metastore.transports.sasl import Digest
+from replicator.metastore.transports.transport import FrameError, Quality, Unlayered, frame, message, read_message
 
 TOKENS = Tokens("k" * 32, LocalNames("EXAMPLE.COM", ["EXAMPLE.COM"]))
 

@@ -18,8 +18,8 @@ from landing_figures import counted_landed, counted_queue, said
 from waiting import Clock
 
 from replicator.errors import Fenced, ObjectNotFound, Refused, UsageError
-from replicator.ingestion.fairness import Candidate, most, pick
 from replicator.ingestion.ingestion_request import STEPS, Asset, Claimed, Failure, JobFilter
+from replicator.ingestion.job_queries import Candidate, most, pick
 from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.schema import REVISIONS, job, metadata
 

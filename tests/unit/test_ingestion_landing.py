@@ -14,13 +14,20 @@ from replicator.core.model import Column, Partition, Table
 from replicator.core.source_config import IngestionConfig, SourceConfig
 from replicator.errors import MetastoreUnreachable, ObjectNotFound
 from replicator.ingestion.ingestion_request import Asset, Claimed, Request
-from replicator.ingestion.landing.landing_schema import DESCRIPTOR, SEAL, RowsRefused, constraints_of, seal_of
+from replicator.ingestion.landing.file_steps import publish_days
+from replicator.ingestion.landing.landing_log import Work
+from replicator.ingestion.landing.landing_schema import (
+    DESCRIPTOR,
+    SEAL,
+    RowsRefused,
+    constraints_of,
+    landed_until,
+    seal_of,
+    watermark_text,
+)
 from replicator.ingestion.landing.landing_steps import describe, refuse_empty_list
-from replicator.ingestion.landing.landing_work import Work
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, publish
-from replicator.ingestion.landing.publishing_days import publish_days
 from replicator.ingestion.landing.settling import Erased
-from replicator.ingestion.landing.watermarks import landed_until, watermark_text
 from replicator.ingestion.reading.source_table import ForeignKey, SourceTable
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED_PERIOD
 from replicator.metastore.client import Metastore

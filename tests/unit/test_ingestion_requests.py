@@ -20,8 +20,8 @@ from replicator.ingestion.adapters import request_directory
 from replicator.ingestion.adapters.intake import Requester, parse_request, this_user
 from replicator.ingestion.files.nesting import parts_of
 from replicator.ingestion.ingestion_request import Asset, Claimed, Request
+from replicator.ingestion.landing.landing_log import Work
 from replicator.ingestion.landing.landing_schema import landing_table
-from replicator.ingestion.landing.landing_work import Work
 from replicator.ingestion.landing.publishing import ForeignTable, landing_of
 
 PAUL: dict[str, Any] = {"by": "paul", "groups": ["staff", "crm_producer"]}

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cmroot.log.captured import SegmentWriter, segments
-from cmroot.log.compact import compact
+from cmroot.log.captured import SegmentWriter, compact, segments
 from cmroot.root import create_or_open
 from replicator.captures.events.record import (
     AlterTable,

@@ -17,7 +17,6 @@ from replicator.core.config import parse_config
 from replicator.ingestion.job_queries import AssetQueue, QueueFigures
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
-from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.alerts import OpenAlert
 from replicator.service.auth.api_tokens import (
     LASTS,
@@ -31,14 +30,13 @@ from replicator.service.auth.api_tokens import (
     sign_out,
 )
 from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
-from replicator.service.pages.differing_tables import Differences, still_said
-from replicator.service.pages.needing import FRESH, Beside, behind_text, needs
+from replicator.service.pages.needing import FRESH, Beside, Differences, behind_text, needs, still_said
 from replicator.service.pages.page_routes import about_of, figures_of, tasks_of
 from replicator.service.pages.places.root_routes import shown_roots
 from replicator.service.pages.rendering import HERE, lines, safe_place, said, schedule, when
 from replicator.service.pages.runbook import RUNBOOKS, filled, kinds_of, values_of
 from replicator.service.run_history import TOO_LONG, Ended, ServiceRun
-from replicator.service.store import ServiceStore
+from replicator.service.store import AdHocRun, ServiceStore
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 
 DOCS = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists()) / "docs"

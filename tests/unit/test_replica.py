@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replicator.core.model import Table
-from replicator.metastore.values import CATALOG
+from replicator.metastore.requests import CATALOG
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import Mark, replica_table
 

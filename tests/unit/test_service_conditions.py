@@ -11,10 +11,12 @@ from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.alert_conditions import (
     ENOUGH,
+    POINTS,
     SLACK,
     Condition,
     JobFacts,
     Judgement,
+    Trend,
     Trends,
     first_wanted,
     full_in,
@@ -24,7 +26,6 @@ from replicator.service.alert_conditions import (
     of_policies,
     overdue,
 )
-from replicator.service.alert_trends import POINTS, Trend
 from replicator.service.jobs import Cron, Every, Job
 from replicator.service.lag_watch import MeasuredLag
 from replicator.service.measuring.disks import disk_of

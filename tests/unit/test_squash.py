@@ -61,12 +61,11 @@ from replicator.replay.copy.copy_task import fold_entries
 from replicator.replay.places.neighbours import Leaving, SparedPlace
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
-from replicator.replay.plan.admission import check_target
 from replicator.replay.plan.deciding import looked_at, make_plan
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.rules import of_kind
 from replicator.replay.plan.squash import gathered, squash, surviving_partitions
-from replicator.replay.plan.target import read_databases, read_part
+from replicator.replay.plan.target import check_target, read_databases, read_part
 
 DB = "d"
 KEYS = (Column(name="p", type="string"),)

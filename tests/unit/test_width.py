@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from replicator.metastore.width import MOST, Width
+from replicator.metastore.traffic import MOST, Width
 
 
 def _read(width: Width, rate: Callable[[int], float], seconds: float, noise: float = 0.1, at: float = 0.0) -> list[int]:

@@ -21,8 +21,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from cmroot.store.hdfs.authentication import hadoop_settings, kerberized, open_url, protected, wants_protection
-from cmroot.store.hdfs.protobuf import delimited, fields, number, received, text
+from cmroot.store.hdfs.authentication import (
+    delimited,
+    fields,
+    hadoop_settings,
+    kerberized,
+    number,
+    open_url,
+    protected,
+    received,
+    text,
+    wants_protection,
+)
 from cmroot.store.spelling import normal, split_authority
 
 # ---- checksums -------------------------------------------------------------------------------------------------------

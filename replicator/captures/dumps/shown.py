@@ -13,8 +13,7 @@ from cmroot.log.captured import MARKER, segments
 from cmroot.log.segment import FILES
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written, name_of
-from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader
-from replicator.captures.dumps.signing import Keys
+from replicator.captures.dumps.layout import FINISHED, METADATA, DumpReader, Keys
 from replicator.captures.events.record import ChangeRecord
 from replicator.captures.events.scope import captured_databases
 from replicator.captures.fold import read_records

@@ -17,10 +17,10 @@ import xxhash
 from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter, close_together
-from cmroot.log.parts import conform
+from cmroot.log.segment import conform
 from cmroot.store.place import Place, as_written
 from replicator.captures.dumps import layout
-from replicator.captures.dumps.signing import SIGNATURE, Keys, sign
+from replicator.captures.dumps.layout import SIGNATURE, Keys, sign
 from replicator.captures.events.record import ChangeRecord, encode
 from replicator.core.model import Table
 from replicator.errors import UsageError

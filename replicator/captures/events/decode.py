@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import FormatError
-from cmroot.log.parts import LINE_BYTES
+from cmroot.log.segment import LINE_BYTES
 from replicator.captures.events import record as kinds
 from replicator.captures.events.record import Change
 from replicator.captures.events.scope import is_irrelevant
@@ -37,7 +37,7 @@ from replicator.core.model import (
     partition_name,
 )
 from replicator.metastore.convert.constraints import KINDS, of_message
-from replicator.metastore.values import (
+from replicator.metastore.requests import (
     database_from_text,
     function_from_text,
     partition_from_text,

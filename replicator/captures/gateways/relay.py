@@ -10,33 +10,98 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import struct
 import time
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from replicator.captures.gateways import identity
 from replicator.captures.gateways import upstream as refusals
 from replicator.captures.gateways.auth.door import GSSAPI, Channel, NotAdmitted, prepare
+from replicator.captures.gateways.auth.tokens import TokenRefused, Tokens
 from replicator.captures.gateways.drops import UpstreamLost, refusal
 from replicator.captures.gateways.log_lines import one_line
 from replicator.captures.gateways.messages import (
     CALL,
+    I64,
     INTERNAL_ERROR,
+    LIST,
     ONEWAY,
+    REPLY,
+    STRING,
     UNKNOWN_METHOD,
+    Field,
     Fields,
     Garbage,
+    ListValue,
     MessageHeader,
     application_error,
+    declared_error,
+    find,
     parse_header,
     read_from,
     read_struct,
+    text,
+    write_struct,
 )
 from replicator.captures.gateways.service import Place, Service
 from replicator.captures.gateways.targets import Bytes, Extent, MethodNames
 from replicator.captures.gateways.upstream import CHUNK, HIDDEN, ServerEnd, handling
 from replicator.errors import MetastoreError, MetastoreUnreachable
-from replicator.metastore.transports.frames import FrameError
+from replicator.metastore.transports.transport import FrameError
+
+# ---- identity --------------------------------------------------------------------------------------------------------
+# Who a client is to the metastore: calls by which clients say so or ask for proofs, answered by the gateway. Pure.
+#
+# A client that has proved who it is cannot become another one: its connection to the metastore is its own from the
+# first call on.
+
+
+SET_UGI = "set_ugi"
+TOKENS = frozenset({"get_delegation_token", "renew_delegation_token", "cancel_delegation_token"})
+_META = 1  # the field of MetaException in the results of these calls
+
+NO_TOKENS = (
+    "the gateway gives no delegation tokens to this client: that takes token_key in [gateway] and a Kerberos ticket; "
+    "one of the metastore is not valid here"
+)
+UNNAMED = "the client has not said who it is: its first call must be set_ugi (hive.metastore.execute.setugi)"
+
+
+def claimed(arguments: Fields) -> str:
+    """The user whom a set_ugi names."""
+    return (text(arguments, 1) or "").strip()
+
+
+def answer(header: MessageHeader, arguments: Fields, user: str) -> bytes:
+    """To a set_ugi of a client that is `user`."""
+    if claimed(arguments) != user:
+        return declared_error(header, _META, f"the client is {user}, and cannot become {claimed(arguments)[:100]!r}")
+    groups = find(arguments, 2, LIST) or ListValue(STRING, ())
+    return _result(header, LIST, groups)
+
+
+def answer_token(header: MessageHeader, arguments: Fields, user: str, tokens: Tokens | None) -> bytes:
+    """To a call of TOKENS of a client that has a ticket of `user`; tokens: None: the gateway gives none."""
+    if tokens is None:
+        return declared_error(header, _META, NO_TOKENS)
+    first, second = text(arguments, 1) or "", text(arguments, 2) or ""
+    try:
+        if header.name == "get_delegation_token":
+            return _result(header, STRING, tokens.give(user, first, second).encode())
+        if header.name == "renew_delegation_token":
+            return _result(header, I64, struct.pack(">q", tokens.renewed(user, first)))
+        tokens.cancel(user, first)
+    except TokenRefused as error:
+        return declared_error(header, _META, str(error))
+    return header.encode(REPLY) + write_struct(())
+
+
+def _result(header: MessageHeader, kind: int, value: Any) -> bytes:
+    return header.encode(REPLY) + write_struct((Field(0, kind, value),))
+
+
+# ---- relay -----------------------------------------------------------------------------------------------------------
+
 
 QUIET = 1.0  # seconds without a byte after which an answer counts as complete when the gateway is to stop
 CALL_LIMIT = 16 << 20  # bytes of a call that is read whole: 100,000 partition names are 6 MB
@@ -238,10 +303,10 @@ class Connection:
     def _handle(self, header: MessageHeader) -> None:
         self._call = header
         handled = handling(header.name)
-        if self._service.metastore.knows_users and (header.name == identity.SET_UGI or header.name in identity.TOKENS):
+        if self._service.metastore.knows_users and (header.name == SET_UGI or header.name in TOKENS):
             self._identify(header)
         elif self._service.metastore.needs_user and self._user is None:
-            self._refuse_call(header, INTERNAL_ERROR, f"is refused: {identity.UNNAMED}")
+            self._refuse_call(header, INTERNAL_ERROR, f"is refused: {UNNAMED}")
         elif handled == "refuse":
             self._refuse_call(header, INTERNAL_ERROR, "deletes what the gateway cannot protect")
         elif handled == "unknown" and not self._service.pass_unknown:
@@ -269,12 +334,12 @@ class Connection:
         arguments = self._read_call(header)
         self._place.leave()
         self._since = None
-        if header.name in identity.TOKENS:
+        if header.name in TOKENS:
             tokens = self._service.tokens if self._mechanism == GSSAPI else None
-            self._answer(identity.answer_token(header, arguments, self._user or "", tokens))
+            self._answer(answer_token(header, arguments, self._user or "", tokens))
         else:
-            self._user = self._user or identity.claimed(arguments) or None
-            self._answer(identity.answer(header, arguments, self._user or ""))
+            self._user = self._user or claimed(arguments) or None
+            self._answer(answer(header, arguments, self._user or ""))
 
     def _intercept(self, header: MessageHeader, upstream: ServerEnd) -> None:
         try:

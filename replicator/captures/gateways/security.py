@@ -8,14 +8,14 @@ import logging
 import ssl
 from collections.abc import Iterator
 
-from replicator.captures.gateways.asked import Asked
 from replicator.captures.gateways.auth.door import GSSAPI, Door, KerberosProof, Proof
 from replicator.captures.gateways.auth.local_names import LocalNames, parse_rules
 from replicator.captures.gateways.auth.tokens import MECHANISM, DigestProof, Tokens
+from replicator.captures.gateways.upstream import Asked
 from replicator.core.connections import GatewayConfig, MetastoreConfig, Risk, read_secret
 from replicator.errors import ConfigError, UsageError
-from replicator.metastore.transports.frames import Quality
 from replicator.metastore.transports.sasl import LEAST_QUALITY
+from replicator.metastore.transports.transport import Quality
 
 SHORTEST_KEY = 32  # characters
 

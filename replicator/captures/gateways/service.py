@@ -6,10 +6,10 @@ import threading
 from dataclasses import dataclass
 from datetime import timedelta
 
-from replicator.captures.gateways.asked import Asked
 from replicator.captures.gateways.auth.door import Door
 from replicator.captures.gateways.auth.tokens import Tokens
 from replicator.captures.gateways.drops import GRACE, Counts, Drops
+from replicator.captures.gateways.upstream import Asked
 from replicator.core.connections import GatewayConfig
 
 PLAIN = GatewayConfig()

@@ -20,8 +20,8 @@ from cmroot.store.place import Place, is_local, join, located, name_of
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectNotFound
+from replicator.ingestion.landing.file_steps import DAY_KEY
 from replicator.ingestion.landing.landing_schema import ASSET, SEAL, SINCE, marked, seal_of, written_sizes
-from replicator.ingestion.landing.publishing_days import DAY_KEY
 from replicator.lifecycle.housekeeping.settings import REMOVE_EXPIRED
 from replicator.lifecycle.purge.partitions import SIBLING
 from replicator.lifecycle.purge.swapping import WRITTEN

@@ -28,14 +28,19 @@ from replicator.ingestion.files.file_frames import DAY
 from replicator.ingestion.files.nesting import PARENT, ROW
 from replicator.ingestion.ingestion_request import check_scope
 from replicator.ingestion.job_rows import places_of
-from replicator.ingestion.landing.file_steps import copy_files, look_at_files, written
-from replicator.ingestion.landing.landing_log import grant
-from replicator.ingestion.landing.landing_schema import RowsRefused, constraints_of, keep_constraints, schema_hash
-from replicator.ingestion.landing.landing_work import CopyDiffers, Facts, Work, columns_for, sizes_of
+from replicator.ingestion.landing.file_steps import copy_files, look_at_files, publish_days, written
+from replicator.ingestion.landing.landing_log import CopyDiffers, Facts, Work, columns_for, grant, sizes_of
+from replicator.ingestion.landing.landing_schema import (
+    RowsRefused,
+    constraints_of,
+    keep_constraints,
+    landed_until,
+    schema_hash,
+    watermark_text,
+    window,
+)
 from replicator.ingestion.landing.publishing import BaseChanged, Landed, landing_of, make_database, publish
-from replicator.ingestion.landing.publishing_days import publish_days
 from replicator.ingestion.landing.settling import Erased, merged, prepare, read, without_erased
-from replicator.ingestion.landing.watermarks import landed_until, watermark_text, window
 from replicator.ingestion.reading.figures import Figures, differences, landed_figures
 from replicator.ingestion.reading.source import opened
 from replicator.ingestion.reading.source_errors import source_error

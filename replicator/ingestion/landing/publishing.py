@@ -30,6 +30,7 @@ from replicator.ingestion.landing.landing_schema import (
     WATERMARK,
     SchemaRefused,
     format_of,
+    landed_until,
     landing_table,
     marked,
     schema_hash,
@@ -39,7 +40,6 @@ from replicator.ingestion.landing.landing_schema import (
     without_keys,
     written_text,
 )
-from replicator.ingestion.landing.watermarks import landed_until
 from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
 

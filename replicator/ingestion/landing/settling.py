@@ -13,8 +13,8 @@ from typing import Any
 from replicator.core.model import Column
 from replicator.core.text.sql_text import SETTINGS, quoted_name, scalar_type
 from replicator.ingestion.ingestion_request import Asset, Format
+from replicator.ingestion.landing.landing_log import sizes_of
 from replicator.ingestion.landing.landing_schema import RowsRefused
-from replicator.ingestion.landing.landing_work import sizes_of
 from replicator.lifecycle.purge.search.ids import hadoop_place, split_ids, value_of
 
 

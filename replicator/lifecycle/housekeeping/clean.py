@@ -22,14 +22,63 @@ from replicator.core.engine import AutoEngine
 from replicator.core.text.quantity import count_text
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.lifecycle.housekeeping import writing
-from replicator.lifecycle.housekeeping.housekept import Housekept
 from replicator.lifecycle.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
 from replicator.lifecycle.housekeeping.schedule import UNCAPTURED, Going, Staying, decide, look
 from replicator.lifecycle.housekeeping.settings import LifecycleDefaults
 from replicator.lifecycle.housekeeping.store import PAGE, ItemStore
+from replicator.lifecycle.removal.job import Removals
 from replicator.lifecycle.removal.removal import Refusal, Removal
 from replicator.lifecycle.removal.remove import Remover, measured
 from replicator.metastore.client import Metastore, MetastoreReader
+
+# ---- housekept -------------------------------------------------------------------------------------------------------
+# What a run of housekeeping did, as its report tells it.
+
+
+@dataclass
+class Housekept(Removals):
+    """What a run did. run: its name in the audit record; position: of the captured log, up to which all is scheduled.
+    scheduled, cancelled, detached: items that the log brought about, that are not to go any more, whose object is gone.
+    due: items whose time had come; removed: those that went; waiting: those that wait for something else first.
+    invalid: tables whose properties were found to be wrong in this run. plan: of a rehearsal, the items. databases:
+    those that the root captures, the only ones that housekeeping knows of; warnings: databases outside whose tables
+    have properties for it."""
+
+    root: str
+    store: str
+    run: str = ""
+    position: int = 0
+    records: int = 0
+    scheduled: int = 0
+    cancelled: int = 0
+    detached: int = 0
+    due: int = 0
+    removed: int = 0
+    partitions_dropped: int = 0
+    tables_dropped: int = 0
+    files: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    waiting: int = 0
+    exhausted: int = 0
+    invalid: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    plan: list[dict[str, Any]] = field(default_factory=list)
+    more: int = 0
+    databases: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    status: str = "done"
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing was refused, failed, or could not be understood."""
+        return not (self.refused or self.failed or self.invalid)
+
+
+# ---- clean -----------------------------------------------------------------------------------------------------------
+
 
 FIRST_RETRY, LONGEST_RETRY = 300, 86_400
 """Seconds to the next try after a failure; twice as many after each."""

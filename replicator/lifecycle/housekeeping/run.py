@@ -6,6 +6,7 @@ events.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,19 +15,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
+from cmroot.lease import acquire, patiently
 from cmroot.log.captured import segments
-from cmroot.store.place import scratch
+from cmroot.pins import seconds
+from cmroot.root import ChangeRoot, open_existing
+from cmroot.store.place import join, scratch
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.events.scope import captured_databases
 from replicator.core import runtime
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Stop, Terminated
+from replicator.errors import UsageError
 from replicator.lifecycle.housekeeping import writing
-from replicator.lifecycle.housekeeping.clean import Cleaning, Page, plan
-from replicator.lifecycle.housekeeping.housekept import Housekept
+from replicator.lifecycle.housekeeping.clean import Cleaning, Housekept, Page, plan
 from replicator.lifecycle.housekeeping.schedule import fold_path, schedule
 from replicator.lifecycle.housekeeping.settings import UNREFERENCED, LifecycleDefaults, outside_with_settings
-from replicator.lifecycle.housekeeping.store import ACTIVE_ONLY, ItemStore, item
+from replicator.lifecycle.housekeeping.store import ACTIVE_ONLY, ItemStore, item, store_url
 from replicator.lifecycle.removal.job import Job
 from replicator.lifecycle.removal.removal import Limits, refuse_counts
 from replicator.metastore.client import Metastore
@@ -248,3 +252,45 @@ def follow(
         if not stop.is_set():
             raise
     return done
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+# The store of a root's items, opened: to read, alone, or as a copy to try something out with.
+
+
+@contextmanager
+def opened(root: str, url: str | None, connections: int = 0) -> Iterator[ItemStore]:
+    """The store at `url`, else the root's own. connections: as `Database`. Raises UsageError where it has none,
+    ConfigError for a wrong URL."""
+    with ItemStore(store_url(root, url), connections) as store:
+        yield store
+
+
+@contextmanager
+def alone(cmroot: str, url: str | None) -> Iterator[ItemStore]:
+    """The store, while no run is at work; LeaseHeld when one is for longer than a minute."""
+    root = open_existing(cmroot)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened(root.place, url))
+        store.check()
+        take = functools.partial(acquire, join(root.place, JOB), "change items of housekeeping")
+        stack.enter_context(patiently(take, timedelta(minutes=1)))
+        yield store
+
+
+@contextmanager
+def copy_of(store: ItemStore, root: ChangeRoot) -> Iterator[ItemStore]:
+    """Items to try something out with; the store is only read."""
+    with ExitStack() as stack:
+        here = stack.enter_context(scratch("rehearsal"))
+        copy = stack.enter_context(store.copied(here / "items.sqlite"))
+        copy.prepare(root)
+        yield copy
+
+
+def time_of(text: str) -> int:
+    """Seconds since 1970 of an ISO 8601 time. Raises UsageError."""
+    try:
+        return int(seconds(text))
+    except ValueError as error:
+        raise UsageError(str(error), hint="write an ISO 8601 time such as 2027-01-31T12:00:00Z") from error

@@ -19,7 +19,6 @@ from cmroot.store.place import Place, join, located
 from replicator.core.batches import batched
 from replicator.core.runtime import Advance, Progress, Silent
 from replicator.errors import Error, ObjectNotFound
-from replicator.lifecycle.purge.counting import settle_counts
 from replicator.lifecycle.purge.onboarding import Onboarded, PurgeGap
 from replicator.lifecycle.purge.options import PurgeOptions
 from replicator.lifecycle.purge.partition_rewrite import Staged, Staging, stage
@@ -40,9 +39,8 @@ from replicator.lifecycle.purge.search.searching import (
     searched,
 )
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, Unit
-from replicator.lifecycle.purge.swapping import drop_column_statistics, flip, purged
-from replicator.lifecycle.removal.legal import LegalHold, read_holds
-from replicator.lifecycle.removal.removal import Removal, forbidden
+from replicator.lifecycle.purge.swapping import drop_column_statistics, flip, purged, settle_counts
+from replicator.lifecycle.removal.removal import LegalHold, Removal, forbidden, read_holds
 from replicator.lifecycle.removal.remove import Remover
 from replicator.metastore.client import Metastore
 

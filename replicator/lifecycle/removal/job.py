@@ -33,8 +33,7 @@ from replicator.lifecycle.removal.audit import AuditLog, begin_audit
 from replicator.lifecycle.removal.live import LiveLocations, Unregistered
 from replicator.lifecycle.removal.removal import Limits
 from replicator.lifecycle.removal.remove import Remover, finish_begun
-from replicator.metastore.checked import checked
-from replicator.metastore.client import Metastore
+from replicator.metastore.client import Metastore, checked
 
 # ---- removal report --------------------------------------------------------------------------------------------------
 # What the reports of all jobs that remove have in common.

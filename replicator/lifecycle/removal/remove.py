@@ -29,9 +29,8 @@ from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Report
 from replicator.errors import ObjectNotFound
 from replicator.lifecycle.removal.audit import REMOVED, AuditLog, begin_audit, read_audit, unwatched
-from replicator.lifecycle.removal.legal import read_holds
 from replicator.lifecycle.removal.live import LiveLocations
-from replicator.lifecycle.removal.removal import Judged, Limits, Refusal, Removal, judge
+from replicator.lifecycle.removal.removal import Judged, Limits, Refusal, Removal, judge, read_holds
 from replicator.replay.copy.staging import OPEN, Fence, fenced, give_up_attempts
 
 PATIENCE = timedelta(minutes=1)

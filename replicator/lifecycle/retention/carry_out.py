@@ -14,8 +14,7 @@ from itertools import chain, groupby
 import msgspec
 
 from cmroot.errors import UNREADABLE, Error, FormatError
-from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import Place, is_local, local_path, located, normal, parent
+from cmroot.store.place import Place, is_local, local_path, located, normal, parent, remove_if_empty
 from replicator.core.engine import LocalEngine
 from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound

@@ -18,7 +18,7 @@ from replicator.errors import ConfigError, Error, UsageError
 from replicator.lifecycle.retention.config.class_names import FINDERS, known
 from replicator.lifecycle.retention.config.config_store import ConfigStore, Key, Resolved, Settings, shown, text_of
 from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Raw, Scalar
-from replicator.lifecycle.retention.globs import Found, glob, glob_regex
+from replicator.lifecycle.retention.dataset_versions import Found, glob, glob_regex
 from replicator.lifecycle.retention.hive_tables import names_of, tables_of
 from replicator.lifecycle.retention.job_file import STORE_URI, JobFile
 from replicator.metastore.client import MetastoreReader

@@ -14,9 +14,16 @@ from cmroot.store.place import as_written, is_local, name_of
 from replicator.core.text import java_properties
 from replicator.errors import ConfigError
 from replicator.lifecycle.retention.config.config_store import STORE, ConfigStore, Settings, is_directory
-from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Origin, Raw, Scalar, merge, merge_fields
+from replicator.lifecycle.retention.config.hocon.hocon_values import (
+    Fields,
+    Origin,
+    Raw,
+    Scalar,
+    merge,
+    merge_fields,
+    resolve,
+)
 from replicator.lifecycle.retention.config.hocon.parse import parse
-from replicator.lifecycle.retention.config.hocon.substitutions import resolve
 
 STORE_URI = "gobblin.config.management.store.uri"
 RUNTIME = "gobblin.config.runtime."

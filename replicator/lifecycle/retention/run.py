@@ -17,8 +17,7 @@ from cmroot.store.place import Place
 from replicator.captures.events.scope import captured_databases
 from replicator.core.engine import LocalEngine
 from replicator.lifecycle.removal.job import Job
-from replicator.lifecycle.removal.legal import read_holds
-from replicator.lifecycle.removal.removal import Limits, Refusal, forbidden, refuse_counts
+from replicator.lifecycle.removal.removal import Limits, Refusal, forbidden, read_holds, refuse_counts
 from replicator.lifecycle.removal.remove import BATCH, measured
 from replicator.lifecycle.retention.access import Beginnings
 from replicator.lifecycle.retention.carry_out import DIRECTORY, Dropper, Executor

@@ -24,7 +24,6 @@ import msgspec
 
 from replicator.core.not_replicated import Report
 from replicator.errors import FormatError, MetastoreStartError, UsageError
-from replicator.metastore.binding import LOOPBACK
 from replicator.metastore.embedded import distributions
 from replicator.metastore.embedded.distributions import CONNECTION_URL, PYSPARK
 from replicator.metastore.embedded.server_process import (
@@ -39,7 +38,7 @@ from replicator.metastore.embedded.server_process import (
     wait,
 )
 from replicator.metastore.embedded.template import ensure_schema, new_database
-from replicator.metastore.java import locked, write_staged
+from replicator.metastore.java import LOOPBACK, locked, write_staged
 
 FORMAT = 1  # of metastore.json
 EVERYWHERE = ("", "0.0.0.0", "::")  # hosts that stand for all addresses

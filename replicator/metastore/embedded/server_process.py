@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +25,53 @@ from thrift.Thrift import TException
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
+from replicator.core.connections import is_reference, read_secret
 from replicator.errors import MetastoreStartError
-from replicator.metastore.binding import HOST, LOOPBACK, binding_jar
 from replicator.metastore.embedded.distributions import PYSPARK, Hive, class_path, hive
-from replicator.metastore.embedded.given_secrets import secrets
-from replicator.metastore.java import Java, cache_directory, find_java, utf8_locale, write_staged
+from replicator.metastore.java import (
+    HOST,
+    LOOPBACK,
+    Java,
+    binding_jar,
+    cache_directory,
+    find_java,
+    utf8_locale,
+    write_staged,
+)
+
+# ---- given secrets ---------------------------------------------------------------------------------------------------
+# Secrets among the settings of a server: read where a reference says, and masked in what is said of a start.
+
+
+_KEY = re.compile(r"password|secret", re.IGNORECASE)
+_IN_URL = re.compile(r"\bpassword=([^&;\s]+)", re.IGNORECASE)
+
+
+def resolved(settings: Mapping[str, str]) -> dict[str, str]:
+    """With the secrets that references name. Raises ConfigError for one that cannot be read."""
+    return {
+        key: read_secret(value, key) if _KEY.search(key) and is_reference(value) else value
+        for key, value in settings.items()
+    }
+
+
+def secrets(settings: Mapping[str, str]) -> Iterator[str]:
+    """Values of settings named so, and passwords in URLs."""
+    for key, value in settings.items():
+        if value and _KEY.search(key):
+            yield value
+        else:
+            yield from _IN_URL.findall(value)
+
+
+def masked(text: str, settings: Mapping[str, str]) -> str:
+    for secret in sorted(secrets(settings), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+# ---- server process --------------------------------------------------------------------------------------------------
+
 
 # A server is asked for this setting to know that it is the one that was started, not another one on its port.
 # The metastore tells only settings whose names begin with `hive`, `hdfs` or `mapred`.

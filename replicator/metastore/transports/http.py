@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 from replicator.core.connections import Address, MetastoreConfig, is_reference, read_secret
 from replicator.errors import IdentityRefused, NotAMetastore
-from replicator.metastore.transports.frames import CLOSED
-from replicator.metastore.transports.transport import Transport
+from replicator.metastore.transports.transport import CLOSED, Transport
 
 PATH = "metastore"
 ACTOR = "x-actor-username"  # who asks, where the server wants no proof

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from cmroot.digest_md5 import CIPHER, DigestLayer, parsed, replied
 from replicator.core.connections import MetastoreConfig, read_secret
 from replicator.errors import ConfigError, IdentityRefused, MetastoreError, NotAMetastore, NotAuthenticated, UsageError
-from replicator.metastore.transports.frames import (
+from replicator.metastore.transports.transport import (
     FrameError,
     Layer,
     Quality,

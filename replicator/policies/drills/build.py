@@ -17,8 +17,7 @@ from threading import Lock
 import msgspec
 
 from cmroot.root import create_or_open
-from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import join, parent
+from cmroot.store.place import join, parent, remove_if_empty
 from replicator.core.batches import batched
 from replicator.core.model import EXTERNAL, MANAGED, VIEW, Database, Function, Partition, Table, partition_name
 from replicator.core.not_replicated import Report, table_format

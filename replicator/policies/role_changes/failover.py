@@ -29,7 +29,6 @@ from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction, Pair, Sides, survey
 from replicator.policies.memory import Memory, RememberedScope, RoleChange
 from replicator.policies.role_changes.loss import Absent, Loss, loss_of, lost_root, within
-from replicator.policies.role_changes.preflight import complete_loads
 from replicator.policies.role_changes.role_change import (
     Action,
     Details,
@@ -46,6 +45,7 @@ from replicator.policies.role_changes.role_change import (
     side,
     steps_of,
 )
+from replicator.policies.role_changes.switchover_steps import complete_loads
 
 # ---- candidate -------------------------------------------------------------------------------------------------------
 # The failover candidate: which side is lost, which replica is to be promoted, and whether it may be. Reads only,

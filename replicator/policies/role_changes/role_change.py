@@ -22,7 +22,7 @@ import msgspec
 from cmroot.lease import Lease
 from cmroot.pins import Slot, create_slot, drop_slot, find_slot
 from cmroot.root import ChangeRoot
-from replicator.captures.dumps.slots import BOOTSTRAP
+from replicator.captures.dumps.dump import BOOTSTRAP
 from replicator.core.logging import step as told_step
 from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy

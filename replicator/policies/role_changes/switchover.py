@@ -25,7 +25,6 @@ from replicator.core.roles import Role
 from replicator.errors import Refused
 from replicator.policies.direction import Direction, Sides
 from replicator.policies.memory import RoleChange
-from replicator.policies.role_changes.preflight import check_switchover
 from replicator.policies.role_changes.role_change import (
     RoleChanged,
     StepReport,
@@ -38,7 +37,12 @@ from replicator.policies.role_changes.role_change import (
     steps_of,
     unfinished,
 )
-from replicator.policies.role_changes.switchover_steps import STEPS, SwitchoverSettings, SwitchoverSteps
+from replicator.policies.role_changes.switchover_steps import (
+    STEPS,
+    SwitchoverSettings,
+    SwitchoverSteps,
+    check_switchover,
+)
 from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SYNC
 

@@ -12,10 +12,9 @@ from itertools import groupby
 
 import msgspec
 
-from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import Place, normal
+from cmroot.store.place import Place, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
-from replicator.captures.dumps.reached import after_load, reached
+from replicator.captures.dumps.rows import after_load, reached
 from replicator.captures.events.scope import Patterns
 from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Table

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cmroot.log.parts import reading
+from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, list_tree

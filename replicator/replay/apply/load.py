@@ -20,8 +20,8 @@ from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
 from replicator.captures.dumps import layout
+from replicator.captures.dumps.dump import confirm
 from replicator.captures.dumps.layout import DumpReader
-from replicator.captures.dumps.slots import confirm
 from replicator.captures.events.scope import bind_catalog
 from replicator.core.logging import tell_event
 from replicator.core.model import Function

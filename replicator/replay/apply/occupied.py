@@ -13,8 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import is_local, local_path, normal
+from cmroot.store.place import is_local, local_path, normal, remove_if_empty
 from replicator.captures.dumps.layout import BOOTSTRAP
 from replicator.core.model import Database
 from replicator.errors import DatabaseMoved, ObjectExists, ObjectNotFound, Refused

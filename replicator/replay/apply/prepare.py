@@ -25,7 +25,6 @@ from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import not_noted, relative
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
 from replicator.replay.places.retired import Retired
-from replicator.replay.plan.admission import PASSING, passing_name, rename_order
 from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.rules import (
     at_place,
@@ -37,7 +36,7 @@ from replicator.replay.plan.rules import (
     without_path,
 )
 from replicator.replay.plan.squash import PartitionFate
-from replicator.replay.plan.target import NEW, applied_position
+from replicator.replay.plan.target import NEW, PASSING, applied_position, passing_name, rename_order
 
 
 class Preparation:

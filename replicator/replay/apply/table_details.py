@@ -21,16 +21,16 @@ from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.work import Work
 from replicator.replay.places.replica import replica_statistics
-from replicator.replay.places.replica_constraints import (
+from replicator.replay.places.server_rules import (
     LACKING,
     NO_CONSTRAINT,
     Lack,
     not_replicated,
     noted_lack,
     replica_constraints,
+    storable,
     with_lack,
 )
-from replicator.replay.places.server_rules import storable
 from replicator.replay.plan.plan import TablePlan
 
 Name = tuple[str, str]

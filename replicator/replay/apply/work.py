@@ -25,8 +25,7 @@ from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_loa
 from replicator.core.runtime import Runtime
 from replicator.core.text.quantity import count_text
 from replicator.errors import ObjectNotFound
-from replicator.metastore.checked import checked
-from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
+from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader, checked
 from replicator.metastore.pace import paced
 from replicator.replay.apply.claim import Claims
 from replicator.replay.copy.copy_task import LeftTask, run_left_task

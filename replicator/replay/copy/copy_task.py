@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cmroot.keep.content import is_kept
-from cmroot.log.parts import reading
+from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG, commit_version

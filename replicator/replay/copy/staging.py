@@ -22,10 +22,9 @@ from typing import Generic
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError, LeaseHeld, NotWritable
-from cmroot.store.emptied import remove_if_empty
 from cmroot.store.listing import Listing, list_tree
 from cmroot.store.local import is_directory
-from cmroot.store.place import Place, is_local, local_path, located, parent
+from cmroot.store.place import Place, is_local, local_path, located, parent, remove_if_empty
 from cmroot.store.spelling import STAGING as UNFINISHED
 from replicator.core.engine import Engine, Result, Task
 

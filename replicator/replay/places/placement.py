@@ -22,7 +22,7 @@ from cmroot.store.place import folded, is_local, join, located, normal, scheme, 
 from replicator.core.model import Function, Partition, Storage, Table
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, Refused, UsageError
-from replicator.replay.places.replica_constraints import LACKING
+from replicator.replay.places.server_rules import LACKING
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,20 @@ import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.names import foreign
-from cmroot.store.emptied import remove_if_empty
 from cmroot.store.listing import list_tree
-from cmroot.store.place import Place, folded, is_local, join, local_path, located, normal, parent, resolved, touches
+from cmroot.store.place import (
+    Place,
+    folded,
+    is_local,
+    join,
+    local_path,
+    located,
+    normal,
+    parent,
+    remove_if_empty,
+    resolved,
+    touches,
+)
 from replicator.core.not_replicated import NotReplicated, renamed
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader

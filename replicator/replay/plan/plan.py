@@ -17,9 +17,9 @@ from replicator.core.not_replicated import NotReplicated, merged
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import Mark, has_sources_data
 from replicator.replay.places.retired import Stays
-from replicator.replay.plan.admission import ByDifference
 from replicator.replay.plan.rules import FileRules, PartitionRule, TableRule
 from replicator.replay.plan.squash import Lineage, Squashed
+from replicator.replay.plan.target import ByDifference
 
 Name = tuple[str, str]
 

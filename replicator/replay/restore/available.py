@@ -19,7 +19,7 @@ import xxhash
 from cmroot.keep.content import locate
 from cmroot.keep.versions import version_size
 from cmroot.log.captured import Segment
-from cmroot.log.parts import reading
+from cmroot.log.segment import reading
 from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, file_state, list_tree

@@ -34,8 +34,7 @@ from replicator.core.runtime import Runtime
 from replicator.core.text.sql_text import PartitionFilter
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.client import MetastoreReader
-from replicator.replay.apply.planning import LoadSettings, plan_load
-from replicator.replay.apply.pricing import describe
+from replicator.replay.apply.planning import LoadSettings, describe, plan_load
 from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import RESTORING, SOURCE
 from replicator.replay.plan.plan import Plan

@@ -16,8 +16,7 @@ from cmroot.check.finding import FINDINGS
 from cmroot.expire.expire import expire, plan_expiry
 from cmroot.keep.content import fresh_incoming
 from cmroot.lease import acquire, patiently
-from cmroot.log.captured import finished, segments
-from cmroot.log.compact import Compacted, compact, plan_compaction
+from cmroot.log.captured import Compacted, compact, finished, plan_compaction, segments
 from cmroot.log.references import work
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import estimate, file_state
@@ -150,7 +149,7 @@ class RootChecked(Report, Checked):
 
 
 class LogCompacted(Report, Compacted):
-    """What `cmroot.log.compact.compact` did."""
+    """What `cmroot.log.captured.compact` did."""
 
 
 @dataclass
@@ -192,7 +191,7 @@ def plan_log(root: ChangeRoot) -> CompactionPlanned:
 
 
 def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> LogCompacted:
-    """See cmroot.log.compact.compact. `patience`: how long the lease of another run is waited for, each time."""
+    """See cmroot.log.captured.compact. `patience`: how long the lease of another run is waited for, each time."""
 
     def take_lease(place: str, purpose: str) -> Any:
         return patiently(partial(acquire, place, purpose), patience)

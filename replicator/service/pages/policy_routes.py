@@ -21,8 +21,7 @@ from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Memory, RoleChange, ShownHistory
 from replicator.service.alerts import open_alerts
 from replicator.service.pages.chart import NARROW, POINTS, WIDE, LagPoint, chart_of
-from replicator.service.pages.differing_tables import differences_of
-from replicator.service.pages.needing import Beside, behind_text, needs
+from replicator.service.pages.needing import Beside, behind_text, differences_of, needs
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, render, seconds_of
 from replicator.service.pages.runbook import Runbook, filled, values_of
 from replicator.service.series import FINE, lag_peaks

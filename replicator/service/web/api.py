@@ -1,23 +1,25 @@
 """`/api/v1`: jobs, runs, policies, the scheduler. Reads what the store and the commands say; actions are records in the
-store, which the scheduler heeds."""
+store, which the scheduler heeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 
-from replicator.errors import ObjectNotFound
+from replicator.errors import ObjectNotFound, UsageError
 from replicator.service.children import LOG, answer_of
 from replicator.service.jobs import Job
 from replicator.service.run_history import RunFilter, RunState, ServiceRun
 from replicator.service.store import ALL, ActionFilter, actions
 from replicator.service.web.actions.recorded import What, do_once, queue_once, refuse_unseen, sees
-from replicator.service.web.known_parameters import refuse_unknown_parameters
 from replicator.service.web.queries.of_policies import moment
 from replicator.service.web.serving import Serving, Who, require
 from replicator.service.web.views import (
@@ -32,6 +34,36 @@ from replicator.service.web.views import (
     RunView,
     ServiceStatus,
 )
+
+# ---- known parameters ------------------------------------------------------------------------------------------------
+# Query parameters that an endpoint does not have are refused, as a filter that is misspelled must not give all.
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """A dependency of routers. Raises UsageError."""
+    route = request.scope.get("route")
+    known = list(_names(route.dependant)) if isinstance(route, APIRoute) else []
+    for name, value in (*request.query_params.multi_items(), *request.path_params.items()):
+        if "\0" in name or "\0" in str(value):
+            raise UsageError("a parameter has a NUL character", hint="leave it out")
+    for name in request.query_params:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            there = ", ".join(known) or "none"
+            hint = (f"did you mean {near[0]}? " if near else "") + f"parameters: {there}"
+            raise UsageError(f"there is no parameter {name[:100]!r} here", hint=hint)
+
+
+def _names(dependant: Any) -> Iterator[str]:
+    """Those of an endpoint, and of what it depends on."""
+    for each in dependant.query_params:
+        yield each.alias
+    for each in dependant.dependencies:
+        yield from _names(each)
+
+
+# ---- api -------------------------------------------------------------------------------------------------------------
+
 
 TAIL = 256 << 10
 """Bytes of a log's end that are shown."""

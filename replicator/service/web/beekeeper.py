@@ -20,7 +20,7 @@ from replicator.commands.housekeeping_items import TIMES, housekeeping_ls
 from replicator.core.config import Config
 from replicator.errors import Error, UsageError
 from replicator.lifecycle.housekeeping.item_queries import ItemPage
-from replicator.lifecycle.housekeeping.opening import opened
+from replicator.lifecycle.housekeeping.run import opened
 from replicator.service.web.problems import status_of
 from replicator.service.web.queries.endpoint import SECONDS
 from replicator.service.web.queries.router import too_late

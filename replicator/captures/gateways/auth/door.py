@@ -22,7 +22,8 @@ from replicator.captures.gateways.auth.local_names import (
 )
 from replicator.captures.gateways.targets import Bytes
 from replicator.errors import MetastoreError, UsageError
-from replicator.metastore.transports.frames import (
+from replicator.metastore.transports.sasl import LARGEST, LEAST_QUALITY, layer, said
+from replicator.metastore.transports.transport import (
     FrameError,
     Layer,
     Quality,
@@ -32,7 +33,6 @@ from replicator.metastore.transports.frames import (
     message,
     read_message,
 )
-from replicator.metastore.transports.sasl import LARGEST, LEAST_QUALITY, layer, said
 
 # ---- channel ---------------------------------------------------------------------------------------------------------
 # A connection as the relay sees it: plain bytes, whatever TLS, SASL or frames make of them on the wire.

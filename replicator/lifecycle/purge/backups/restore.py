@@ -21,15 +21,13 @@ from replicator.core.not_replicated import Report
 from replicator.core.roles import follows, mark_of
 from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
 from replicator.lifecycle.purge.backups.backups import Backup, backups, late, recorded, recycled_of
-from replicator.lifecycle.purge.counting import settle_counts
 from replicator.lifecycle.purge.options import BackupRestoreSettings
 from replicator.lifecycle.purge.partitions import Part, is_data, look_at, parts_of
 from replicator.lifecycle.purge.state import PURGE, Unit, new_run
-from replicator.lifecycle.purge.swapping import Figures, drop_column_statistics, flip, purged
+from replicator.lifecycle.purge.swapping import Figures, drop_column_statistics, flip, purged, settle_counts
 from replicator.lifecycle.removal.audit import begin_audit
 from replicator.lifecycle.removal.remove import bring_back
-from replicator.metastore.checked import checked
-from replicator.metastore.client import Metastore
+from replicator.metastore.client import Metastore, checked
 
 
 @dataclass

@@ -20,9 +20,16 @@ from functools import lru_cache
 from cmroot.store.local import is_directory as is_local_directory
 from cmroot.store.place import Place, is_local, join, local_path, normal, parent
 from replicator.errors import ConfigError
-from replicator.lifecycle.retention.config.hocon.hocon_values import Fields, Items, Origin, Scalar, Value, merge_fields
+from replicator.lifecycle.retention.config.hocon.hocon_values import (
+    Fields,
+    Items,
+    Origin,
+    Scalar,
+    Value,
+    merge_fields,
+    resolve,
+)
 from replicator.lifecycle.retention.config.hocon.parse import parse, parse_items
-from replicator.lifecycle.retention.config.hocon.substitutions import resolve
 
 # ---- job settings ----------------------------------------------------------------------------------------------------
 # Settings as a reader asks for them: by dotted key and its older spellings, with where each was written. Pure.

@@ -10,11 +10,10 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
 from replicator.core.policy import Policy, matching_databases
 from replicator.errors import ObjectNotFound, Refused, UsageError
-from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.auth.api_tokens import Role
 from replicator.service.children import answer_of
 from replicator.service.run_history import RunFilter, ServiceRun, iso
-from replicator.service.store import Action, ServiceStore, actions_about, is_open
+from replicator.service.store import Action, AdHocRun, ServiceStore, actions_about, is_open
 from replicator.service.web.actions.bodies import (
     ApplyAsk,
     Consent,
@@ -32,7 +31,7 @@ from replicator.service.web.actions.bodies import (
     options_of,
 )
 from replicator.service.web.actions.recorded import What, do_once, queue_once, serving_of
-from replicator.service.web.known_parameters import refuse_unknown_parameters
+from replicator.service.web.api import refuse_unknown_parameters
 from replicator.service.web.serving import Who, require
 from replicator.service.web.views import Ask, Asked, RunView
 

@@ -14,13 +14,13 @@ from fastapi import HTTPException, Request
 
 from replicator.core.config import Config
 from replicator.errors import Error, Refused
-from replicator.service.ad_hoc_runs import AdHocRun
 from replicator.service.auth.api_tokens import Identity, Role
 from replicator.service.jobs import Job
 from replicator.service.run_history import ServiceRun
 from replicator.service.store import (
     UNFINISHED,
     Action,
+    AdHocRun,
     ServiceStore,
     action_of,
     is_open,

@@ -18,7 +18,7 @@ from replicator.ingestion.adapters.ingestion_shown import AssetsShown, Ingestion
 from replicator.ingestion.ingestion_request import Asset, JobDetail
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.removal.audit import AuditRow, AuditShown
-from replicator.lifecycle.removal.legal import LegalHolds
+from replicator.lifecycle.removal.removal import LegalHolds
 from replicator.lifecycle.retention.datasets import Explained
 from replicator.policies.drills.drill_record import ShownDrills
 from replicator.policies.lag import Lag

@@ -16,7 +16,7 @@ from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import matching_databases
 from replicator.core.text.quantity import absolute_moment
 from replicator.errors import Error, UsageError
-from replicator.lifecycle.housekeeping.opening import time_of
+from replicator.lifecycle.housekeeping.run import time_of
 from replicator.policies.checks.check import PolicyChecked, impatient
 from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, shown_roles

@@ -14,7 +14,7 @@ from replicator.commands.audit import audit_ls
 from replicator.commands.housekeeping_items import housekeeping_ls
 from replicator.commands.retention import retention_explain
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.lifecycle.housekeeping.opening import opened
+from replicator.lifecycle.housekeeping.run import opened
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.purge.state import PurgeRun, RunDirectory, runs
 from replicator.lifecycle.retention.datasets import Explained, ExplainedValue

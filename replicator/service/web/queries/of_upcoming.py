@@ -13,10 +13,10 @@ from cmroot.store.place import resolved
 from replicator.errors import Error
 from replicator.lifecycle.housekeeping.item_queries import order_of, waiting_by_day
 from replicator.lifecycle.housekeeping.items import ACTIVE, Item
-from replicator.lifecycle.housekeeping.opening import opened
+from replicator.lifecycle.housekeeping.run import opened
 from replicator.lifecycle.housekeeping.settings import EXPIRED, EXPIRED_PERIOD, UNREFERENCED_PERIOD
 from replicator.lifecycle.housekeeping.store import ItemStore, item
-from replicator.lifecycle.removal.legal import ResolvedHold, read_holds
+from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.lifecycle.removal.remove import sizes_of
 from replicator.service.children import answer_of
 from replicator.service.run_history import ServiceRun, iso

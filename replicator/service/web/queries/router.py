@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from replicator.core.not_replicated import Report
 from replicator.errors import Error, ObjectNotFound, UsageError
-from replicator.service.web.known_parameters import refuse_unknown_parameters
+from replicator.service.web.api import refuse_unknown_parameters
 from replicator.service.web.problems import problem, status_of_kind
 from replicator.service.web.queries.endpoint import (
     LARGEST,

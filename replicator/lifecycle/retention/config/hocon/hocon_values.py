@@ -6,8 +6,9 @@ cannot be merged yet, because one of them is a reference. Resolution leaves `Sca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from replicator.errors import ConfigError
 
@@ -142,3 +143,185 @@ def join(pieces: tuple[Raw, ...], origin: Origin) -> Raw:
         f"{origin}: text, a list and an object stand beside each other",
         hint="end the value with a newline or a comma, or quote it",
     )
+
+
+# ---- substitutions ---------------------------------------------------------------------------------------------------
+# Merged HOCON with its substitutions resolved, once and for the whole: a child's value may change what a parent's
+# reference leads to. Pure.
+#
+# A reference inside of its own value looks at what lies below that value (`path = ${path}":/more"`, `list += x`).
+
+
+STEPS = 200_000  # far beyond any real file; references to references can grow without end
+NESTED = 200  # references inside of each other: more is a cycle
+
+Path = tuple[str, ...]
+Lower = Callable[[], tuple[Raw, ...]]
+
+
+def resolve(merged: Fields, outside: Mapping[str, str | None] | None = None) -> Fields:
+    """Every value as `Scalar`, `Items` or `Fields`. `outside`: what references may lead to beside the files, by dotted
+    name; None for what exists and may not be read: a reference to it is an error, also an optional one. Raises
+    ConfigError, with file and line, for a reference that leads to nothing or to itself."""
+    value = _Resolution(merged, outside or {}).value(merged, (), _nothing)
+    assert isinstance(value, Fields)
+    return value
+
+
+def _nothing() -> tuple[Raw, ...]:
+    return ()
+
+
+@dataclass
+class _Resolution:
+    root: Fields
+    outside: Mapping[str, str | None]
+    _below: dict[Path, list[Lower]] = field(default_factory=dict)
+    _steps: int = 0
+    _nested: int = 0
+
+    def value(self, node: Raw, path: Path, lower: Lower) -> Value | None:
+        """One value at a path, over what `lower` answers; None for nothing: optional references."""
+        self._steps += 1
+        if self._steps > STEPS:
+            raise ConfigError(
+                f"{node.origin}: references grow without end", hint="look for ${...} that repeat each other"
+            )
+        match node:
+            case Scalar():
+                return node
+            case Items(items=items):
+                found = [self.value(item, (*path, f"[{n}]"), _nothing) for n, item in enumerate(items)]
+                return Items(tuple(item for item in found if item is not None), node.origin)
+            case Fields():
+                return self._fields(node, path, lower)
+            case Layers(layers=layers):
+                return self._layers(layers, path, lower)
+            case Reference():
+                with self._inside(path, lower, node.origin):
+                    return self._referred(node)
+            case Joined(pieces=pieces):
+                with self._inside(path, lower, node.origin):
+                    return self._joined(pieces, path, lower, node.origin)
+
+    def _fields(self, node: Fields, path: Path, lower: Lower) -> Fields:
+        found: dict[str, Raw] = {}
+        for key, child in node.fields.items():
+            value = self.value(child, (*path, key), self._lower_child(lower, key))
+            if value is not None:
+                found[key] = value
+        return Fields(found, node.origin, node.closed)
+
+    def _lower_child(self, lower: Lower, key: str) -> Lower:
+        return lambda: tuple(child for layer in lower() for child in self._children(layer, key))
+
+    def _layers(self, layers: tuple[Raw, ...], path: Path, lower: Lower) -> Value | None:
+        found: Value | None = None
+        for number, layer in enumerate(layers):
+            rest = layers[number + 1 :]
+            value = self.value(layer, path, lambda rest=rest: (*rest, *lower()))  # type: ignore[misc]
+            if value is None:
+                continue
+            merged = value if found is None else merge(found, value)
+            assert isinstance(merged, Scalar | Items | Fields)
+            found = merged
+            if not isinstance(found, Fields) or found.closed:
+                break
+        return found
+
+    def _joined(self, pieces: tuple[Raw, ...], path: Path, lower: Lower, origin: Origin) -> Value | None:
+        values: list[Raw] = []
+        for number, piece in enumerate(pieces):
+            before = pieces[:number]
+            value = self.value(piece, path, lambda before=before: (*reversed(before), *lower()))  # type: ignore[misc]
+            if value is not None:
+                values.append(value)
+        if not any(not (isinstance(value, Scalar) and value.is_blank) for value in values):
+            return None
+        if any(isinstance(value, Fields | Items) for value in values):
+            values = [value for value in values if not (isinstance(value, Scalar) and value.is_blank)]
+        found = join(tuple(values), origin)
+        assert isinstance(found, Scalar | Items | Fields)
+        return found
+
+    def _referred(self, reference: Reference) -> Value | None:
+        itself = False
+        for path in reference.paths:
+            if path in self._below:
+                value, itself = self._looked_back(path), True
+            else:
+                value = self._layers(self._nodes(path), path, _nothing)
+            if value is not None:
+                return replace(value, assigned=reference.origin) if isinstance(value, Scalar) else value
+            name = ".".join(path)
+            if name in self.outside:
+                return self._from_outside(name, reference.origin)
+        if reference.optional:
+            return None
+        what = "leads to itself" if itself else "leads to nothing"
+        name = ".".join(reference.paths[-1])
+        raise ConfigError(
+            f"{reference.origin}: ${{{name}}} {what}", hint=f"define {name}, or write ${{?{name}}} if it may be missing"
+        )
+
+    def _from_outside(self, name: str, origin: Origin) -> Scalar:
+        text = self.outside[name]
+        if text is None:
+            raise ConfigError(
+                f"{origin}: ${{{name}}} may not be read from the environment",
+                hint=f'list it in replicator.toml: environment = ["{name}"] under [retention]',
+            )
+        return Scalar(text, True, Origin(f"${name} of the environment", 0), origin)
+
+    def _looked_back(self, path: Path) -> Value | None:
+        """What lies below the value of a path that is being resolved."""
+        waiting = self._below.pop(path)
+        lower = waiting[-1]()
+        try:
+            with self._inside(path, _nothing, Origin("", 0)):
+                return self._layers(lower, path, _nothing)
+        finally:
+            self._below[path] = waiting
+
+    def _nodes(self, path: Path) -> tuple[Raw, ...]:
+        """The layers that the whole has at a path."""
+        nodes: tuple[Raw, ...] = (self.root,)
+        for key in path:
+            nodes = tuple(child for node in nodes for child in self._children(node, key))
+        return nodes
+
+    def _children(self, node: Raw, key: str) -> Iterator[Raw]:
+        match node:
+            case Fields(fields=fields):
+                if key in fields:
+                    yield fields[key]
+            case Layers(layers=layers):
+                for layer in layers:
+                    yield from self._children(layer, key)
+            case Joined(pieces=pieces):
+                for piece in reversed(pieces):
+                    yield from self._children(piece, key)
+            case Reference():
+                self._nested += 1
+                try:
+                    if self._nested > NESTED:
+                        raise ConfigError(f"{node.origin}: references lead to each other", hint="break the circle")
+                    value = self._referred(node)
+                finally:
+                    self._nested -= 1
+                if isinstance(value, Fields) and key in value.fields:
+                    yield value.fields[key]
+
+    @contextmanager
+    def _inside(self, path: Path, lower: Lower, origin: Origin) -> Iterator[None]:
+        self._nested += 1
+        if self._nested > NESTED:
+            raise ConfigError(f"{origin}: references lead to each other", hint="break the circle")
+        self._below.setdefault(path, []).append(lower)
+        try:
+            yield
+        finally:
+            self._nested -= 1
+            self._below[path].pop()
+            if not self._below[path]:
+                del self._below[path]
