@@ -29,39 +29,49 @@ if TYPE_CHECKING:
     from replicator.commands.asset import asset_show as asset_show
     from replicator.commands.audit import AuditLsOptions as AuditLsOptions
     from replicator.commands.audit import AuditUndoOptions as AuditUndoOptions
+    from replicator.commands.audit import LegalHoldAddOptions as LegalHoldAddOptions
+    from replicator.commands.audit import LegalHoldLsOptions as LegalHoldLsOptions
+    from replicator.commands.audit import LegalHoldReleaseOptions as LegalHoldReleaseOptions
     from replicator.commands.audit import audit_ls as audit_ls
     from replicator.commands.audit import audit_undo as audit_undo
+    from replicator.commands.audit import legal_hold_add as legal_hold_add
+    from replicator.commands.audit import legal_hold_ls as legal_hold_ls
+    from replicator.commands.audit import legal_hold_release as legal_hold_release
     from replicator.commands.base import engines as engines
     from replicator.commands.capture import CaptureOptions as CaptureOptions
     from replicator.commands.capture import capture as capture
-    from replicator.commands.check import CheckOptions as CheckOptions
-    from replicator.commands.check import check as check
-    from replicator.commands.cm.kept import CmFindOptions as CmFindOptions
-    from replicator.commands.cm.kept import CmGetOptions as CmGetOptions
-    from replicator.commands.cm.kept import CmLsOptions as CmLsOptions
-    from replicator.commands.cm.kept import cm_find as cm_find
-    from replicator.commands.cm.kept import cm_get as cm_get
-    from replicator.commands.cm.kept import cm_ls as cm_ls
-    from replicator.commands.cm.pins import CmHoldOptions as CmHoldOptions
-    from replicator.commands.cm.pins import CmReleaseOptions as CmReleaseOptions
-    from replicator.commands.cm.pins import CmSlotsConfirmOptions as CmSlotsConfirmOptions
-    from replicator.commands.cm.pins import CmSlotsCreateOptions as CmSlotsCreateOptions
-    from replicator.commands.cm.pins import CmSlotsDropOptions as CmSlotsDropOptions
-    from replicator.commands.cm.pins import CmSlotsOptions as CmSlotsOptions
-    from replicator.commands.cm.pins import cm_hold as cm_hold
-    from replicator.commands.cm.pins import cm_release as cm_release
-    from replicator.commands.cm.pins import cm_slots as cm_slots
-    from replicator.commands.cm.pins import cm_slots_confirm as cm_slots_confirm
-    from replicator.commands.cm.pins import cm_slots_create as cm_slots_create
-    from replicator.commands.cm.pins import cm_slots_drop as cm_slots_drop
-    from replicator.commands.cm.upkeep import CmCheckOptions as CmCheckOptions
-    from replicator.commands.cm.upkeep import CmCompactOptions as CmCompactOptions
-    from replicator.commands.cm.upkeep import CmExpireOptions as CmExpireOptions
-    from replicator.commands.cm.upkeep import cm_check as cm_check
-    from replicator.commands.cm.upkeep import cm_compact as cm_compact
-    from replicator.commands.cm.upkeep import cm_expire as cm_expire
+    from replicator.commands.cm import CmCheckOptions as CmCheckOptions
+    from replicator.commands.cm import CmCompactOptions as CmCompactOptions
+    from replicator.commands.cm import CmExpireOptions as CmExpireOptions
+    from replicator.commands.cm import CmFindOptions as CmFindOptions
+    from replicator.commands.cm import CmGetOptions as CmGetOptions
+    from replicator.commands.cm import CmHoldOptions as CmHoldOptions
+    from replicator.commands.cm import CmLsOptions as CmLsOptions
+    from replicator.commands.cm import CmReleaseOptions as CmReleaseOptions
+    from replicator.commands.cm import CmSlotsConfirmOptions as CmSlotsConfirmOptions
+    from replicator.commands.cm import CmSlotsCreateOptions as CmSlotsCreateOptions
+    from replicator.commands.cm import CmSlotsDropOptions as CmSlotsDropOptions
+    from replicator.commands.cm import CmSlotsOptions as CmSlotsOptions
+    from replicator.commands.cm import cm_check as cm_check
+    from replicator.commands.cm import cm_compact as cm_compact
+    from replicator.commands.cm import cm_expire as cm_expire
+    from replicator.commands.cm import cm_find as cm_find
+    from replicator.commands.cm import cm_get as cm_get
+    from replicator.commands.cm import cm_hold as cm_hold
+    from replicator.commands.cm import cm_ls as cm_ls
+    from replicator.commands.cm import cm_release as cm_release
+    from replicator.commands.cm import cm_slots as cm_slots
+    from replicator.commands.cm import cm_slots_confirm as cm_slots_confirm
+    from replicator.commands.cm import cm_slots_create as cm_slots_create
+    from replicator.commands.cm import cm_slots_drop as cm_slots_drop
     from replicator.commands.demo import DemoOptions as DemoOptions
+    from replicator.commands.demo import MetastoreStartOptions as MetastoreStartOptions
+    from replicator.commands.demo import MetastoreStatusOptions as MetastoreStatusOptions
+    from replicator.commands.demo import MetastoreStopOptions as MetastoreStopOptions
     from replicator.commands.demo import demo as demo
+    from replicator.commands.demo import metastore_start as metastore_start
+    from replicator.commands.demo import metastore_status as metastore_status
+    from replicator.commands.demo import metastore_stop as metastore_stop
     from replicator.commands.diagnose import DiagnoseOptions as DiagnoseOptions
     from replicator.commands.diagnose import diagnose as diagnose
     from replicator.commands.drill import DrillOptions as DrillOptions
@@ -70,16 +80,16 @@ if TYPE_CHECKING:
     from replicator.commands.dump import dump as dump
     from replicator.commands.gateway import GatewayOptions as GatewayOptions
     from replicator.commands.gateway import gateway as gateway
+    from replicator.commands.housekeeping import HousekeepingCancelOptions as HousekeepingCancelOptions
+    from replicator.commands.housekeeping import HousekeepingLsOptions as HousekeepingLsOptions
+    from replicator.commands.housekeeping import HousekeepingRearmOptions as HousekeepingRearmOptions
     from replicator.commands.housekeeping import HousekeepingRunOptions as HousekeepingRunOptions
     from replicator.commands.housekeeping import HousekeepingVacuumOptions as HousekeepingVacuumOptions
+    from replicator.commands.housekeeping import housekeeping_cancel as housekeeping_cancel
+    from replicator.commands.housekeeping import housekeeping_ls as housekeeping_ls
+    from replicator.commands.housekeeping import housekeeping_rearm as housekeeping_rearm
     from replicator.commands.housekeeping import housekeeping_run as housekeeping_run
     from replicator.commands.housekeeping import housekeeping_vacuum as housekeeping_vacuum
-    from replicator.commands.housekeeping_items import HousekeepingCancelOptions as HousekeepingCancelOptions
-    from replicator.commands.housekeeping_items import HousekeepingLsOptions as HousekeepingLsOptions
-    from replicator.commands.housekeeping_items import HousekeepingRearmOptions as HousekeepingRearmOptions
-    from replicator.commands.housekeeping_items import housekeeping_cancel as housekeeping_cancel
-    from replicator.commands.housekeeping_items import housekeeping_ls as housekeeping_ls
-    from replicator.commands.housekeeping_items import housekeeping_rearm as housekeeping_rearm
     from replicator.commands.ingest import IngestCancelOptions as IngestCancelOptions
     from replicator.commands.ingest import IngestDropZoneOptions as IngestDropZoneOptions
     from replicator.commands.ingest import IngestLsOptions as IngestLsOptions
@@ -95,75 +105,65 @@ if TYPE_CHECKING:
     from replicator.commands.ingest import ingest_stats as ingest_stats
     from replicator.commands.ingest import ingest_take as ingest_take
     from replicator.commands.ingest_run import IngestRunOptions as IngestRunOptions
+    from replicator.commands.ingest_run import IngestWatchOptions as IngestWatchOptions
     from replicator.commands.ingest_run import ingest_run as ingest_run
-    from replicator.commands.ingest_watch import IngestWatchOptions as IngestWatchOptions
-    from replicator.commands.ingest_watch import ingest_watch as ingest_watch
+    from replicator.commands.ingest_run import ingest_watch as ingest_watch
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
-    from replicator.commands.lag import HistoryOptions as HistoryOptions
-    from replicator.commands.lag import LagOptions as LagOptions
-    from replicator.commands.lag import history as history
-    from replicator.commands.lag import lag as lag
-    from replicator.commands.legal_hold import LegalHoldAddOptions as LegalHoldAddOptions
-    from replicator.commands.legal_hold import LegalHoldLsOptions as LegalHoldLsOptions
-    from replicator.commands.legal_hold import LegalHoldReleaseOptions as LegalHoldReleaseOptions
-    from replicator.commands.legal_hold import legal_hold_add as legal_hold_add
-    from replicator.commands.legal_hold import legal_hold_ls as legal_hold_ls
-    from replicator.commands.legal_hold import legal_hold_release as legal_hold_release
     from replicator.commands.load import LoadOptions as LoadOptions
     from replicator.commands.load import load as load
-    from replicator.commands.metastore import MetastoreStartOptions as MetastoreStartOptions
-    from replicator.commands.metastore import MetastoreStatusOptions as MetastoreStatusOptions
-    from replicator.commands.metastore import MetastoreStopOptions as MetastoreStopOptions
-    from replicator.commands.metastore import metastore_start as metastore_start
-    from replicator.commands.metastore import metastore_status as metastore_status
-    from replicator.commands.metastore import metastore_stop as metastore_stop
+    from replicator.commands.purge import PurgeBackupsOptions as PurgeBackupsOptions
     from replicator.commands.purge import PurgeCertificateOptions as PurgeCertificateOptions
     from replicator.commands.purge import PurgeCertifyOptions as PurgeCertifyOptions
+    from replicator.commands.purge import PurgeRetainOptions as PurgeRetainOptions
     from replicator.commands.purge import PurgeRunOptions as PurgeRunOptions
+    from replicator.commands.purge import PurgeUndoOptions as PurgeUndoOptions
+    from replicator.commands.purge import purge_backups as purge_backups
     from replicator.commands.purge import purge_certificate as purge_certificate
     from replicator.commands.purge import purge_certify as purge_certify
+    from replicator.commands.purge import purge_retain as purge_retain
     from replicator.commands.purge import purge_run as purge_run
-    from replicator.commands.purge_backups import PurgeBackupsOptions as PurgeBackupsOptions
-    from replicator.commands.purge_backups import PurgeRetainOptions as PurgeRetainOptions
-    from replicator.commands.purge_backups import PurgeUndoOptions as PurgeUndoOptions
-    from replicator.commands.purge_backups import purge_backups as purge_backups
-    from replicator.commands.purge_backups import purge_retain as purge_retain
-    from replicator.commands.purge_backups import purge_undo as purge_undo
-    from replicator.commands.repair import RepairOptions as RepairOptions
-    from replicator.commands.repair import repair as repair
+    from replicator.commands.purge import purge_undo as purge_undo
     from replicator.commands.restore import RestoreOptions as RestoreOptions
     from replicator.commands.restore import restore as restore
     from replicator.commands.retention import RetentionExplainOptions as RetentionExplainOptions
     from replicator.commands.retention import RetentionRunOptions as RetentionRunOptions
     from replicator.commands.retention import retention_explain as retention_explain
     from replicator.commands.retention import retention_run as retention_run
-    from replicator.commands.role import RoleSetOptions as RoleSetOptions
-    from replicator.commands.role import RoleShowOptions as RoleShowOptions
-    from replicator.commands.role import role_set as role_set
-    from replicator.commands.role import role_show as role_show
     from replicator.commands.role_change import FailbackOptions as FailbackOptions
     from replicator.commands.role_change import FailoverOptions as FailoverOptions
     from replicator.commands.role_change import LossOptions as LossOptions
+    from replicator.commands.role_change import RoleSetOptions as RoleSetOptions
+    from replicator.commands.role_change import RoleShowOptions as RoleShowOptions
     from replicator.commands.role_change import SwitchoverOptions as SwitchoverOptions
     from replicator.commands.role_change import failback as failback
     from replicator.commands.role_change import failover as failover
     from replicator.commands.role_change import loss as loss
+    from replicator.commands.role_change import role_set as role_set
+    from replicator.commands.role_change import role_show as role_show
     from replicator.commands.role_change import switchover as switchover
     from replicator.commands.show import ShowOptions as ShowOptions
     from replicator.commands.show import show as show
+    from replicator.commands.status import CheckOptions as CheckOptions
+    from replicator.commands.status import HistoryOptions as HistoryOptions
+    from replicator.commands.status import LagOptions as LagOptions
     from replicator.commands.status import StatusOptions as StatusOptions
+    from replicator.commands.status import WaitOptions as WaitOptions
+    from replicator.commands.status import check as check
+    from replicator.commands.status import history as history
+    from replicator.commands.status import lag as lag
     from replicator.commands.status import status as status
+    from replicator.commands.status import wait as wait
     from replicator.commands.sync import ApplyOptions as ApplyOptions
     from replicator.commands.sync import PlanOptions as PlanOptions
     from replicator.commands.sync import SyncOptions as SyncOptions
     from replicator.commands.sync import apply as apply
     from replicator.commands.sync import plan as plan
     from replicator.commands.sync import sync as sync
+    from replicator.commands.verify import RepairOptions as RepairOptions
     from replicator.commands.verify import VerifyOptions as VerifyOptions
+    from replicator.commands.verify import repair as repair
     from replicator.commands.verify import verify as verify
-    from replicator.commands.wait import WaitOptions as WaitOptions
-    from replicator.commands.wait import wait as wait
     from replicator.service.metrics_verb import MetricsOptions as MetricsOptions
     from replicator.service.metrics_verb import metrics as metrics
     from replicator.service.service_process import ServeOptions as ServeOptions
@@ -179,10 +179,11 @@ __version__ = "0.1.0"
 
 _COMMANDS = {
     "base": ("engines",),
-    "audit": ("audit_ls", "AuditLsOptions", "audit_undo", "AuditUndoOptions"),
-    "demo": ("demo", "DemoOptions"),
-    "gateway": ("gateway", "GatewayOptions"),
-    "legal_hold": (
+    "audit": (
+        "audit_ls",
+        "AuditLsOptions",
+        "audit_undo",
+        "AuditUndoOptions",
         "legal_hold_add",
         "LegalHoldAddOptions",
         "legal_hold_ls",
@@ -190,7 +191,9 @@ _COMMANDS = {
         "legal_hold_release",
         "LegalHoldReleaseOptions",
     ),
-    "metastore": (
+    "demo": (
+        "demo",
+        "DemoOptions",
         "metastore_start",
         "MetastoreStartOptions",
         "metastore_status",
@@ -198,10 +201,27 @@ _COMMANDS = {
         "metastore_stop",
         "MetastoreStopOptions",
     ),
+    "gateway": ("gateway", "GatewayOptions"),
     "capture": ("capture", "CaptureOptions"),
-    "check": ("check", "CheckOptions"),
-    "cm.kept": ("cm_find", "CmFindOptions", "cm_ls", "CmLsOptions", "cm_get", "CmGetOptions"),
-    "cm.pins": (
+    "status": (
+        "check",
+        "CheckOptions",
+        "lag",
+        "LagOptions",
+        "history",
+        "HistoryOptions",
+        "status",
+        "StatusOptions",
+        "wait",
+        "WaitOptions",
+    ),
+    "cm": (
+        "cm_find",
+        "CmFindOptions",
+        "cm_ls",
+        "CmLsOptions",
+        "cm_get",
+        "CmGetOptions",
         "cm_hold",
         "CmHoldOptions",
         "cm_release",
@@ -214,13 +234,21 @@ _COMMANDS = {
         "CmSlotsCreateOptions",
         "cm_slots_drop",
         "CmSlotsDropOptions",
+        "cm_check",
+        "CmCheckOptions",
+        "cm_compact",
+        "CmCompactOptions",
+        "cm_expire",
+        "CmExpireOptions",
     ),
-    "cm.upkeep": ("cm_check", "CmCheckOptions", "cm_compact", "CmCompactOptions", "cm_expire", "CmExpireOptions"),
     "diagnose": ("diagnose", "DiagnoseOptions"),
     "drill": ("drill", "DrillOptions"),
     "dump": ("dump", "DumpOptions"),
-    "housekeeping": ("housekeeping_run", "HousekeepingRunOptions", "housekeeping_vacuum", "HousekeepingVacuumOptions"),
-    "housekeeping_items": (
+    "housekeeping": (
+        "housekeeping_run",
+        "HousekeepingRunOptions",
+        "housekeeping_vacuum",
+        "HousekeepingVacuumOptions",
         "housekeeping_ls",
         "HousekeepingLsOptions",
         "housekeeping_cancel",
@@ -254,10 +282,8 @@ _COMMANDS = {
         "IngestStatsOptions",
         "IngestShowOptions",
     ),
-    "ingest_run": ("ingest_run", "IngestRunOptions"),
-    "ingest_watch": ("ingest_watch", "IngestWatchOptions"),
+    "ingest_run": ("ingest_run", "IngestRunOptions", "ingest_watch", "IngestWatchOptions"),
     "init": ("init", "InitOptions"),
-    "lag": ("lag", "LagOptions", "history", "HistoryOptions"),
     "load": ("load", "LoadOptions"),
     "purge": (
         "purge_run",
@@ -266,8 +292,6 @@ _COMMANDS = {
         "PurgeCertifyOptions",
         "purge_certificate",
         "PurgeCertificateOptions",
-    ),
-    "purge_backups": (
         "purge_backups",
         "PurgeBackupsOptions",
         "purge_undo",
@@ -276,9 +300,11 @@ _COMMANDS = {
         "PurgeRetainOptions",
     ),
     "retention": ("retention_run", "RetentionRunOptions", "retention_explain", "RetentionExplainOptions"),
-    "role": ("role_show", "RoleShowOptions", "role_set", "RoleSetOptions"),
-    "sync": ("sync", "SyncOptions", "plan", "PlanOptions", "apply", "ApplyOptions"),
     "role_change": (
+        "role_show",
+        "RoleShowOptions",
+        "role_set",
+        "RoleSetOptions",
         "switchover",
         "SwitchoverOptions",
         "failover",
@@ -288,12 +314,10 @@ _COMMANDS = {
         "loss",
         "LossOptions",
     ),
-    "repair": ("repair", "RepairOptions"),
+    "sync": ("sync", "SyncOptions", "plan", "PlanOptions", "apply", "ApplyOptions"),
+    "verify": ("repair", "RepairOptions", "verify", "VerifyOptions"),
     "restore": ("restore", "RestoreOptions"),
     "show": ("show", "ShowOptions"),
-    "status": ("status", "StatusOptions"),
-    "verify": ("verify", "VerifyOptions"),
-    "wait": ("wait", "WaitOptions"),
 }
 """Public names by their module in `replicator.commands`."""
 

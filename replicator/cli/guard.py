@@ -20,8 +20,7 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
 from replicator.cli.renamed import renamed_command
-from replicator.commands.audit import audit_ls, audit_undo
-from replicator.commands.legal_hold import legal_hold_add, legal_hold_ls, legal_hold_release
+from replicator.commands.audit import audit_ls, audit_undo, legal_hold_add, legal_hold_ls, legal_hold_release
 from replicator.lifecycle.removal.audit import AuditShown
 
 F = TypeVar("F", bound=Callable[..., Any])

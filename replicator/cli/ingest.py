@@ -20,8 +20,7 @@ from replicator.commands.ingest import (
     ingest_stats,
     ingest_take,
 )
-from replicator.commands.ingest_run import ingest_run
-from replicator.commands.ingest_watch import Watched, ingest_watch
+from replicator.commands.ingest_run import Watched, ingest_run, ingest_watch
 from replicator.core.not_replicated import PARTIAL
 from replicator.ingestion.adapters.ingestion_shown import IngestionStats
 from replicator.ingestion.adapters.intake import READERS

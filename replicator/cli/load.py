@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 
 from cmroot.store.hdfs.hdfs_store import ATTRIBUTES
-from replicator.cli.brake import removal_options
 from replicator.cli.options import (
     Session,
+    Size,
+    bandwidth_option,
     dry_run_option,
     engine_options,
     formats_option,
@@ -26,10 +27,40 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
 from replicator.cli.renamed import renamed_option
-from replicator.commands.load import load as run
+from replicator.commands.load import load as run_load
 from replicator.core.not_replicated import PARTIAL
 from replicator.replay.apply.load import Loaded
 from replicator.replay.apply.planning import CHANGES, LoadPlan
+
+# ---- brake -----------------------------------------------------------------------------------------------------------
+# The options of the brake, for commands that load: how much of a replica one load may take away.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def removal_options(command: F) -> F:
+    """`--max-share`, `--max-bytes`, `--allow-removals` and `--bandwidth`: the fields of `Braked`."""
+    for option in (
+        bandwidth_option,
+        click.option("--allow-removals", is_flag=True, help="Lift the removal limits for this run."),
+        click.option(
+            "--max-bytes",
+            type=Size(),
+            help="Refuse a load that would remove more; default: that of [guard], else 1TiB.",
+        ),
+        click.option(
+            "--max-share",
+            type=click.FloatRange(0, 1),
+            help="Refuse a load that would remove a larger "
+            "share of the replica's bytes; default: that of [guard], else 0.5.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+# ---- load ------------------------------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -90,7 +121,7 @@ def load(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator load /dumps/1 --target thrift://b:9083 --rename-db sales=sales_copy
       replicator load /dumps/1 --target dr --map-location s3://a/raw=s3://b/raw --dry-run
     """
-    report = session.call(run, **given)
+    report = session.call(run_load, **given)
     emit(report, as_json, _plan_lines(report) if isinstance(report, LoadPlan) else _loaded_lines(report))
     return PARTIAL if report.not_replicated else 0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from replicator.cli.json_lines import EVERY, lines_on_stdout
+from replicator.cli.logs import EVERY, lines_on_stdout
 from replicator.core.config import Config, parse_settings
 from replicator.core.logging import VARIABLE, ProgressFile, Watch, now_about, step
 from replicator.core.runtime import JOBS, Bars, Progress, Silent

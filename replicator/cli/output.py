@@ -15,8 +15,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.json_lines import noted
-from replicator.cli.logs import logged
+from replicator.cli.logs import logged, noted
 from replicator.core.not_replicated import Report
 from replicator.core.text.quantity import count_text as count_text
 from replicator.core.text.quantity import duration_text as duration_text

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.first_run import tell_if_first
 from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     Duration,
@@ -25,8 +24,15 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, took
 from replicator.cli.renamed import renamed_command, renamed_option
-from replicator.commands.purge import purge_certificate, purge_certify, purge_run
-from replicator.commands.purge_backups import purge_backups, purge_retain, purge_undo
+from replicator.cli.tools import tell_if_first
+from replicator.commands.purge import (
+    purge_backups,
+    purge_certificate,
+    purge_certify,
+    purge_retain,
+    purge_run,
+    purge_undo,
+)
 from replicator.core.not_replicated import PARTIAL
 from replicator.lifecycle.purge.certify import Certificate
 from replicator.lifecycle.purge.run import Purged

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.first_run import tell_if_first
 from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     METASTORE,
@@ -22,6 +21,7 @@ from replicator.cli.options import (
     root_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took, write
+from replicator.cli.tools import tell_if_first
 from replicator.commands.retention import retention_explain, retention_run
 from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError

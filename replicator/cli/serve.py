@@ -9,10 +9,13 @@ from typing import Any
 import click
 
 from replicator.cli.logs import raise_level
-from replicator.cli.options import Session, pass_session
-from replicator.cli.output import note
+from replicator.cli.options import Duration, Session, json_option, pass_session
+from replicator.cli.output import emit, note
 from replicator.cli.signals import Stopping
-from replicator.service.service_process import serve as run
+from replicator.service.auth.api_tokens import ROLES
+from replicator.service.metrics_verb import metrics as run_metrics
+from replicator.service.service_process import serve as run_serve
+from replicator.service.service_process import token_create, token_ls, token_revoke
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -39,5 +42,104 @@ def serve(session: Session, /, **given: Any) -> int:
     """
     raise_level("replicator.service")
     with Stopping(timedelta(days=1)) as stop:
-        session.call(run, ready=lambda url: note(f"listening on {url}"), stop=stop, **given)
+        session.call(run_serve, ready=lambda url: note(f"listening on {url}"), stop=stop, **given)
     return 0
+
+
+# ---- token -----------------------------------------------------------------------------------------------------------
+# `replicator token`: who may use the service's API.
+
+
+@click.group()
+def token() -> None:
+    """Create, list and revoke tokens of the service's API.
+
+    \b
+    Example:
+      replicator token create me --role operator
+    """
+
+
+@token.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What it may do.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; repeatable.")
+@click.option("--expires", type=Duration(), default="90d", show_default=True, help="How long the token holds.")
+@json_option
+@pass_session
+def create(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Create a token, and print it: it cannot be shown again.
+
+    \b
+    Example:
+      replicator token create airflow --role operator --policy west --expires 365d
+    """
+    made = session.call(token_create, **given)
+    emit(made, as_json, [made.token])
+    return 0
+
+
+@token.command()
+@json_option
+@pass_session
+def ls(session: Session, /, as_json: bool) -> int:
+    """List tokens: names, roles and ends, not the tokens themselves.
+
+    \b
+    Example:
+      replicator token ls
+    """
+    found = session.call(token_ls)
+    emit(found, as_json, [f"{each.name}  {each.role}  until {each.expires}" for each in found.tokens])
+    return 0
+
+
+@token.command()
+@click.argument("name")
+@json_option
+@pass_session
+def revoke(session: Session, /, as_json: bool, **given: Any) -> int:
+    """End a token: requests with it are refused from now on.
+
+    \b
+    Example:
+      replicator token revoke airflow
+    """
+    ended = session.call(token_revoke, **given)
+    emit(ended, as_json, [f"revoked {ended.name}"])
+    return 0
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+# `replicator metrics`: what the service's `/metrics` shows, for jobs without it.
+
+
+PARTIAL = 3
+
+
+@click.command()
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write them there in one step, instead of printing them.",
+)
+@json_option
+@pass_session
+def metrics(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Show metrics in Prometheus' format: of all policies, measured now, and what the service remembers of runs.
+
+    With --textfile, node_exporter's textfile collector shows what policies do that cron or Airflow run. Needs the extra
+    `server`. Exit code 3 when a policy cannot be measured; its status is then `unknown`.
+
+    \b
+    Example:
+      replicator metrics
+      replicator metrics --textfile /var/lib/node_exporter/textfile/replicator.prom
+    """
+    found = session.call(run_metrics, **given)
+    lines = [f"wrote {found.textfile}"] if found.textfile else found.text.rstrip("\n").splitlines()
+    emit(found, as_json, lines)
+    for name, why in found.unknown.items():
+        note(f"warning: {name} cannot be measured: {why}")
+    return PARTIAL if found.unknown else 0

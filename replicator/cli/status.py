@@ -7,12 +7,159 @@ from typing import Any
 
 import click
 
-from replicator.cli.lag import tell_lag
-from replicator.cli.options import METASTORE, Session, catalog_option, json_option, pass_session, target_catalog_option
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text
-from replicator.commands.status import status as run
+from replicator.cli.options import (
+    METASTORE,
+    Duration,
+    Session,
+    catalog_option,
+    json_option,
+    of_policy_argument,
+    pass_session,
+    policy_argument,
+    target_catalog_option,
+    target_option,
+)
+from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, time_text, took, write
+from replicator.commands.status import check as run_check
+from replicator.commands.status import history as run_history
+from replicator.commands.status import lag as run_lag
+from replicator.commands.status import status as run_status
+from replicator.commands.status import wait as run_wait
+from replicator.core.text.quantity import duration_text
+from replicator.errors import UsageError
+from replicator.policies.checks.check import PolicyChecked
+from replicator.policies.checks.finding import NAGIOS, nagios_line
 from replicator.policies.lag import Lag
+from replicator.policies.memory import ShownRun
 from replicator.policies.status import Status
+
+# ---- lag -------------------------------------------------------------------------------------------------------------
+# `replicator lag` and `replicator history`: how far a policy's target is behind, and what its runs did.
+
+
+PARTIAL = 3
+
+
+@click.command()
+@policy_argument
+@json_option
+@pass_session
+def lag(session: Session, /, policy: str, as_json: bool) -> int:
+    """Show a policy's lag: per policy, database and table, in events, seconds and bytes.
+
+    Also shows causes that block, both sides' roles, and how long the source still keeps the next needed event. While a
+    side does not answer, the last known figures are shown (exit code 3).
+
+    \b
+    Example:
+      replicator lag west
+      replicator lag west --json
+    """
+    return tell_lag(session.call(run_lag, policy=policy), as_json)
+
+
+def tell_lag(report: Lag, as_json: bool) -> int:
+    """The exit code: 3 when a side does not answer, as the figures are then only the last known ones."""
+    emit(report, as_json, _lag_lines(report))
+    return PARTIAL if report.unreachable else 0
+
+
+def _lag_lines(report: Lag) -> Iterable[str]:
+    goal = f" (at most {duration_text(report.max_lag_seconds)})" if report.max_lag_seconds is not None else ""
+    log = []
+    if report.needed_seconds is not None:
+        log.append(f"the next event needed is {duration_text(report.needed_seconds)} old")
+    if report.kept_seconds is not None:
+        log.append(f"events are kept for {duration_text(report.kept_seconds)}")
+    if report.reaches_back_seconds is not None:
+        log.append(f"it reaches back {duration_text(report.reaches_back_seconds)}")
+    yield from aligned(
+        [
+            (report.status, report.policy + (" (reverse)" if report.reverse else "")),
+            (
+                "lag",
+                f"{'at least ' if report.at_least else ''}{count_text(report.events, 'event')}, "
+                f"{duration_text(report.seconds)}, "
+                f"{size_text(report.bytes)}{goal}",
+            ),
+            ("target", f"at event {report.event}" if report.event is not None else None),
+            ("captured", f"to event {report.captured_event}" if report.captured_event is not None else None),
+            ("source", _source_line(report)),
+            ("last good", f"the run that ended at {report.last_good_run}" if report.last_good_run else None),
+            ("event log", ", ".join(log) or None),
+            ("blocked by", shortened(report.blocks)),
+            ("last run", report.last_run or None),
+            ("not replicated", shortened(map(str, report.not_replicated))),
+            ("warning", shortened(report.warnings)),
+        ]
+    )
+    rows = [
+        (
+            each.db,
+            each.status,
+            each.event,
+            each.events,
+            f"{each.seconds:.0f}",
+            size_text(each.bytes),
+            each.source_role or "?",
+            each.target_role or "?",
+        )
+        for each in report.databases
+    ]
+    head = ("database", "status", "at event", "events", "seconds", "bytes", "source is", "target is")
+    yield from columns(head, rows, ("events", "seconds"))
+    waiting = [(each.table, each.events, f"{each.seconds:.0f}", size_text(each.bytes)) for each in report.tables[:20]]
+    if waiting:
+        yield from columns(("table", "events", "seconds", "bytes"), waiting, ("events", "seconds"))
+
+
+def _source_line(report: Lag) -> str:
+    away = report.unreachable.get("target" if report.reverse else "source")
+    if away is None:
+        return f"at event {report.source_event}"
+    return "does not answer" + (f"; was at event {report.source_event}" if report.source_event else "")
+
+
+@click.command()
+@policy_argument
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of runs, newest first.")
+@json_option
+@pass_session
+def history(session: Session, /, as_json: bool, **given: Any) -> None:
+    """Show a policy's runs, newest first. Consecutive rounds without changes are one entry.
+
+    \b
+    Example:
+      replicator history west --limit 5
+    """
+    report = session.call(run_history, **given)
+    for path in report.damaged:
+        note(f"{path}: damaged, not shown")
+    emit(report, as_json, _history_lines(report.runs))
+
+
+def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
+    if not runs:
+        return ["no runs"]
+    rows = [
+        (
+            run.started[:19] + "Z",
+            run.status,
+            run.kind + (" reverse" if run.reverse else ""),
+            run.to_event,
+            run.events_of,
+            run.records,
+            run.files,
+            size_text(run.bytes),
+            run.error or "; ".join(run.warnings[:1]),
+        )
+        for run in runs
+    ]
+    head = ("started", "status", "kind", "to event", "of", "records", "files", "bytes", "message")
+    return columns(head, rows, ("to event", "records", "files"))
+
+
+# ---- status ----------------------------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -37,7 +184,7 @@ def status(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator status west
       replicator status --target thrift://b:9083 --db sales --source thrift://a:9083 --cmroot /warehouse/.cmroot
     """
-    report = session.call(run, **given)
+    report = session.call(run_status, **given)
     if isinstance(report, Lag):
         return tell_lag(report, as_json)
     emit(report, as_json, _lines(report))
@@ -64,3 +211,103 @@ def _lines(report: Status) -> Iterable[str]:
             ("warning", shortened(report.warnings)),
         ]
     )
+
+
+# ---- wait ------------------------------------------------------------------------------------------------------------
+# `replicator wait`: until a target has come far enough.
+
+
+@click.command()
+@of_policy_argument
+@target_option
+@target_catalog_option
+@catalog_option
+@click.option("--db", metavar="NAME", help="The database, by its name on the target; default: all of the policy.")
+@click.option("--source", metavar="METASTORE", help=f"For --until-lag. The source: {METASTORE}")
+@click.option(
+    "--until-event", type=click.IntRange(0), metavar="N", help="Wait until the target has this event of the source."
+)
+@click.option(
+    "--until-lag",
+    type=Duration(),
+    metavar="DURATION",
+    help="Wait until the oldest event that the target lacks is at most this old.",
+)
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    metavar="DURATION",
+    help="Time-out, with exit code 75; 0s checks once.",
+)
+@json_option
+@pass_session
+def wait(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Wait until a replicated database has an event, or a small enough lag. For scripts.
+
+    If a metastore does not answer, it is asked again until the time-out.
+
+    \b
+    Example:
+      replicator wait west --until-lag 30s
+      replicator wait --target thrift://b:9083 --db sales --until-event 4711
+      replicator wait --target dr --db sales --source prod --until-lag 30s --timeout 5m
+    """
+    waited = session.call(run_wait, **given)
+    lag = None
+    if waited.lag_seconds is not None and waited.lag_events is not None:
+        lag = f"{count_text(waited.lag_events, 'event')}, {waited.lag_seconds:.0f} s"
+    lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", took(waited.seconds))]
+    emit(waited, as_json, aligned(lines))
+    return 0
+
+
+# ---- check -----------------------------------------------------------------------------------------------------------
+# `replicator check`: what can be proved of a policy before its first run, and at any time after.
+
+
+FOUND = 3  # finished, but something is wrong, or could not be looked at
+
+
+@click.command()
+@policy_argument
+@click.option(
+    "--nagios",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Print one line with performance data; exit with 0 ok, 1 warning, 2 critical, 3 unknown.",
+)
+@json_option
+@pass_session
+def check(session: Session, /, as_json: bool, nagios: bool, **given: Any) -> int:
+    """Check POLICY of replicator.toml before its first run, or at any time.
+
+    Checks both metastores, the notification log and its retention, clocks, permissions, disk space, keepers, roles, the
+    slot, lag, and the last runs. Writes small hidden files to the directories that runs write, and removes them;
+    changes nothing else. Exits with 0 for ok and warnings, with 3 if a finding is critical or unknown, or if objects
+    are not replicated.
+
+    \b
+    Example:
+      replicator check west
+      replicator check west --nagios
+    """
+    if nagios and as_json:
+        raise UsageError("--nagios and --json exclude each other", hint="give one of them")
+    report = session.call(run_check, **given)
+    if nagios:
+        write([nagios_line(report.policy, report.findings)])
+        return NAGIOS[report.status]
+    emit(report, as_json, lines(report))
+    return 0 if report.status in ("ok", "warning") and not report.not_replicated else FOUND
+
+
+def lines(report: PolicyChecked) -> Iterable[str]:
+    rows: list[tuple[str, str, str]] = []
+    for finding in report.findings:
+        rows.append((finding.health, finding.name, finding.text))
+        if finding.hint:
+            rows.append(("", "", f"hint: {finding.hint}"))
+    yield from columns(("health", "what", "found"), rows)
+    yield f"{report.policy}: {report.status}" + ("; reverse direction: the target is the primary" * report.backwards)

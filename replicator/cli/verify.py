@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import click
 
+from replicator.cli.load import removal_options
 from replicator.cli.options import (
     Session,
     Size,
     catalog_option,
+    cmroot_option,
+    dry_run_option,
     engine_options,
     exclude_option,
     formats_option,
     include_option,
+    jobs_option,
     json_options,
     map_option,
     of_policy_argument,
@@ -24,10 +30,12 @@ from replicator.cli.options import (
     target_catalog_option,
     target_option,
 )
-from replicator.cli.output import count_text, duration_text, emit, shortened, size_text, took
+from replicator.cli.output import aligned, count_text, duration_text, emit, shortened, size_text, took
 from replicator.cli.renamed import renamed_option
-from replicator.commands.verify import verify as run
+from replicator.commands.verify import repair as run_repair
+from replicator.commands.verify import verify as run_verify
 from replicator.compare.differences import Difference
+from replicator.compare.repair import Repaired, RepairedDatabases, RepairPlan
 from replicator.compare.sampling import Sampled
 from replicator.compare.verify import Verified
 from replicator.core.not_replicated import PARTIAL
@@ -87,7 +95,7 @@ def verify(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator verify --source prod --target dr --db sales --sample 100 --sample-bytes 50GiB \\
           --target-cmroot /cm-of-dr
     """
-    report = session.call(run, **given)
+    report = session.call(run_verify, **given)
     more = _sample_lines(report) if isinstance(report, Sampled) else []
     emit(report, as_json, [*_lines(report), *more])
     return DIFFERENT if report.difference_count else PARTIAL if report.not_replicated else 0
@@ -123,3 +131,134 @@ def _line(each: Difference) -> str:
     what = f"{each.kind} {each.field}".strip()
     sides = [("nothing" if value is None else repr(value)) for value in (each.source, each.target)]
     return f"{each.object}  {what}: {sides[0]} expected, {sides[1]} found"
+
+
+# ---- repair ----------------------------------------------------------------------------------------------------------
+# `replicator repair`: copy exactly what differs.
+
+
+@click.command()
+@of_policy_argument
+@source_option
+@catalog_option
+@target_option
+@target_catalog_option
+@cmroot_option
+@click.option(
+    "--target-cmroot",
+    metavar="PLACE",
+    help="The target's change-management root, which keeps removed files; default: .cmroot in the warehouse.",
+)
+@click.option("--db", metavar="NAME", help="The database, by its source name; default: all of the policy.")
+@click.option("--table", multiple=True, metavar="NAME", help="Only this table, even without a difference; repeatable.")
+@click.option(
+    "--from",
+    "report",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Output of `verify --json`: repair its differences instead of comparing first.",
+)
+@rename_option
+@map_option
+@include_option
+@exclude_option
+@click.option(
+    "--level",
+    type=click.Choice(["metadata", "size", "crc", "checksum"]),
+    default="checksum",
+    show_default=True,
+    help="Comparison of files: none, name and size, the 32-bit CRCs that HDFS keeps, or content.",
+)
+@click.option(
+    "--drop-extra",
+    is_flag=True,
+    help="Also drop tables that only the target has and replication did not "
+    "create; their data is moved to the target's root.",
+)
+@click.option(
+    "--warehouse",
+    metavar="PLACE",
+    help="Parent directory of the target's databases; default: that of its default database.",
+)
+@click.option(
+    "--external-base",
+    metavar="PLACE",
+    help="Directory for external data outside of its database's "
+    "directory, in <database>.db; default: external in the warehouse.",
+)
+@click.option(
+    "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
+)
+@jobs_option
+@formats_option
+@dry_run_option
+@removal_options
+@engine_options
+@json_options
+@pass_session
+def repair(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Restore a replica to the state of its last load: find the differences, and copy exactly these. Exit code 4 if
+    differences remain, 3 if only objects remain that are not replicated or were inaccessible.
+
+    The reference is the source's captured log at the target's checkpoint, which does not move. Later changes of the
+    source come with the next load. Removed files are moved to the target's root. Safe to run twice.
+
+    \b
+    Example:
+      replicator repair --source thrift://a:9083 --target thrift://b:9083 --cmroot /cm --db sales --dry-run
+      replicator repair --source prod --target dr --cmroot /cm --db sales --from verify.json
+      replicator repair --source prod --target dr --cmroot /cm --db sales --table orders
+      replicator repair west --dry-run
+    """
+    report = session.call(run_repair, **given)
+    each = report.databases if isinstance(report, RepairedDatabases) else [report]
+    emit(report, as_json, chain.from_iterable(map(_repair_lines, each)))
+    return max(map(_code, each))
+
+
+def _code(report: Repaired | RepairPlan) -> int:
+    if isinstance(report, Repaired) and report.remaining_count:
+        return DIFFERENT
+    return PARTIAL if report.not_replicated else 0
+
+
+def _repair_lines(report: Repaired | RepairPlan) -> Iterable[str]:
+    return _plan_lines(report) if isinstance(report, RepairPlan) else _repaired_lines(report)
+
+
+def _plan_lines(plan: RepairPlan) -> Iterable[str]:
+    return aligned(
+        [
+            ("would repair", f"{plan.db} as at event {plan.event} (position {plan.position})"),
+            ("differences", plan.found),
+            ("tables", shortened(plan.tables)),
+            ("create", shortened(plan.create_tables)),
+            ("drop", shortened(plan.drop_tables)),
+            ("partitions", f"{plan.partitions_to_drop:,} dropped" if plan.partitions_to_drop else None),
+            ("copy", f"{count_text(plan.files_to_copy, 'file')}, {size_text(plan.bytes_to_copy)}"),
+            ("remove", f"{count_text(plan.files_to_remove, 'file')}, {size_text(plan.bytes_to_remove)}"),
+            ("missing", count_text(plan.files_missing, "file") if plan.files_missing else None),
+            ("not replicated", shortened(f"{each.object}: {each.reason}" for each in plan.not_replicated)),
+            ("warning", shortened(plan.warnings)),
+        ]
+    )
+
+
+def _repaired_lines(repaired: Repaired) -> Iterable[str]:
+    return aligned(
+        [
+            (repaired.status, f"{repaired.db} as at event {repaired.event} (position {repaired.position})"),
+            ("differences", repaired.found),
+            ("tables", shortened(repaired.tables)),
+            ("copied", f"{count_text(repaired.files_copied, 'file')}, {size_text(repaired.bytes_copied)}"),
+            ("removed", count_text(repaired.files_removed, "file") if repaired.files_removed else None),
+            ("changed", count_text(repaired.objects_changed, "object")),
+            (
+                "remaining",
+                shortened(f"{each.object}: {each.kind} {each.field}".rstrip() for each in repaired.remaining),
+            ),
+            ("not replicated", shortened(map(str, repaired.not_replicated))),
+            ("warning", shortened(repaired.warnings)),
+            ("took", took(repaired.seconds)),
+        ]
+    )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 from replicator.commands.base import Options, verb
 from replicator.commands.demos.landing_story import LandingStory
 from replicator.commands.demos.story import DemoReport, Story, tell
+from replicator.commands.ranges import Port
+from replicator.errors import MetastoreStartError
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import PATIENCE, MetastoreState
+from replicator.metastore.embedded.server_process import masked, resolved
+from replicator.metastore.java import LOOPBACK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +46,95 @@ def demo(options: DemoOptions) -> DemoReport:
     Error when a step does not end as it must."""
     story = LandingStory if options.ingest else Story
     return tell(None if options.keep is None else Path(options.keep), options.say, story)
+
+
+# ---- metastore -------------------------------------------------------------------------------------------------------
+# `metastore start`, `stop` and `status`: a real Hive metastore in a directory, of Hive 2.3 to 4.2.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreStartOptions(Options):
+    """Arguments:
+
+    directory: where the warehouse, the database and the log are; made where there is none.
+    port: None: the one it had before when that is free, else any.
+    host: the address that it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
+    hive: the version; None: the directory's, and 2.3 for a new one.
+    hive_settings: Hive's settings by name, for this start; those of passwords and secrets may be references, such as
+        env:NAME or file:PATH.
+    timeout: how long the first answer may take.
+    """
+
+    directory: str | os.PathLike[str] = field(kw_only=False)
+    port: Port | None = None
+    host: str = LOOPBACK
+    hive: Literal["2.3", "3.1", "4.0", "4.2"] | None = None
+    hive_settings: Mapping[str, str] = field(default_factory=dict)
+    timeout: timedelta = PATIENCE
+
+
+@verb(MetastoreStartOptions)
+def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
+    """Starts the metastore of a directory, with the data it has, and returns when it answers. One that runs already is
+    reported as it is, so it may run twice.
+
+        uri = replicator.metastore_start("/tmp/source").uri
+
+    Raises MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process is left. Raises
+    ConfigError for a reference that cannot be read."""
+    directory, settings = Path(options.directory), resolved(options.hive_settings)
+    try:
+        running = embedded.start(
+            directory,
+            port=options.port,
+            host=options.host,
+            hive=options.hive,
+            settings=settings,
+            env=os.environ,
+            timeout=options.timeout,
+        )
+    except MetastoreStartError as error:
+        raise MetastoreStartError(masked(error.message, settings), hint=error.hint) from None
+    return MetastoreState.of(directory, running)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreStopOptions(Options):
+    """Arguments:
+
+    directory: the metastore's.
+    """
+
+    directory: str | os.PathLike[str] = field(kw_only=False)
+
+
+@verb(MetastoreStopOptions)
+def metastore_stop(options: MetastoreStopOptions) -> MetastoreState:
+    """Stops the metastore of a directory; its data stay. May run twice.
+
+        replicator.metastore_stop("/tmp/source")
+
+    Raises FormatError when its state cannot be read."""
+    directory = Path(options.directory)
+    return MetastoreState.of(directory, None, "stopped" if embedded.stop(directory) else "not running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreStatusOptions(Options):
+    """Arguments:
+
+    directory: the metastore's.
+    """
+
+    directory: str | os.PathLike[str] = field(kw_only=False)
+
+
+@verb(MetastoreStatusOptions)
+def metastore_status(options: MetastoreStatusOptions) -> MetastoreState:
+    """Says whether the metastore of a directory runs and answers. Changes nothing.
+
+        replicator.metastore_status("/tmp/source").status
+
+    Raises FormatError when its state cannot be read."""
+    directory = Path(options.directory)
+    return MetastoreState.of(directory, embedded.status(directory))

@@ -10,8 +10,7 @@ from typing import Self
 
 from replicator.commands.base import Options, verb
 from replicator.commands.diagnosis import collect
-from replicator.commands.diagnosis.bundle import refuse_existing
-from replicator.commands.diagnosis.collect import Diagnosed, Subject
+from replicator.commands.diagnosis.collect import Diagnosed, Subject, refuse_existing
 from replicator.core.config import NAME, Config, read_config
 from replicator.errors import ConfigError
 

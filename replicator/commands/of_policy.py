@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
+from cmroot.store.local import FLOW
 from replicator.captures.events.scope import Patterns
 from replicator.commands.base import Options
 from replicator.core.policy import METADATA, Policy
+from replicator.core.runtime import JOBS
 from replicator.core.text.sql_text import PartitionFilter, parse_partition_filter
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.policies.checks.check import impatient
-from replicator.policies.direction import Direction, current_direction
+from replicator.policies.direction import Direction, Sides, current_direction
 
 SIDES = {"metastore", "source", "target"}
 
@@ -123,3 +126,23 @@ def only_one(names: Sequence[str], policy: str | None) -> str:
         f"{len(names)} databases{f' of policy {policy}' if policy else ''}, and this is about one of them",
         hint=f"give --db, one of: {', '.join(sorted(names)[:20])}",
     )
+
+
+# ---- policy ----------------------------------------------------------------------------------------------------------
+# What commands of a policy open: its metastores, as it names them, and engines.
+
+
+@contextmanager
+def opened(options: Options, name: str, jobs: int = JOBS) -> Iterator[Sides]:
+    """A policy with its metastores and engines, open for the length of a block. The engine is the policy's, unless the
+    caller gives one. Raises UsageError where there is no such policy."""
+    settings = options.settings
+    policy = settings.policy(name)
+    with (
+        options.connected(policy.source_metastore) as source,
+        options.connected(policy.target_metastore) as target,
+        options.runtime(jobs) as runtime,
+        FLOW.limited(options.rate or policy.bandwidth),
+    ):
+        chosen = replace(runtime, engines=runtime.engines.preferring(policy.engine))
+        yield Sides(policy, source, target, chosen, list(settings.policies.values()))

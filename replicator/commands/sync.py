@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from cmroot.store.place import as_written
 from replicator.commands.base import Braked, Options, verb
-from replicator.commands.policy import opened
+from replicator.commands.of_policy import opened
 from replicator.commands.ranges import Jobs
 from replicator.core.runtime import JOBS, Stop
 from replicator.errors import UsageError

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import replicator
-from replicator.commands.demos import demo_postgres
+from replicator.commands.demos import landing_story
 from replicator.commands.demos.landing_story import LandingStory
 from replicator.errors import ConfigError, Error, UsageError
 
@@ -24,7 +24,7 @@ def test_it_says_what_it_needs_before_it_starts_anything(tmp_path: Path, monkeyp
     with pytest.raises(UsageError, match="is not empty"):
         replicator.demo(keep=tmp_path, ingest=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    with pytest.raises(ConfigError, match="psycopg") as raised, demo_postgres.running_postgres():
+    with pytest.raises(ConfigError, match="psycopg") as raised, landing_story.running_postgres():
         pass
     assert "pip install" in (raised.value.hint or "")
 

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.cli.json_lines import lines_on_stdout
-from replicator.cli.logs import begin_logging, end_logging
+from replicator.cli.logs import begin_logging, end_logging, lines_on_stdout
 from replicator.core.logging import LogConfig, Watch
 from replicator.core.runtime import Silent
 from replicator.errors import ObjectNotFound

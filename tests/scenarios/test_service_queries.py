@@ -17,8 +17,8 @@ from running_service import Service
 from waiting import eventually
 
 from cmroot.pins import iso
-from replicator.commands.cm.pins import cm_hold
-from replicator.commands.legal_hold import legal_hold_add
+from replicator.commands.audit import legal_hold_add
+from replicator.commands.cm import cm_hold
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.drills.drill_record import Drill, Drills

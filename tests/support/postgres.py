@@ -24,7 +24,7 @@ import pytest
 from pool import Pool
 from waiting import CEILING
 
-from replicator.commands.demos.demo_postgres import server_programs, server_user, wait_for
+from replicator.commands.demos.landing_story import server_programs, server_user, wait_for
 from replicator.metastore.embedded.server_process import free_port
 
 _SETTINGS = (

@@ -11,8 +11,7 @@ from leaks import search
 
 import replicator
 from replicator.cli.main import cli, run
-from replicator.commands.diagnosis.masking import Mask, is_secret_name
-from replicator.commands.diagnosis.sources import OVERRIDDEN, environment, secrets, settings
+from replicator.commands.diagnosis.sources import OVERRIDDEN, Mask, environment, is_secret_name, secrets, settings
 from replicator.core.config import read_config
 from replicator.core.logging import LogConfig
 from replicator.errors import Refused

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replicator.commands.role import RoleShowOptions
+from replicator.commands.role_change import RoleShowOptions
 from replicator.core.config import Config, parse_config
 from replicator.core.connections import MetastoreConfig, addresses, checked, read_secret
 from replicator.errors import ConfigError, UsageError

@@ -20,7 +20,7 @@ from replicator.cli.options import (
     root_option,
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
-from replicator.commands.cm.upkeep import cm_check, cm_compact, cm_expire
+from replicator.commands.cm import cm_check, cm_compact, cm_expire
 from replicator.core.text.quantity import duration_text
 from replicator.replay.restore.upkeep import CompactionPlanned, LogCompacted, RootChecked
 

@@ -1,25 +1,124 @@
 """Settings: every key of the configuration with its value and where that is from, and the environment that commands
-read. Secrets are masked where they stand; `secrets` finds those that a run would use, to mask them elsewhere, too."""
+read. Secrets are masked where they stand; `secrets` finds those that a run would use, to mask them elsewhere, too.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import os
 import re
+import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import msgspec.inspect
 
-from replicator.commands.diagnosis.masking import MASKED, Mask, address_text, is_secret_name, reference_text
+from cmroot.lease import decode_holder, held_at
+from cmroot.root import DIRECTORIES, open_existing
+from cmroot.store.place import Place
 from replicator.core.config import Config
 from replicator.core.connections import is_reference, read_secret
 from replicator.core.policy import KEYS
 from replicator.errors import ConfigError
+from replicator.policies.memory import POLICIES
+
+# ---- masking ---------------------------------------------------------------------------------------------------------
+# Masking: secrets leave a text or value before it is written. Those that are known by value go in every spelling,
+# others by the names that they stand under and by the places where tools write them.
+
+
+MASKED = "***"
+SHORTEST = 4
+"""Characters: a shorter secret would be found in half of all words."""
+
+_NAMES = r"pass(?:word|wd|phrase)|secret|token|credential|jwt|cookie|authorization|signature"
+_NAMES += r"|(?:api|access|account|private|shared|signing|encryption)[-_.]?key"
+SECRET_NAME = re.compile(rf"{_NAMES}|^sas$|[._]sas[._]", re.IGNORECASE)
+"""Of a key or variable whose value is one. Names of files and of switches are none: see NO_SECRET."""
+
+NO_SECRET = re.compile(r"(?:file|path|keytab|dir|principal|name|provider|class|user|require_token|by)$", re.IGNORECASE)
+
+ACCOUNTS = re.compile(r"account\.key\.|[._]sas\.", re.IGNORECASE)
+"""Of names that end with an account's or a container's, which may be any word."""
+
+_PATTERNS = (
+    (re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@'\"]*@"), rf"\1{MASKED}@"),  # user and password in a URL
+    (re.compile(r"\b((?:Bearer|Basic|Negotiate)\s+)[\w.~+/=-]{8,}"), rf"\1{MASKED}"),
+    (re.compile(rf"((?:{_NAMES})[\w.-]*[\"']?\s*[=:]\s*([\"']))(?:(?!\2).)*(?=\2)", re.I), rf"\1{MASKED}"),
+    (re.compile(rf"((?:{_NAMES})[\w.-]*(?:\s*[=:]\s*))(?!file:|env:|command:)[^\s\"'&;,)]+", re.I), rf"\1{MASKED}"),
+    (re.compile(rf"(--[\w-]*(?:{_NAMES})[\w-]*\s+)(?!file:|env:|command:|-)\S+", re.I), rf"\1{MASKED}"),
+    (re.compile(r"([?&](?:sig|X-Amz-[A-Za-z]+|AWSAccessKeyId)=)[^&\s\"']+", re.IGNORECASE), rf"\1{MASKED}"),
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASKED),
+)
+
+
+class Mask:
+    """Takes secrets out of texts, and of values of JSON."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        """secrets: known by their values; those shorter than SHORTEST are not looked for."""
+        spelled = {each for secret in secrets if len(secret) >= SHORTEST for each in _spellings(secret)}
+        longest_first = sorted(spelled, key=lambda each: (-len(each), each))
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def text(self, text: str) -> str:
+        if self._known is not None:
+            text = self._known.sub(MASKED, text)
+        for pattern, instead in _PATTERNS:
+            text = pattern.sub(instead, text)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """The same without secrets; keys of mappings tell which texts are."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self.named(str(key), each) for key, each in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self.value(each) for each in value]
+        return value if isinstance(value, int | float | bool) or value is None else self.text(str(value))
+
+    def named(self, name: str, value: Any) -> Any:
+        """A value by the name that it stands under."""
+        if is_secret_name(name) and isinstance(value, str) and value:
+            return reference_text(value) or MASKED
+        return self.value(value)
+
+
+def is_secret_name(name: str) -> bool:
+    return bool(SECRET_NAME.search(name)) and bool(ACCOUNTS.search(name) or not NO_SECRET.search(name))
+
+
+def reference_text(text: str) -> str:
+    """A reference to a secret as it may be shown: of a command its program only; "" for a text that is none."""
+    kind, _, place = text.partition(":")
+    if kind in ("file", "env") and place:
+        return text
+    return f"command:{place.split()[0]} {MASKED}" if kind == "command" and place.strip() else ""
+
+
+def address_text(url: str) -> str:
+    """Of a URL whose path may be a secret, as a webhook's: where it leads."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}/{MASKED}"
+
+
+def _spellings(secret: str) -> Iterable[str]:
+    """As it is, in URLs, as hexadecimal digits, as base64, and as JSON has it."""
+    data = secret.encode(errors="surrogateescape")
+    encoded = base64.b64encode(data).decode().rstrip("=")
+    return secret, quote(secret), quote(secret, safe=""), data.hex(), encoded, secret.replace("\\", "\\\\")
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
 
 _FREE = frozenset({"rename_db", "map_location", "partitions", "s3_events", "spark"})
 """Tables whose keys are anybody's."""
@@ -193,3 +292,109 @@ def _above(key: str) -> Iterator[str]:
     while key:
         yield key
         key = key.rpartition(".")[0]
+
+
+# ---- roots -----------------------------------------------------------------------------------------------------------
+# A summary of a `$cmroot`: format, lease, log, pins, and how many files it keeps, by counting names in part of it.
+
+
+NAMES = 20_000
+"""Names that are counted in one directory, and in `files/` together."""
+
+SECONDS = 20.0
+"""For counting `files/`."""
+
+SHOWN_PINS = 200
+
+_SEGMENT = re.compile(r"(\d{20})-(\d{20})")
+_FILES = 256  # directories below files/, one for each two digits that a content's name begins with
+
+
+def root_summary(place: str, *, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
+    """Reads only. Counts say whether they are complete. Raises FormatError for a place that is no root."""
+    root = open_existing(place)
+    at = Place(root.place)
+    found: dict[str, Any] = {"place": root.place, "id": root.id, "version": root.format.version}
+    found["created"] = root.format.created
+    found["lease"] = _lease(at)
+    found["log"] = _log(at)
+    found["files"] = _files(at, clock)
+    found["directories"] = {name: _counted(at / name) for name in DIRECTORIES if name not in ("files", "log")}
+    found["pins"] = {name: _names(at / name)[:SHOWN_PINS] for name in ("slots", "holds", "legal")}
+    found["policies"] = {name: _policy(at / POLICIES / name) for name in _names(at / POLICIES)[:SHOWN_PINS]}
+    return found
+
+
+def _names(place: Place) -> list[str]:
+    """At most NAMES of them, without hidden ones."""
+    if not place.local:
+        return [name for name in place.list() if not name.startswith(".")][:NAMES]
+    try:
+        with os.scandir(place.local) as entries:
+            return sorted(each.name for each in islice(entries, NAMES) if not each.name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def _counted(place: Place) -> dict[str, Any]:
+    count = len(_names(place))
+    return {"names": count, "complete": count < NAMES}
+
+
+def _policy(place: Place) -> dict[str, Any]:
+    return {"lease": _lease(place), "runs": _counted(place / "runs"), "names": _names(place)[:SHOWN_PINS]}
+
+
+def _lease(root: Place) -> dict[str, Any] | None:
+    """Who has it, or had it last. None: nobody ever."""
+    path = root / "lease"
+    if not root.local:
+        epochs = [name for name in path.list() if name.isdecimal()]
+        if not epochs:
+            return None
+        path = path / max(epochs, key=int)
+    try:
+        holder = decode_holder(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    if holder is None:
+        return None
+    told = {name: getattr(holder, name) for name in ("epoch", "host", "pid", "since", "purpose", "expires", "released")}
+    try:
+        return {**told, "held": held_at(str(root), holder.epoch)}
+    except OSError as error:  # this user may read, and not write
+        return {**told, "held": None, "not_known": str(error)}
+
+
+def _log(root: Place) -> dict[str, Any]:
+    """Segments by their names; whether each is finished is what `cm check` tells."""
+    names = _names(root / "log")
+    ranges = sorted((int(match[1]), int(match[2])) for name in names if (match := _SEGMENT.fullmatch(name)))
+    others = [name for name in names if not _SEGMENT.fullmatch(name)]
+    return {
+        "segments": len(ranges),
+        "complete": len(names) < NAMES,
+        "first": ranges[0][0] if ranges else None,
+        "last": max((last for _, last in ranges), default=None),
+        "others": others[:SHOWN_PINS],
+    }
+
+
+def _files(root: Place, clock: Callable[[], float]) -> dict[str, Any]:
+    """How many are counted, in how many of the directories that there are, and what that makes of all: contents are
+    spread evenly over them. Directories of an object store are listed one by one."""
+    place, began = root / "files", clock()
+    names = _names(place) if place.local else [f"{number:02x}" for number in range(_FILES)]
+    counted = looked = 0
+    for name in names:
+        if looked and (counted >= NAMES or clock() - began > SECONDS):
+            break
+        counted += len(_names(place / name))
+        looked += 1
+    return {
+        "counted": counted,
+        "directories": len(names),
+        "looked_at": looked,
+        "complete": looked == len(names),
+        "estimate": round(counted / looked * len(names)) if looked else 0,
+    }

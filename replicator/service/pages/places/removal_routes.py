@@ -12,9 +12,8 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from replicator.commands.audit import audit_ls
-from replicator.commands.legal_hold import legal_hold_ls
-from replicator.commands.purge_backups import purge_backups
+from replicator.commands.audit import audit_ls, legal_hold_ls
+from replicator.commands.purge import purge_backups
 from replicator.service.pages.places.root_routes import (
     RootPage,
     Said,

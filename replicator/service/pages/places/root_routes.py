@@ -16,8 +16,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from replicator.commands.cm.kept import cm_ls
-from replicator.commands.cm.pins import cm_slots
+from replicator.commands.cm import cm_ls, cm_slots
 from replicator.commands.drill import drill
 from replicator.core.config import Config
 from replicator.errors import Error

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from fastapi.routing import APIRoute
 
-from replicator.commands.cm.pins import cm_hold, cm_release, cm_slots_drop
-from replicator.commands.housekeeping_items import housekeeping_cancel, housekeeping_rearm
-from replicator.commands.legal_hold import legal_hold_add, legal_hold_release
+from replicator.commands.audit import legal_hold_add, legal_hold_release
+from replicator.commands.cm import cm_hold, cm_release, cm_slots_drop
+from replicator.commands.housekeeping import housekeeping_cancel, housekeeping_rearm
 from replicator.service.store import AdHocRun
 from replicator.service.web.actions.bodies import (
     Consent,

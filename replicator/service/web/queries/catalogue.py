@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 from fastapi import Path
 
-from replicator.commands.audit import AuditLsOptions, audit_ls
-from replicator.commands.cm.kept import CmFindOptions, CmLsOptions
+from replicator.commands.audit import AuditLsOptions, audit_ls, legal_hold_ls
+from replicator.commands.cm import CmFindOptions, CmLsOptions
 from replicator.commands.drill import drill
-from replicator.commands.housekeeping_items import HousekeepingLsOptions
+from replicator.commands.housekeeping import HousekeepingLsOptions
 from replicator.commands.ingest import IngestLsOptions
-from replicator.commands.lag import history, lag
-from replicator.commands.legal_hold import legal_hold_ls
+from replicator.commands.status import history, lag
 from replicator.ingestion.adapters.ingestion_shown import AssetsShown, IngestionStats
 from replicator.ingestion.ingestion_request import Asset, JobDetail
 from replicator.lifecycle.purge.certify import Certificate

@@ -10,8 +10,8 @@ from typing import Any
 from cmroot.log.captured import segments
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import as_written
-from replicator.commands.cm.pins import cm_slots
-from replicator.commands.lag import history
+from replicator.commands.cm import cm_slots
+from replicator.commands.status import history
 from replicator.core.connections import MetastoreConfig
 from replicator.core.policy import matching_databases
 from replicator.core.text.quantity import absolute_moment

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from replicator.commands.audit import audit_ls
-from replicator.commands.housekeeping_items import housekeeping_ls
+from replicator.commands.housekeeping import housekeeping_ls
 from replicator.commands.retention import retention_explain
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.lifecycle.housekeeping.run import opened

@@ -7,7 +7,7 @@ from typing import Any
 
 from cmroot.store.place import as_written
 from replicator.commands.asset import asset_ls, asset_show
-from replicator.commands.cm.pins import cm_slots
+from replicator.commands.cm import cm_slots
 from replicator.commands.ingest import ingest_ls, ingest_show, ingest_stats
 from replicator.errors import UsageError
 from replicator.ingestion.adapters.ingestion_shown import AssetsShown, IngestionStats

@@ -14,9 +14,9 @@ import msgspec
 from cmroot.pins import seconds
 from cmroot.root import open_existing
 from replicator.commands.audit import audit_ls
-from replicator.commands.cm.pins import cm_slots
-from replicator.commands.lag import history
+from replicator.commands.cm import cm_slots
 from replicator.commands.show import show
+from replicator.commands.status import history
 from replicator.compare.sampling import memory_of, read_memory
 from replicator.core.policy import Policy, matching_databases
 from replicator.errors import UsageError

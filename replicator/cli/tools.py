@@ -1,0 +1,270 @@
+"""`replicator init`: a first configuration, asked for where it is not given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cmroot.root import looked_at
+from replicator.cli.options import (
+    Duration,
+    Session,
+    catalog_option,
+    json_option,
+    pass_session,
+    settings_option,
+    target_catalog_option,
+)
+from replicator.cli.output import aligned, emit, note, shortened, size_text
+from replicator.cli.renamed import renamed_option
+from replicator.cli.status import FOUND
+from replicator.cli.status import lines as check_lines
+from replicator.commands.demo import demo as run_demo
+from replicator.commands.demo import metastore_start, metastore_status, metastore_stop
+from replicator.commands.diagnose import diagnose as run_diagnose
+from replicator.commands.diagnosis.collect import Diagnosed
+from replicator.commands.init import Initialized
+from replicator.commands.init import init as run_init
+from replicator.errors import UsageError
+from replicator.metastore.embedded.distributions import VERSIONS
+
+
+@click.command()
+@click.option("--source", metavar="URI", help="The source's metastore: thrift://host:port. Asked for when missing.")
+@catalog_option
+@click.option("--target", metavar="URI", help="The target's metastore. Asked for when missing.")
+@target_catalog_option
+@click.option("--policy", default="main", show_default=True, metavar="NAME", help="The policy's name.")
+@click.option(
+    "--databases",
+    multiple=True,
+    default=[".*"],
+    show_default=True,
+    metavar="REGEX",
+    help="Databases of the source whose whole name matches; repeatable.",
+)
+@click.option("--cmroot", metavar="PLACE", help="The source's $cmroot. Default: .cmroot in its warehouse.")
+@click.option("--target-cmroot", metavar="PLACE", help="The target's $cmroot. Default: .cmroot in its warehouse.")
+@click.option("--dumps", metavar="PLACE", help="The directory of dumps. Default: .dumps in the target's warehouse.")
+@click.option("--file", default="replicator.toml", show_default=True, metavar="FILE", help="The file to write.")
+@renamed_option("--overwrite", old="--force", is_flag=True, help="Replace the file.")
+@click.option("--no-check", is_flag=True, help="Do not check the policy afterwards.")
+@json_option
+@pass_session
+def init(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Write a first replicator.toml with two metastores and a policy between them, then check the policy.
+
+    Both metastores must answer; nothing is written before. Exits as `replicator check` does.
+
+    \b
+    Example:
+      replicator init
+      replicator init --source thrift://a:9083 --target thrift://b:9083 --databases sales
+    """
+    for side in ("source", "target"):
+        given[side] = given[side] or _asked(side)
+    done = session.call(run_init, **given)
+    emit(done, as_json, _lines(done))
+    checked = done.check
+    return FOUND if checked and (checked.status not in ("ok", "warning") or checked.not_replicated) else 0
+
+
+def _asked(side: str) -> str:
+    if not sys.stdin.isatty():
+        raise UsageError(f"no --{side}", hint="give it, or run this in a terminal, which asks for it")
+    text: str = click.prompt(f"The {side}'s metastore, thrift://host:port", err=True)
+    return text
+
+
+def _lines(done: Initialized) -> Iterable[str]:
+    yield f"{done.status}  {done.file}"
+    if done.check is not None:
+        yield from check_lines(done.check)
+    yield f"next: replicator plan {done.policy}; replicator sync {done.policy}"
+
+
+# ---- demo ------------------------------------------------------------------------------------------------------------
+# `replicator demo`: the whole story on two embedded metastores.
+
+
+@click.command()
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Run in this directory, new or empty, and keep it.",
+)
+@click.option("--ingest", is_flag=True, help="Land a table of a PostgreSQL instead, which this starts and ends.")
+@json_option
+@pass_session
+def demo(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Demonstrate replication on two real Hive metastores with real Spark tables, in about a minute.
+
+    Runs a bootstrap, changes of every kind, an incremental dump, the rubber-banding case, and a verification of every
+    byte. With --ingest: a table of a PostgreSQL is landed by request, changed and landed again, replicated, landed
+    without an erased person, and restored as it was. Needs no Java, needs a network only for its set-up, and changes
+    nothing outside its directory.
+
+    \b
+    Example:
+      replicator demo
+      replicator demo --keep /tmp/shop     then look at its dumps with `replicator show`
+      replicator demo --ingest             a table landed, replicated, a person erased, an earlier moment restored
+    """
+    stream = sys.stderr if as_json else sys.stdout
+
+    def say(line: str) -> None:
+        print(line, file=stream, flush=True)
+
+    reported = session.call(run_demo, say=say, **given)
+    emit(reported, as_json, ())
+    return 0
+
+
+# ---- diagnose --------------------------------------------------------------------------------------------------------
+# `replicator diagnose`: one file for a support case.
+
+
+MISSING = 3  # written, but something could not be had
+
+
+@click.command()
+@click.argument("policies", metavar="[POLICY]...", nargs=-1)
+@click.option(
+    "--out", metavar="FILE", help="File to write. Default: replicator-diagnosis-TIME.tar.gz in the working directory."
+)
+@click.option("--overwrite", is_flag=True, help="Replace the file.")
+@json_option
+@pass_session
+def diagnose(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Write a tar.gz for a support case: versions, machine, configuration with the source of each value, findings, lag
+    and last runs of POLICY (default: every one), leases and a summary of each $cmroot, the service's last runs.
+
+    Secrets are masked, names are not: read it before you send it. Checks policies as `replicator check` does; changes
+    nothing else; starts no Spark. A configuration that cannot be read is diagnosed, too. Exits with 3 if something
+    could not be had: the file names it.
+
+    \b
+    Example:
+      replicator diagnose
+      replicator diagnose west --out /tmp/case-17.tar.gz
+    """
+    report = session.call(run_diagnose, **given)
+    emit(report, as_json, _diagnose_lines(report))
+    return MISSING if report.missing else 0
+
+
+def _diagnose_lines(report: Diagnosed) -> Iterable[str]:
+    return aligned(
+        [
+            (report.status, f"{report.out}, {size_text(report.bytes)}"),
+            *((f"policy {name}", health) for name, health in report.policies.items()),
+            ("missing", shortened(f"{each.part}: {each.error}" for each in report.missing)),
+        ]
+    )
+
+
+# ---- metastore -------------------------------------------------------------------------------------------------------
+# `replicator metastore`: a real Hive metastore in a directory, started, asked after and stopped.
+
+
+directory_option = click.option(
+    "--dir",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the warehouse, the database and the log.",
+)
+
+
+@click.group()
+def metastore() -> None:
+    """Run a real Hive metastore: 2.3 out of PySpark's own jars, 3.1 to 4.2 fetched once from a Maven repository.
+
+    \b
+    Example: replicator metastore start --dir /tmp/source
+    """
+
+
+@metastore.command()
+@directory_option
+@click.option("--port", type=click.IntRange(1, 65535), help="The port; default: the previous one, else a free one.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has full access to the data.",
+)
+@click.option(
+    "--hive",
+    type=click.Choice(list(VERSIONS)),
+    help="The version of Hive; default: the directory's, and 2.3 for a new one.",
+)
+@settings_option(
+    "--set",
+    "hive_settings",
+    envvar="REPLICATOR_METASTORE_START_SETTINGS",
+    help="A Hive setting for this start. A password is given as env:NAME, file:PATH or command:PROGRAM.",
+)
+@click.option("--timeout", type=Duration(), default="90s", show_default=True, help="Time limit for the first answer.")
+@json_option
+@pass_session
+def start(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Start the metastore of a directory. Uses its existing data, and returns when it answers.
+
+    \b
+    Examples:
+      replicator metastore start --dir /tmp/source --port 9083
+      replicator metastore start --dir /tmp/newer --hive 4.2
+    """
+    emit(session.call(metastore_start, **given), as_json)
+    return 0
+
+
+@metastore.command()
+@directory_option
+@json_option
+@pass_session
+def stop(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Stop the metastore of a directory; its data is kept.
+
+    \b
+    Example: replicator metastore stop --dir /tmp/source
+    """
+    emit(session.call(metastore_stop, **given), as_json)
+    return 0
+
+
+@metastore.command()
+@directory_option
+@json_option
+@pass_session
+def status(session: Session, /, as_json: bool, **given: Any) -> int:
+    """Show whether the metastore of a directory is running.
+
+    \b
+    Example: replicator metastore status --dir /tmp/source
+    """
+    emit(session.call(metastore_status, **given), as_json)
+    return 0
+
+
+# ---- first run -------------------------------------------------------------------------------------------------------
+# A dry run before the first run of any job.
+
+
+def tell_if_first(cmroot: str | None, dry_run: bool) -> str:
+    """Warns at once of a dry run without a root, as the report does later; returns the words. cmroot: None where a
+    policy names it, and only the report tells. Raises as `looked_at`."""
+    if not dry_run or cmroot is None:
+        return ""
+    with looked_at(cmroot) as (_, words):
+        pass
+    if words:
+        note(f"warning: {words}")
+    return words
