@@ -88,7 +88,7 @@ class DigestLayer:
 
 
 class Rc4:
-    """The stream cipher; its state goes on from message to message."""
+    """The stream cipher; its state continues from message to message."""
 
     def __init__(self, key: bytes) -> None:
         self._state, self._i, self._j = list(range(256)), 0, 0

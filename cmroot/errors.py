@@ -49,7 +49,7 @@ class NotWritable(Error):
 
 
 class StorageUnreachable(Error):
-    """A filesystem's or object store's server does not answer. Nothing is lost; the next run goes on."""
+    """A filesystem's or object store's server does not answer. Nothing is lost; the next run continues."""
 
     exit_code = 75
     transient = True

@@ -177,7 +177,7 @@ _LEFT = (
 
 
 def leftovers(root: str) -> Iterator[RootFinding]:
-    """What runs have left on their way, or runs that are at work now have there."""
+    """What runs have left on their way, or runs that are running now have there."""
     for directory, beginning, what, then in _LEFT:
         above = Place(root) / directory
         for name in above.list():

@@ -109,7 +109,7 @@ def check_needed(
     """Adds to `found` what is needed and not there, and to its damaged entries who needs them and what can be done.
     Returns how many contents their buckets keep by version; `ask_buckets`: whether they still do.
 
-    Looks again when pins or log changed while something was missing: an expiry was at work."""
+    Looks again when pins or log changed while something was missing: an expiry was running."""
     for _ in range(ATTEMPTS):
         absent = _Absent(found)
         rows = kept(root, log, Pins(pins.slots, pins.holds, [], pins.damaged), engine, missing=True)

@@ -159,11 +159,11 @@ def _lock_new(path: str) -> int:
 # ---- removal ---------------------------------------------------------------------------------------------------------
 # Carrying out a plan of an expiry: what came since is taken back, the rest is removed, batch by batch.
 #
-# Runs under the lease, so no capture, dump or compaction is at work; a gateway may be (see `store_lock`).
+# Runs under the lease, so no capture, dump or compaction is running; a gateway may be (see `store_lock`).
 
 
 BATCH = 1000
-"""Entries removed between two looks at who else is at work; also what S3 deletes with one request."""
+"""Entries removed between two looks at who else is running; also what S3 deletes with one request."""
 
 MANY = 2_000_000
 """References begun since the plan, of which all are held in memory; with more, a new plan is the better way."""

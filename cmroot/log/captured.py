@@ -65,7 +65,7 @@ FILES_PART = 4 * 1024 * 1024
 """A new part is begun after this many bytes of lines before compression, or this many rows of file entries."""
 
 COVERED_MARGIN = timedelta(hours=1)
-"""How long merged segments stay beside the one they went into: readers that listed them before are at work."""
+"""How long merged segments stay beside the one they went into: readers that listed them before are running."""
 
 
 def segments(root: str) -> list[Segment]:
@@ -172,7 +172,7 @@ class SegmentWriter:
         self._over = over
         self._first = first_position
         self._lease = lease
-        # On object stores two writers may be at work for a while, of whom one has lost the lease: names of their own.
+        # On object stores two writers may be running for a while, of whom one has lost the lease: names of their own.
         self._own = f"-{lease.epoch}" if lease is not None and not Place(root).local else ""
         self._place = Place(root) / "log" / f"{first_position:020d}-writing{self._own}"
         self._place.remove_own_tree()

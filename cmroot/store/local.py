@@ -333,7 +333,7 @@ FLOW = Flow()
 
 
 class Shared(Generic[Task, Result]):
-    """A function of a task, for processes elsewhere: each of `tasks` that are at work at once has its part of this
+    """A function of a task, for processes elsewhere: each of `tasks` that are running at once has its part of this
     process's rate."""
 
     def __init__(self, function: Callable[[Task], Result], tasks: int) -> None:

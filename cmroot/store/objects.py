@@ -242,7 +242,7 @@ def remove_uploads(filesystem: Any, prefix: str, *, before: float) -> int:
 
 
 def remove_left(filesystem: Any, note: str) -> None:
-    """Aborts the copy that a note tells of, which nobody goes on with, and removes the note. May run twice."""
+    """Aborts the copy that a note tells of, which nobody continues with, and removes the note. May run twice."""
     try:
         answer = info(filesystem, note)
         target = filesystem.cat_file(note).decode()

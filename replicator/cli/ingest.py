@@ -98,7 +98,7 @@ def request(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_options
 @pass_session
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Work on jobs: a controller. Any number may run, and each may be killed: another one goes on where it was.
+    """Work on jobs: a controller. Any number may run, and each may be killed: another one continues where it was.
 
     Exits with 3 when a job failed or a message was not delivered; what can be tried again by itself is, by a later run.
 

@@ -126,7 +126,7 @@ class _ToStderr(logging.StreamHandler[TextIO]):
         super().__init__(sys.stderr)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nobody reads it any more: the work goes on."""
+        """Nobody reads it any more: the work continues."""
 
 
 class _ToFile(WatchedFileHandler):
@@ -258,7 +258,7 @@ class _Lines(logging.Handler):
         try:
             sys.stdout.write(self.format(record) + "\n")
             sys.stdout.flush()
-        except (OSError, ValueError):  # nobody reads it any more: the work goes on, and its end tells
+        except (OSError, ValueError):  # nobody reads it any more: the work continues, and its end tells
             self._open = False
 
     def end(self) -> None:

@@ -95,7 +95,7 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     """
     moment = absolute_moment(given["to"], time.time())
     if moment != given["to"]:
-        note(f"--to {moment}  # {given['to']}; a restore that is killed goes on with this time")
+        note(f"--to {moment}  # {given['to']}; a restore that is killed continues with this time")
     report = session.call(run, **{**given, "to": moment})
     if isinstance(report, RestorePlan):
         emit(report, as_json, _plan_lines(report))

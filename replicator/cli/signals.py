@@ -26,7 +26,7 @@ def raise_on_sigterm() -> None:
 
 
 class Stopping:
-    """For the length of a block SIGINT and SIGTERM are a wish: what is at work may come to its end, for so long; then,
+    """For the length of a block SIGINT and SIGTERM are a wish: what is running may come to its end, for so long; then,
     or at a second signal, Terminated is raised in it. `code`: the exit code that the first signal means, else 0."""
 
     def __init__(self, grace: timedelta) -> None:

@@ -113,7 +113,7 @@ def audit_undo(options: AuditUndoOptions) -> BroughtBack:
 
         replicator.audit_undo(cmroot="/cm", run="20261121T020000Z-1f2e3d4c")
 
-    Raises ObjectNotFound when the record knows no such file, LeaseHeld while another run is at work on the root
+    Raises ObjectNotFound when the record knows no such file, LeaseHeld while another run is working on the root
     and files that were taken wait to be filed, FormatError when a file of the record is damaged."""
     root = open_existing(options.cmroot).place
     return bring_back(root, options.run, path=options.path, dry_run=options.dry_run)

@@ -52,13 +52,13 @@ class DrillOptions(Options):
 @verb(DrillOptions)
 def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwept:
     """Promotes a policy's replica into shadow databases, asks queries of them with Spark, and takes them down; measures
-    how long the first good answer took. No data is copied, and replication goes on. May run again after a crash: it
+    how long the first good answer took. No data is copied, and replication continues. May run again after a crash: it
     sweeps what was left.
 
         replicator.drill("west", queries=["SELECT max(day) FROM sales.orders"]).first_answer_seconds
         replicator.drill("west", listing=True).to_arrow()
 
-    Raises LeaseHeld while another drill of the policy is at work, Refused where there is no replica yet, UsageError for
+    Raises LeaseHeld while another drill of the policy is running, Refused where there is no replica yet, UsageError for
     a prefix or database that is none."""
     if options.clean and options.listing:
         raise UsageError("--clean and --list exclude each other", hint="give one of them")

@@ -27,7 +27,7 @@ class GatewayOptions(Options):
     listen: "host:port" where clients connect; port 0 takes a free one, 0.0.0.0 all interfaces.
     threads: clients served at once; more of them wait.
     pass_unknown_drops: let calls through that this release does not know, whatever they delete.
-    grace: how long a drop whose connection died may still be at work in the metastore.
+    grace: how long a drop whose connection died may still be running in the metastore.
     client_timeout: for a client to send a call that it has begun, or to read a piece of an answer.
     answer_timeout: for the metastore to answer a call.
     stop_timeout: for calls under way when the gateway is stopped.

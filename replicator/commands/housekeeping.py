@@ -92,7 +92,7 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
         replicator.housekeeping_run("thrift://a:9083", "/cm", dry_run=True)
         replicator.housekeeping_run("prod", "/cm", db="sales", max_bytes="10TiB")
 
-    Raises Refused when more would go than may; LeaseHeld while another run is at work; UsageError for a period or time
+    Raises Refused when more would go than may; LeaseHeld while another run is running; UsageError for a period or time
     that is none. What was refused or failed by itself is in the report."""
     if options.dry_run and options.follow:
         raise UsageError("--dry-run and --follow do not go together", hint="run it without --follow")
@@ -274,7 +274,7 @@ def housekeeping_rearm(options: HousekeepingRearmOptions) -> ItemsChanged:
         replicator.housekeeping_rearm([17], cmroot="/cm")
 
     Raises ObjectNotFound or UsageError, and changes nothing, when one is not there or cannot be; LeaseHeld while a run
-    is at work for longer than a minute."""
+    is running for longer than a minute."""
     with alone(options.cmroot, options.url) as store:
         return ItemsChanged("armed", rearm(store, list(options.ids), time.time))
 
@@ -297,6 +297,6 @@ def housekeeping_cancel(options: HousekeepingCancelOptions) -> ItemsChanged:
         replicator.housekeeping_cancel([17, 18], cmroot="/cm", reason="needed for the audit")
 
     Raises ObjectNotFound or UsageError, and changes nothing, when one is not there or does not wait; LeaseHeld while a
-    run is at work for longer than a minute."""
+    run is running for longer than a minute."""
     with alone(options.cmroot, options.url) as store:
         return ItemsChanged("cancelled", cancel(store, list(options.ids), options.reason, time.time))

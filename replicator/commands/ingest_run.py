@@ -39,7 +39,7 @@ class IngestRunOptions(Options):
     """Arguments:
 
     once: until there is nothing to do now; else until `stop` is set.
-    stop: says when to end, such as a `threading.Event`: jobs at work end their step, which another controller goes on
+    stop: says when to end, such as a `threading.Event`: jobs at work end their step, which another controller continues
       with.
     """
 
@@ -50,7 +50,7 @@ class IngestRunOptions(Options):
 @verb(IngestRunOptions)
 def ingest_run(options: IngestRunOptions) -> Worked:
     """Works on the jobs of ingestion: claims one after the other, as many at a time as there are slots, and lands
-    their tables. Any number of controllers may run, and each may be killed: another one goes on at the step that was
+    their tables. Any number of controllers may run, and each may be killed: another one continues at the step that was
     not done.
 
         replicator.ingest_run(config="replicator.toml")

@@ -36,7 +36,7 @@ class LoadOptions(Braked, OfPolicy):
     publish: "snapshot" or "mirror", as of a policy; None: as the target's databases say.
     source_cmroot: the source's root, where it has another name here than the dump says.
     overwrite: replace objects that replication did not make, or that are newer.
-    take_over: begin although the target says that another load is at work, which cannot be asked and has ended.
+    take_over: begin although the target says that another load is running, which cannot be asked and has ended.
     jobs: the most tables committed side by side; as many are as make it faster.
     key_file: keys, one a line, one of which has signed the dump; None: that of [dumps], if any.
     formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
@@ -80,7 +80,7 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
 
     Raises FormatError for a dump that is unfinished or damaged; Refused for objects of others, and for a load that
     would take away more than it may; BootstrapNeeded for a range that does not begin where the target is; LeaseHeld
-    while another load is at work on the target; FilesMissing when bytes are nowhere to be had."""
+    while another load is working on the target; FilesMissing when bytes are nowhere to be had."""
     how = planning.LoadSettings(
         warehouse=options.warehouse,
         cmroot=options.target_cmroot,

@@ -74,12 +74,12 @@ class PurgeRunOptions(ErasureOptions, Removing):
 def purge_run(options: PurgeRunOptions) -> Purged:
     """Erases the rows of all ids from the white-listed tables that are described. What was before stays as a backup,
     which `purge_undo` brings back and `purge_retain` recycles. The root is made where there is none. Safe to kill
-    and to run again: the same request goes on where it was. A dry run only counts rows.
+    and to run again: the same request continues where it was. A dry run only counts rows.
 
         replicator.purge_run("prod", "/cm", "gdpr.requests:customer", whitelist="sales", field_path="privacy.column")
 
     Raises UsageError when nobody says which ids; Refused when there are no ids or no tables, or more would be written
-    again than may; LeaseHeld while another purge is at work. Tables that are not reached are the report's `gaps`."""
+    again than may; LeaseHeld while another purge is running. Tables that are not reached are the report's `gaps`."""
     asked = options.asked(options.attempts)
     make = partial(Purge, options=asked)
     with options.working(make, options.cmroot, options.metastore, dry_run=options.dry_run) as job:
@@ -232,7 +232,7 @@ def purge_undo(options: PurgeUndoOptions) -> BackupRestored:
         replicator.purge_undo("prod", "/cm", "sales.orders", "day=2026-03-01")
 
     Raises ObjectNotFound when there is no backup; Refused when the partition changes meanwhile; FilesMissing when bytes
-    of a recycled backup are nowhere any more; LeaseHeld while a purge is at work."""
+    of a recycled backup are nowhere any more; LeaseHeld while a purge is running."""
     if options.table.count(".") != 1:
         raise UsageError(f"{options.table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
     with options.connected(options.metastore) as metastore:
@@ -273,7 +273,7 @@ def purge_retain(options: PurgeRetainOptions) -> Retained:
 
         replicator.purge_retain("prod", "/cm", versions=1, days=timedelta(days=7), dry_run=True)
 
-    Raises Refused when more would go than may; LeaseHeld while a purge is at work; UsageError where there is no root.
+    Raises Refused when more would go than may; LeaseHeld while a purge is running; UsageError where there is no root.
     What had to stay is in the report."""
     given = read_properties(options.properties)
     asked = RetainOptions.given(options.versions, options.days, options.grace, options.trash, given)

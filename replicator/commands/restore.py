@@ -76,7 +76,7 @@ class RestoreOptions(Copying, OfPolicy):
 @verb(RestoreOptions)
 def restore(options: RestoreOptions) -> Restored | RestorePlan:
     """Makes a database, or tables of it, as at an event or a time, from the captured log and $cmroot: a new database
-    with its own copy of the data. May run again after a crash: the same restore goes on.
+    with its own copy of the data. May run again after a crash: the same restore continues.
 
         replicator.restore(cmroot="/cm", db="sales", to="2026-03-01T12:00:00Z", target="thrift://a:9083")
         replicator.restore(cmroot="/cm", db="sales", table="orders", to=4711, target="prod", into="rescue")

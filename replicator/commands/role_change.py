@@ -33,7 +33,7 @@ class SwitchoverOptions(Options):
     abort: take a switchover back that has not promoted the replica yet.
     force: also when tables differed in their last comparison, or directories are missing.
     drain_timeout: how long the last changes may take.
-    wait: how long to wait for a run that is at work.
+    wait: how long to wait for a run that is running.
     dry_run: only look what is in the way; the answer is `ready`, with `problems`.
     jobs: the most tables committed side by side; as many are as make it faster.
     reported: is given each step when it is done.
@@ -60,7 +60,7 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
         replicator.switchover("west", dry_run=True).problems
         replicator.switchover("west", to="target")
 
-    Raises Refused for what the check finds (nothing is changed then), LeaseHeld while the policy is at work, NotReached
+    Raises Refused for what the check finds (nothing is changed then), LeaseHeld while the policy is running, NotReached
     when the drain takes too long, and what capture and load raise."""
     if options.abort and options.dry_run:
         raise UsageError("--abort and --dry-run exclude each other", hint="give one of them")
@@ -112,7 +112,7 @@ def failover(options: FailoverOptions) -> RoleChanged:
         replicator.failover("west", force=True)
 
     Raises Refused when there is no replica to promote, when a side is the primary already, or for what lies between two
-    states without consent; LeaseHeld while the policy is at work or being turned."""
+    states without consent; LeaseHeld while the policy is running or being turned."""
     wanted = failovers.FailoverSettings(
         force=options.force,
         accept_partial=options.allow_partial,
@@ -136,7 +136,7 @@ class FailbackOptions(Options):
 
     policy: its name in the configuration.
     switch: then switch over, so that the side that came back is the primary again.
-    wait: how long to wait for a run that is at work.
+    wait: how long to wait for a run that is running.
     dry_run: only list its own changes, as far as they are captured or announced.
     jobs: the most tables committed side by side; as many are as make it faster.
     reported: is given each step when it is done.
@@ -158,7 +158,7 @@ def failback(options: FailbackOptions) -> RoleChanged:
         replicator.failback("west", dry_run=True).own
         replicator.failback("west", switch=True)
 
-    Raises Refused where it is not known who is right, LeaseHeld while the policy is at work or being turned, and what
+    Raises Refused where it is not known who is right, LeaseHeld while the policy is running or being turned, and what
     capture and load raise."""
     wanted = failbacks.FailbackSettings(patience=options.wait, reported=options.reported or nobody)
     with opened(options, options.policy, options.jobs) as sides:

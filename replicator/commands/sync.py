@@ -67,7 +67,7 @@ def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
         replicator.sync("west")
         replicator.sync("west", once=False, stop=event, reported=print)
 
-    Raises LeaseHeld while another run of the policy is at work; Refused where roles, an unfinished turn, what
+    Raises LeaseHeld while another run of the policy is running; Refused where roles, an unfinished turn, what
     replication did not make, or too many removals are in the way; and what capture and load raise. A following tries
     again after all but UsageError and ConfigError."""
     if options.empty and not options.once:
@@ -148,7 +148,7 @@ def apply(options: ApplyOptions) -> SyncRun:
         replicator.apply("plan.json")
 
     Raises Refused, and nothing is changed, when the world has moved since: the policy, the roles, the target's
-    checkpoint, or what it holds; FormatError for a file that is no plan; LeaseHeld while the policy is at work."""
+    checkpoint, or what it holds; FormatError for a file that is no plan; LeaseHeld while the policy is running."""
     wanted = options.plan if isinstance(options.plan, SyncPlan) else read_plan(options.plan)
     with opened(options, wanted.policy, options.jobs) as sides:
         return plans.apply(wanted, sides, options.limits)

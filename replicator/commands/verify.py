@@ -156,7 +156,7 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
 
     Raises UsageError for a file that is no report of verify; BootstrapNeeded for a target without a checkpoint of this
     source; ObjectNotFound for what does not exist; Refused for a load that has not ended, and for a repair that would
-    take away more than it may; LeaseHeld while a load is at work; FilesMissing when bytes are nowhere to be had."""
+    take away more than it may; LeaseHeld while a load is running; FilesMissing when bytes are nowhere to be had."""
     if options.table and options.report:
         raise UsageError("--table and --from both say what to repair", hint="give one of them")
     if not isinstance(options.db, str) and options.table:

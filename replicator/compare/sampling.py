@@ -2,7 +2,7 @@
 longest ago, within a budget; what was compared when is remembered on the target's side.
 
 The memory is one file per database (`verified/<database>.parquet`, a row a table), rewritten aside and renamed while a
-run goes on, so a run that is killed has lost little. Losing all of it costs nothing but a round from the beginning. A
+run continues, so a run that is killed has lost little. Losing all of it costs nothing but a round from the beginning. A
 table with more bytes than the budget is read in shares, one a run; its names and sizes are compared each time.
 """
 
@@ -338,7 +338,7 @@ class _Run:
         report.differing += [name for name in found.differing if suspect.key(name) not in behind]
 
     def _checkpoint(self, db: str) -> int | None:
-        """The target's event, as of the beginning: a load that is at work meanwhile moves it at its end, and what it
+        """The target's event, as of the beginning: a load that is running meanwhile moves it at its end, and what it
         had half done was compared."""
         try:
             mark = self._comparison.target.database(self._comparison.replica(db)).parameters.get(LAST_ID, "")

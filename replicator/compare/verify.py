@@ -244,8 +244,8 @@ def _tasks(pairs: Iterable[FilePair], level: Level, part: tuple[int, int], objec
 # ---- candidates ------------------------------------------------------------------------------------------------------
 # Suspects: tables that differ between two sides, until it is known which of them are only behind.
 #
-# The source goes on changing while a replica is compared with it. So a difference counts only where the source has not
-# changed the table after the checkpoint that the target had before it was compared.
+# The source continues changing while a replica is compared with it. So a difference counts only where the source has
+# not changed the table after the checkpoint that the target had before it was compared.
 
 
 EVENTS = 100_000  # after a checkpoint that are looked at to tell what is only behind

@@ -235,7 +235,7 @@ class _OpenTask:
 class ProgressFile:
     """Writes one JSON object to `file`, replaced as a whole: `{"tasks": [{"title": "copy", "steps": 3, "of_steps":
     10, "seconds": 1.5}]}`: those that are open, the outermost first; of_steps: null where nobody knows it; files,
-    of_files, bytes, of_bytes where they are told. A file that cannot be written is left: the work goes on. Any thread
+    of_files, bytes, of_bytes where they are told. A file that cannot be written is left: the work continues. Any thread
     may advance a task."""
 
     def __init__(self, file: Path) -> None:

@@ -134,7 +134,7 @@ class SparkEngine:
                     hint="give a SparkSession of this process; one of Spark Connect has none",
                 ) from error
             if context._jsc is None:
-                raise Error("the given SparkSession is stopped", hint="give one that is at work, or none")
+                raise Error("the given SparkSession is stopped", hint="give one that is running, or none")
         return context
 
     @property

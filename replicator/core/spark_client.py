@@ -103,7 +103,7 @@ def _lacking(config: MetastoreConfig) -> Iterator[tuple[str, str]]:
 
 
 def _spark_runs() -> bool:
-    """Whether a Spark of this process is at work: it has its settings."""
+    """Whether a Spark of this process is running: it has its settings."""
     module = sys.modules.get("pyspark")
     context = module.SparkContext._active_spark_context if module is not None else None
     return context is not None and context._jsc is not None

@@ -1,6 +1,6 @@
-"""A controller: claims jobs, works on them side by side, and goes on with what another one left. Any number may run.
+"""A controller: claims jobs, works on them side by side, and continues with what another one left. Any number may run.
 
-What it knows is in the store: so each may be killed at any line, and the next claim goes on at the step that was not
+What it knows is in the store: so each may be killed at any line, and the next claim continues at the step that was not
 done.
 """
 

@@ -263,8 +263,8 @@ class Submitted:
 class Claimed:
     """A job that a holder works on. attempt: counts from 1. fence: a number that grows with every claim of any job: of
     two writers the one with the lower number is late. step: the first that is not done, "" when none is. facts: what
-    the steps that are done have found. cancelled: somebody has cancelled it when it may have been published: it goes on
-    only if it is."""
+    the completed steps have found. cancelled: it was cancelled when it may have been published already: it continues
+    only if it was."""
 
     job: int
     attempt: int

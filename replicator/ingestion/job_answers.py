@@ -150,5 +150,5 @@ def failure_of(error: BaseException) -> Failure:
 
 def _kind_of(error: BaseException) -> Kind:
     if isinstance(error, NotApproved):
-        return "lock"  # it goes on once somebody has approved the asset
+        return "lock"  # it continues once somebody has approved the asset
     return "user" if isinstance(error, _OF_THE_USER) else classify(error)

@@ -159,7 +159,7 @@ def find_kept(connection: Connection, id: int) -> frozenset[str] | None:
 
 def is_in_doubt(connection: Connection, row: Mapping[str, Any]) -> bool:
     """Whether a job may have been published without a word of it, while another one waits, which would take its place:
-    then it goes on at once."""
+    then it continues at once."""
     waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
     return row["step"] == "publish" and connection.execute(waits).first() is not None
 

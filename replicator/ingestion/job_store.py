@@ -253,7 +253,7 @@ class IngestionStore(JobAnswers):
         self._hold(claimed, act)
 
     def release(self, claimed: Claimed) -> None:
-        """Lets go of a job that has not failed: it goes on at its step with the next claim. Raises Fenced."""
+        """Lets go of a job that has not failed: it continues at its step with the next claim. Raises Fenced."""
 
         def act(connection: Connection, row: Mapping[str, Any]) -> None:
             free = {"this": row["id"], "holder": "", "lease": 0.0, "due": self._now(connection)}

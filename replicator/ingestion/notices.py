@@ -352,7 +352,7 @@ PERIOD = 2.0
 """Seconds between two looks for messages."""
 
 LAST = 20.0
-"""Seconds for which a controller that ends goes on sending."""
+"""Seconds for which a controller that ends continues sending."""
 
 KEY = "Idempotency-Key"
 

@@ -77,7 +77,7 @@ class Pace:
         return self._won((max if is_worth_it else min)(self.settled, self.other))
 
     def _won(self, width: int) -> Pace:
-        """A width that has just won goes on in the same direction at once, else the other neighbour comes, later."""
+        """A width that has just won continues in the same direction at once, else the other neighbour comes, later."""
         wider, narrower = min(2 * width, self.most), width // 2
         up = self.other > self.settled if width != self.settled else self.other < self.settled
         other = wider if (up and wider > width) or not narrower else narrower

@@ -43,7 +43,7 @@ class Lineage:
     problems: list[str] = field(default_factory=list)
 
     def told(self, work: Callable[[], SyncRun]) -> SyncRun:
-        """Does a run, and tells of it, also while it is at work. Raises what it raises."""
+        """Does a run, and tells of it, also while it is running. Raises what it raises."""
         if not self._wanted:
             return work()
         run = str(uuid.uuid4())

@@ -102,7 +102,7 @@ def set_role(
     if stands != wanted or stands.by != wanted.by:
         raise Refused(
             f"{name} is {stands}, set by {stands.by or 'another'} while this run set it to {wanted}",
-            hint="two operators act at once, and the other's word stands; agree who goes on, then look at both sides "
+            hint="two operators act at once, and the other's word stands; agree who continues, then look at both sides "
             "with `replicator role show`",
             details={"role": stands.role.value, "epoch": stands.epoch, "by": stands.by},
         )

@@ -114,7 +114,7 @@ class Remembering:
 def sync_once(sides: Sides, options: SyncSettings = SYNC, remembering: Remembering | None = None) -> SyncRun:
     """One run: bootstraps if it must, else increments; nothing new makes no dump. May be killed anywhere and run again.
 
-    remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is at work,
+    remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is running,
     Refused where roles, an unfinished turn, or what replication did not make is in the way, and what capture and load
     raise."""
     kept = remembering or Remembering(sides.policy)

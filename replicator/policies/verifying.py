@@ -57,7 +57,7 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
         if not captured:  # asked when all is compared: what was written until then
             captured.append(scanning.capture())
         if not any(pair.name == db and _is_complete(pair, direction.root.id) for pair in _replicas(steps)):
-            return names  # a load or a repair is at work there: what was compared may have been half done
+            return names  # a load or a repair is running there: what was compared may have been half done
         found: set[tuple[str, str]] = set()
         after = ready[db] or 0
         for segment in segments(direction.root.place):
@@ -107,7 +107,7 @@ def _replicas(steps: Steps) -> Iterator[Pair]:
 
 
 def _is_complete(pair: Pair, root_id: str) -> bool:
-    """Whether a load has come to its end there, and none is at work."""
+    """Whether a load has come to its end there, and none is running."""
     return pair.position is not None and pair.made_from == root_id and not pair.loading
 
 

@@ -55,7 +55,7 @@ class Trend:
         return (self._points[-1][1] - self._points[0][1]) / self.span
 
     def until(self, value: float) -> float | None:
-        """Seconds until it is there, if it goes on so; None: it never is."""
+        """Seconds until it is there, at this rate; None: it never is."""
         left, slope = value - (self._points[-1][1] if self._points else value), self.slope
         return left / slope if slope and left / slope >= 0 else None
 
@@ -271,7 +271,7 @@ def of_disks(
         elif trend.span < ENOUGH:
             yield Unjudged("disk-full", name)
         elif left is not None and left < within:
-            text = f"{name}: {disk.directory} is full in {duration_text(left)}, if it goes on so"
+            text = f"{name}: {disk.directory} is full in {duration_text(left)}, at this rate"
             yield Condition("disk-full", name, f"{text}; {size_text(disk.free)} are free", hint, ENOUGH)
 
 

@@ -78,7 +78,7 @@ def open_alerts(store: ServiceStore) -> list[OpenAlert]:
 
 
 def record(store: ServiceStore, key: str, kind: str, subject: str, said: tuple[str, str], now: float) -> None:
-    """Raises an alert, or goes on with it; said: its text and hint. May run twice."""
+    """Raises an alert, or continues with it; said: its text and hint. May run twice."""
     text, hint = said
     with store.transaction() as connection:
         there = update(alert).where(alert.c.key == key).values(over=None, text=text, hint=hint)
@@ -209,7 +209,7 @@ class Alerter:
                     self.step()
             except Error as error:
                 log.warning("alerts: %s", error.message)
-            except Exception:  # goes on, as the scheduler does
+            except Exception:  # continues, as the scheduler does
                 log.exception("alerts: internal error")
 
     def step(self) -> None:

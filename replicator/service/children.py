@@ -76,7 +76,7 @@ class Child:
                 self._signal(signal.SIGKILL, group=True)
 
     def ended(self) -> Ended | None:
-        """How it ended; None: it is at work. What is left of its group is ended."""
+        """How it ended; None: it is running. What is left of its group is ended."""
         with self._lock:
             if self._process.returncode is None:
                 if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -216,7 +216,7 @@ class Scheduler:
         return job.timeout if job else None
 
     def _lose_strays(self, epoch: int) -> None:
-        """Ends runs that the store believes to be at work here: it went away while one began."""
+        """Ends runs that the store believes to be running here: it went away while one began."""
         for each in self.store.open_runs():
             stray = each.state == "running" and each.epoch == epoch and each.id not in self._children
             if stray:

@@ -259,5 +259,5 @@ def _repeat(scheduler: Scheduler, step: Callable[[], None], seconds: float) -> N
                 step()
         except Error as error:
             log.warning("series: %s", error.message)
-        except Exception:  # goes on, as the scheduler does
+        except Exception:  # continues, as the scheduler does
             log.exception("series: internal error")

@@ -101,7 +101,7 @@ class ServiceStore(RunHistory):
     # ---- who schedules --------------------------------------------------------------------------------------------
 
     def lead(self, holder: str, seconds: float) -> int | None:
-        """Takes the lease, or goes on with it, for so long; its epoch. None: another server has it."""
+        """Takes the lease, or continues with it, for so long; its epoch. None: another server has it."""
         with self.transaction() as connection:
             now = self._now(connection)
             mine, free = lease.c.holder == holder, lease.c.expires <= now
@@ -163,7 +163,7 @@ class ServiceStore(RunHistory):
     ) -> tuple[str, bool]:
         """A new run, or the one of this name that is not ended; its id, and whether it is new. One of the schedule that
         still waits becomes that of who asks, whom no pause holds. beside: called with both in the same transaction.
-        Raises Refused where an ad-hoc run of the same name is at work with other arguments."""
+        Raises Refused where an ad-hoc run of the same name is running with other arguments."""
         with self.transaction() as connection:
             now = self._now(connection)
             id = f"{int(now * 1000):013d}-{uuid.uuid4().hex[:12]}"
@@ -214,7 +214,7 @@ class ServiceStore(RunHistory):
     def _refuse_another(self, connection: Connection, found: str, wanted: AdHocRun) -> None:
         arguments = connection.execute(select(run.c.arguments).where(run.c.id == found)).scalar_one()
         if tuple(json.loads(arguments)) != wanted.arguments:
-            raise Refused(f"{wanted.name} is at work with other options: run {found}", hint="wait for it, or cancel it")
+            raise Refused(f"{wanted.name} is running with other options: run {found}", hint="wait for it, or cancel it")
 
     def begin(self, id: str, server: str, epoch: int) -> bool:
         """Whether the run is this server's: it was queued, and the server still has the lease of that epoch."""
@@ -254,7 +254,7 @@ class ServiceStore(RunHistory):
             former = and_(run.c.state == "running", run.c.epoch < epoch)
             found = [str(id) for id in connection.execute(select(run.c.id).where(former)).scalars()]
         for id in found:
-            hint = "its lease ends by itself; the next run goes on from what is there"
+            hint = "its lease ends by itself; the next run continues from what is there"
             self.end(id, Ended("lost", message="its server went away", hint=hint, again=True))
         return found
 

@@ -317,7 +317,7 @@ def test_a_call_whose_server_died_is_done_again(world: World) -> None:
     with ServiceStore(world.service.store) as store:
         begun = open_action(store, Action(0, 0.0, "op", "", "legal hold", "defaults/k", "case 18", "k9", None))
         at_work = world.post("legal-holds", body, key="k9")
-        assert at_work.status_code == 409 and "at work" in at_work.json()["detail"]
+        assert at_work.status_code == 409 and "is running" in at_work.json()["detail"]
         with store.transaction() as connection:
             long_ago = store.clock(connection) - LONG
             connection.execute(update(schema.action).where(schema.action.c.id == begun).values(at=long_ago))

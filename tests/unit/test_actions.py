@@ -139,7 +139,7 @@ def test_a_request_that_comes_again_while_it_is_done_does_nothing(
         try:
             eventually(lambda: sum(each.done() for each in retries) == 2 and begun)
             monkeypatch.setattr(recorded, "LONG", 0.0)
-            with pytest.raises(HTTPException, match="at work"):
+            with pytest.raises(HTTPException, match="is running"):
                 ask(waits)  # it takes long, but this server does it
         finally:
             over.set()

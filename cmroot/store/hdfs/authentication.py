@@ -143,7 +143,7 @@ zones: without one it refuses those inside."""
 
 _ATTEMPTS = "dfs.client.failover.max.attempts"
 """Of a client, before it says that a NameNode is away: 15 are Hadoop's, about three minutes, for one NameNode that
-takes over from another. Where there is no other, 4 take about 15 seconds, and the next run goes on."""
+takes over from another. Where there is no other, 4 take about 15 seconds, and the next run continues."""
 
 
 def _single_services(settings: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """One call that deletes data, from its arrival to its answer: what it would delete is taken into `$cmroot`, the call
-goes on with the deleting turned off, and what became of it decides whether the files stay there or go back.
+continues with the deleting turned off, and what became of it decides whether the files stay there or go back.
 
 The order is what protects: files kept and moved, journal, call, outcome, entries for the capture, and the answer last.
 """
@@ -112,7 +112,7 @@ def _of_table(table: Table, upstream: Upstream) -> Iterator[str]:
 
 
 GRACE = timedelta(seconds=10)
-"""How long a call whose connection died may still be at work in the metastore before it counts as not done."""
+"""How long a call whose connection died may still be running in the metastore before it counts as not done."""
 
 ANNOUNCED_WITHIN = 2.0  # seconds; a listener that is not transactional writes its event a moment after the change
 PAUSE = 0.1  # seconds between two looks
@@ -264,7 +264,7 @@ class Drops:
 
     def _decide(self, intercept: Intercept, reply: Reply, lost_since: float | None) -> bool:
         """Finishes an intercept; whether anything was dropped. With `lost_since` only the metastore knows, and it may
-        still be at work: absence of the drop counts after the grace."""
+        still be running: absence of the drop counts after the grace."""
         events = self._announced(intercept).events if reply.succeeded else self._found(intercept, lost_since)
         intercept.settle(events)
         if events:

@@ -265,7 +265,7 @@ class Connection:
         raise _Closed("did not send the whole of a call in time")
 
     def _receive(self) -> bool:
-        """What the client has sent: the rest of a call goes on at once. False when it has gone."""
+        """What the client has sent: the rest of a call continues at once. False when it has gone."""
         size = self._client.receive_into(self._buffer)
         if not size:
             return size is None
@@ -405,13 +405,13 @@ class Connection:
             self._passing = None
             self._since = time.monotonic() if self._waiting else None
         elif size == CHUNK:
-            self._since = time.monotonic()  # it goes on at full speed
+            self._since = time.monotonic()  # it continues at full speed
         return size
 
     # ---- what is not let through ----------------------------------------------------------------------------------
 
     def _refuse_call(self, header: MessageHeader, kind: int, why: str) -> None:
-        """By its name; the connection goes on."""
+        """By its name; the connection continues."""
         self._read_call(header)
         self._place.leave()
         self._since = None

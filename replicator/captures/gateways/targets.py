@@ -52,7 +52,7 @@ class Upstream(MetastoreReader, Protocol):
 @dataclass(frozen=True)
 class Targets:
     """`sources`: what the server would delete. `partitions`: names of the partitions that a call drops one by one.
-    `emptied`: directories that go besides, if nothing is in them then; in this order. `must_delete`: the call goes on
+    `emptied`: directories that go besides, if nothing is in them then; in this order. `must_delete`: the call continues
     as it came, and its server finds nothing to delete: of a transactional table, Hive 4 reads the option to delete
     nothing as the order to write an empty base, which is not what the client asked for."""
 

@@ -1,5 +1,5 @@
 """Scans in turns: a capture that may look for changes without an event for a short time only looks at some tables, and
-the next one goes on after them. So a capture without changes takes as long for very many tables as for few.
+the next one continues after them. So a capture without changes takes as long for very many tables as for few.
 
 Where the scans are is remembered in the manifest, with the capture that got there. Losing it costs a round.
 """

@@ -257,7 +257,7 @@ def without_keys(metastore: Metastore, table: Table, changes: bool) -> Iterator[
 
 
 def _put_back(metastore: Metastore, db: str, table: str, key: Constraint) -> None:
-    """Not where the metastore refuses it: the landing goes on, and the table's next one makes its keys."""
+    """Not where the metastore refuses it: the landing continues, and the table's next one makes its keys."""
     try:
         metastore.add_constraint(db, table, key)
     except MetastoreError as error:

@@ -5,8 +5,8 @@ The order, for a crash between any two of its steps:
 2. partitions and tables are dropped, metadata only: from here on no reader is led to their data;
 3. their paths, to which nothing may refer any more at that moment, are recycled into `$cmroot`;
 4. the items are DELETED.
-A killed run leaves items that are due still. The next one finds the object gone and the path there, and goes on at 3;
-or finds neither, and goes on at 4. So no data is left behind, and none goes that something refers to.
+A killed run leaves items that are due still. The next one finds the object gone and the path there, and continues at 3;
+or finds neither, and continues at 4. So no data is left behind, and none goes that something refers to.
 """
 
 from __future__ import annotations

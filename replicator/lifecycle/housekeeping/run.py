@@ -268,7 +268,7 @@ def opened(root: str, url: str | None, connections: int = 0) -> Iterator[ItemSto
 
 @contextmanager
 def alone(cmroot: str, url: str | None) -> Iterator[ItemStore]:
-    """The store, while no run is at work; LeaseHeld when one is for longer than a minute."""
+    """The store, while no run is running; LeaseHeld when one is for longer than a minute."""
     root = open_existing(cmroot)
     with ExitStack() as stack:
         store = stack.enter_context(opened(root.place, url))

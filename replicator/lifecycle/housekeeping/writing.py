@@ -44,7 +44,7 @@ def set_state(work: Connection, key: str, value: str) -> None:
 
 
 def put(work: Connection, items: Sequence[Item], period: Period, *, restarted: bool = False) -> int:
-    """Adds items, or goes on with the open ones of the same objects: their path, period and event are the new ones,
+    """Adds items, or continues with the open ones of the same objects: their path, period and event are the new ones,
     their time begins where it began (`restarted`: now). How many are new. All have the same period; no two the same
     slot."""
     new = 0

@@ -217,7 +217,7 @@ class FileRecorder:
 
 
 def begin_audit(root: str, job: str, *, run: str = "", clock: Callable[[], float] = clocks.time) -> AuditLog:
-    """The record of a new run, or of one that goes on (`run`). Writes nothing yet."""
+    """The record of a new run, or of one that continues (`run`). Writes nothing yet."""
     moment = clocks.strftime("%Y%m%dT%H%M%SZ", clocks.gmtime(clock()))
     return AuditLog(root, job, run or f"{moment}-{uuid.uuid4().hex[:8]}", who(), clock)
 

@@ -102,8 +102,8 @@ class Job(ABC, Generic[Page, Done]):
         self.live.close()
 
     def run(self, *, dry_run: bool = False) -> Done:
-        """Carries out, or rehearses: then nothing is written anywhere. Raises LeaseHeld while another run is at work,
-        Refused when more would go than may. Safe to kill, and to run again: the next run goes on."""
+        """Carries out, or rehearses: then nothing is written anywhere. Raises LeaseHeld while another run is running,
+        Refused when more would go than may. Safe to kill, and to run again: the next run continues."""
         began = clocks.monotonic()
         try:
             with ExitStack() as stack:
@@ -180,7 +180,7 @@ class Job(ABC, Generic[Page, Done]):
         """After all pages."""
 
     def _file_begun(self, audit: AuditLog) -> None:
-        """A root that is at work for longer stops no job that may have nothing to remove."""
+        """A root that is running for longer stops no job that may have nothing to remove."""
         try:
             finish_begun(audit)
         except LeaseHeld as error:

@@ -281,7 +281,7 @@ def judge_role_change(change: RoleChange | None) -> list[Finding]:
         f"{change.verb} began at {change.started} and waits at "
         f"{change.waiting[0].name if change.waiting else 'its end'}"
     )
-    return [Finding("turn", "critical", text, f"run `replicator {change.verb}` again: it goes on where it stopped")]
+    return [Finding("turn", "critical", text, f"run `replicator {change.verb}` again: it continues where it stopped")]
 
 
 def _seconds(text: str) -> float:

@@ -1,8 +1,8 @@
 """Building shadows and taking them down: the metadata calls of a drill. Acts on one metastore; no file is touched.
 
-Tables go side by side, partitions in batches of a call. A replica goes on changing meanwhile: what was dropped between
-being read and being shown is not shown, and the empty directory that the server made for it goes again, as a rename by
-a load would find it in its way. Every function may run twice.
+Tables are created in parallel, partitions in batches of one call. Loads continue to change the replica: an object that
+was dropped after it was read is not shown, and the empty directory that the server created for it is removed, because
+it would block a rename by a load. Every function may run twice.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class ShadowsSwept(Report):
 
 def clean(policy: Policy, source: Metastore, target: Metastore, *, jobs: int = 4) -> ShadowsSwept:
     """Takes down whatever drills of the policy left on either side, whatever it is called. Safe to run twice. Raises
-    LeaseHeld while one is at work."""
+    LeaseHeld while one is running."""
     drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
     with drills.lease():
         found = sweep(policy, target, drills, prefixes=[EVERY_NAME], jobs=jobs, now=clocks.time)

@@ -1,4 +1,4 @@
-"""Drill: the replica promoted for a rehearsal, into shadow databases beside it, while replication goes on.
+"""Drill: the replica promoted for a rehearsal, into shadow databases beside it, while replication continues.
 
 A drill takes no lease of the policy and writes nothing to the replica. It makes databases whose tables show the
 replica's files (`drill_shadow`, `drill_build`), asks queries of them (`drill_queries`), measures how long that took,
@@ -208,7 +208,7 @@ def drill(
     first query is due.
 
     May be killed anywhere: the replica is as it was, and the next drill sweeps the shadows. Raises LeaseHeld while
-    another drill of the policy is at work, Refused where there is no replica yet."""
+    another drill of the policy is running, Refused where there is no replica yet."""
     drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
     with drills.lease():
         began = clocks.monotonic()

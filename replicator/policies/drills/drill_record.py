@@ -122,7 +122,7 @@ class Drills:
         self.place = memory.place / "drills"
 
     def lease(self) -> Lease:
-        """Raises LeaseHeld (exit 7) while another drill of the policy is at work."""
+        """Raises LeaseHeld (exit 7) while another drill of the policy is running."""
         return acquire(str(self.place), "drill")
 
     def write(self, drill: Drill) -> None:

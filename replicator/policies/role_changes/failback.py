@@ -56,7 +56,7 @@ SETTLE = timedelta(seconds=60)  # how long to wait for the lease of the old side
 
 @dataclass(frozen=True)
 class FailbackSettings:
-    """How a failback is made. patience: how long to wait for a run that is at work. reported: is given each step
+    """How a failback is made. patience: how long to wait for a run that is running. reported: is given each step
     when it is done."""
 
     patience: timedelta = timedelta(seconds=10)
@@ -67,7 +67,7 @@ def failback(sides: Sides, options: FailbackSettings | None = None, *, dry_run: 
     """Takes the old primary in, or completes what an earlier call began. May be killed anywhere and run again.
 
     dry_run: lists its own changes, as far as they are captured or announced, and changes nothing. Raises LeaseHeld
-    while the policy is at work or being turned, Refused where it is not known who is right, and what capture and load
+    while the policy is running or being turned, Refused where it is not known who is right, and what capture and load
     raise."""
     began, options = clocks.monotonic(), options or FailbackSettings()
     kept = Remembering(sides.policy)

@@ -162,7 +162,7 @@ class FailoverSettings:
     """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
     between two states are, too. look: the loss report lists the lost side's directories, too.
     limit: how long anything of the lost side may take to answer. reading: how long its log
-    may take to be read. patience: how long to wait for a run that is at work. reported: is given each step when it is
+    may take to be read. patience: how long to wait for a run that is running. reported: is given each step when it is
     done."""
 
     force: bool = False
@@ -182,7 +182,7 @@ def failover(
     short_timeouts: source and target as the policy names them, with clients that wait for no answer longer than a few
     seconds: one of the two is gone. Without `force` it reads only, and the answer says `refused`, with the loss.
 
-    Raises LeaseHeld while the policy is at work or being turned, Refused when there is no replica to promote, when a
+    Raises LeaseHeld while the policy is running or being turned, Refused when there is no replica to promote, when a
     side is the primary already, or for what lies between two states without consent."""
     began, options = clocks.monotonic(), options or FailoverSettings()
     if not options.force:
@@ -344,7 +344,7 @@ class _Failover:
                 f"policy {self.sides.policy.name}: an interrupted load left "
                 f"{count_text(len(tables), 'table')} between two states, and cannot be "
                 f"completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
-                hint="--allow-partial goes on with them as they are; `details` lists what each holds",
+                hint="--allow-partial continues with them as they are; `details` lists what each holds",
                 details={"between": found.between, "reasons": found.reasons},
             )
         return asdict(found)

@@ -137,8 +137,8 @@ def carry_out(
 ) -> RoleChange:
     """Carries out what is not done, in order, and writes each step before and after. Returns the turn, ended.
 
-    Raises what a step raises, which is remembered with the step: running the verb again goes on there. LeaseHeld when
-    the lease was lost: then somebody else goes on."""
+    Raises what a step raises, which is remembered with the step: running the verb again continues there. LeaseHeld when
+    the lease was lost: then somebody else continues."""
     for action in actions:
         remembered = next(step for step in change.steps if step.name == action.name)
         if remembered.status == "done":
@@ -193,7 +193,7 @@ def steps_of(change: RoleChange, actions: Sequence[Action]) -> list[StepReport]:
 
 
 def operator() -> str:
-    """Who is at work, for those who read it later."""
+    """Who is running, for those who read it later."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

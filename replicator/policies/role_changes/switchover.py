@@ -52,7 +52,7 @@ VERB = "switchover"
 def switchover(sides: Sides, options: SwitchoverSettings | None = None, *, dry_run: bool = False) -> RoleChanged:
     """Turns a policy round, or completes what an earlier call began. May be killed anywhere and run again.
 
-    dry_run: the same check, and no more. Raises LeaseHeld while the policy is at work or being turned, Refused for what
+    dry_run: the same check, and no more. Raises LeaseHeld while the policy is running or being turned, Refused for what
     the check finds (nothing is changed then), NotReached when the drain takes too long (the turn is not over: run it
     again, or abort it), and what capture and load raise."""
     began, options = clocks.monotonic(), options or SwitchoverSettings()

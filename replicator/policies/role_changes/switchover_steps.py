@@ -55,7 +55,7 @@ class SwitchoverSettings:
     """How a switchover is made. to: the side that shall be the primary, source or target as the policy names them
     (empty: the one that is not), so that a second call does not turn back. anyway: also where the check finds tables
     that differ, or a run misses directories. drain: how long the last changes may take. patience: how long to wait for
-    a run that is at work. reported: is given each step when it is done."""
+    a run that is running. reported: is given each step when it is done."""
 
     to: str = ""
     anyway: bool = False
@@ -300,7 +300,7 @@ def _differing(pair: Pair, memory: Memory) -> list[str]:
 @dataclass
 class Interrupted:
     """`completed`: dumps whose loads have ended now. `between`: tables of those that could not be, with their `state`:
-    `new` as the dump has it (its partitions may lack some), `missing`, or `between` where the load was at work or
+    `new` as the dump has it (its partitions may lack some), `missing`, or `between` where the load was running or
     nobody knows. `reasons`: why they could not."""
 
     completed: list[str]

@@ -1,4 +1,4 @@
-"""Claims: the mark by which a target database says which load is at work on it, and which excludes every other one.
+"""Claims: the mark by which a target database says which load is working on it, and which excludes every other one.
 
 A load holds the lease of a `$cmroot`, which excludes those that name the same root. The database's property
 `replicator.loading.by` names that root and the lease's epoch, and so excludes the rest. It needs no renewal: a claim
@@ -58,7 +58,7 @@ class Claims:
         return cls(Claim(_VERSION, root, id, holder.epoch, dump, holder.host, holder.pid, holder.since), take_over)
 
     def may_begin(self, database: str, parameters: Mapping[str, str], *, planned: tuple[str, str]) -> None:
-        """Raises LeaseHeld when another load is at work on a database of the target, or may be; or has been since the
+        """Raises LeaseHeld when another load is working on a database of the target, or may be; or has been since the
         load was planned (`planned`: its `standing` then). Ends what is left of one that was killed."""
         other = claim_of(parameters)
         if other != self.own and standing(parameters) != planned:
@@ -96,7 +96,7 @@ class Claims:
 
 
 def claim_of(parameters: Mapping[str, str]) -> Claim | None:
-    """Whose load is at work on a database; None: nobody's, or that of a release that made no claims. What cannot be
+    """Whose load is working on a database; None: nobody's, or that of a release that made no claims. What cannot be
     read is somebody's: raises LeaseHeld."""
     text = parameters.get(CLAIM)
     if not text:

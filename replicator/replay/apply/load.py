@@ -73,7 +73,7 @@ def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) 
     """Replays a finished dump. May run twice, and again after a crash at any point.
 
     Raises FormatError for a dump that is unfinished or damaged; Refused and BootstrapNeeded as `make_plan` says; before
-    anything is changed, LeaseHeld when another load is at work on the target, and Refused where it would take away more
+    anything is changed, LeaseHeld when another load is working on the target, and Refused where it would take away more
     than the options' brake allows; FilesMissing, before any metadata of the range is committed, when bytes are nowhere
     to be had."""
     try:

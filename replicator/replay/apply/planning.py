@@ -67,7 +67,7 @@ class LoadSettings:
     all).
     keys: the dump must be signed with one of them (None: it need not be signed).
     brake: how much of the replica it may take away (None: all).
-    take_over: a load that the target says is at work on it, and that cannot be asked, is known to have ended."""
+    take_over: a load that the target says is working on it, and that cannot be asked, is known to have ended."""
 
     warehouse: str | None = None
     cmroot: str | None = None

@@ -62,8 +62,8 @@ class Preparation:
         self._clear_tables()
 
     def sweep_marks(self) -> None:
-        """What a load has done to tables counts as long as it goes on. This one begins again, unless its databases say
-        that it is theirs: marks of others that were given up go, and its own of a time when it came to its end."""
+        """Deletes the marks of earlier loads. A load's marks count until it ends: those of abandoned loads are deleted,
+        and its own, too, unless its databases say that it was interrupted and now resumes."""
         own, databases = self._work.plan.metadata.id, set(self._work.plan.placement.databases.values())
         loads = Place(self._work.root) / "loads"
         for load in loads.list():

@@ -129,7 +129,7 @@ class Work:
         return parameters if after == role else marked(parameters, after)
 
     def may_begin(self) -> None:
-        """Before anything is done. Raises LeaseHeld when another load is at work on a database of the plan."""
+        """Before anything is done. Raises LeaseHeld when another load is working on a database of the plan."""
         claims = self.claims
         for name in self.plan.checkpoint if claims else ():
             with contextlib.suppress(ObjectNotFound):

@@ -75,7 +75,7 @@ def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozen
 # What becomes of each object of a load: done, or refused by the target's metastore.
 #
 # A refusal is about one object: a type or a capability that the server lacks, a name too long for its database. The
-# object is named as not replicated, also in the target's database, and the rest goes on.
+# object is named as not replicated, also in the target's database, and the rest continues.
 
 
 ABOUT_ONE = ("InvalidObjectException", "is not a valid object name", "is used in the following materialized views")

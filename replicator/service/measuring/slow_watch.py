@@ -50,7 +50,7 @@ class SlowWatch:
                     self.step()
             except Error as error:
                 log.warning("measuring: %s", error.message)
-            except Exception:  # goes on, as the scheduler does
+            except Exception:  # continues, as the scheduler does
                 log.exception("measuring: internal error")
 
     def step(self) -> None:

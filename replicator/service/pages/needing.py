@@ -146,7 +146,7 @@ FRESH = 600.0
 @dataclass(frozen=True)
 class Beside:
     """What else is known. now: seconds since 1970. ended: by job, the newest run that says how the job is, where the
-    newest one of all is at work or was cancelled. lags, differences: by policy. queue: of ingestion, for who may see
+    newest one of all is running or was cancelled. lags, differences: by policy. queue: of ingestion, for who may see
     it; queue_trouble: why nobody knows it."""
 
     now: float
@@ -325,7 +325,7 @@ def _about(alert: OpenAlert) -> str:
 
 def _of_service(status: ServiceStatus) -> Iterable[tuple[str, str]]:
     for each in status.trouble:
-        yield each, "the server goes on with what it had before"
+        yield each, "the server continues with what it had before"
     if not status.led:
         yield (
             "no server schedules, so nothing begins by itself",

@@ -234,7 +234,7 @@ def all_checks(request: Request, visitor: Visiting) -> Response:
 
 @dataclass(frozen=True)
 class PolicyTurns:
-    """databases: with the roles of both sides, as they were measured last. runbook: how an unfinished turn goes on."""
+    """databases: with the roles of both sides, as last measured. runbook: how to resume an unfinished role change."""
 
     policy: str
     databases: list[DatabaseLag]

@@ -104,14 +104,14 @@ def jobs(request: Request, who: Who) -> JobList:
 
 @api.post("/jobs/{job}:run", status_code=202)
 def run_job(request: Request, who: Who, job: str, ask: Ask) -> Asked:
-    """Runs a job now, paused or not; its schedule stays. A job that is at work goes on, and that run is answered."""
+    """Runs a job now, paused or not; its schedule stays. A job that is running continues, and that run is answered."""
     _, wanted = _wanted(request, who, job)
     return queue_once(request, who, What("run", job, ask.reason), wanted)
 
 
 @api.post("/jobs/{job}:pause", status_code=204)
 def pause_job(request: Request, who: Who, job: str, ask: Ask) -> None:
-    """The job begins no run by its schedule until `resume`, restarts or not; a run at work goes on."""
+    """The job begins no run by its schedule until `resume`, restarts or not; a run at work continues."""
     serving, wanted = _wanted(request, who, job)
     _done(request, who, ("pause", job, ask.reason), lambda: serving.store.pause(wanted.name, who.name, ask.reason))
 

@@ -208,7 +208,7 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
 
     @app.get("/healthz", include_in_schema=False)
     async def alive() -> JSONResponse:
-        """Whether the scheduler goes on: its last step ended lately, well or in trouble. Needs no thread."""
+        """Whether the scheduler continues: its last step ended lately, well or in trouble. Needs no thread."""
         health = serving.scheduler.health
         still = time.monotonic() - health.step < STALE
         return JSONResponse({"alive": still}, 200 if still else 503)

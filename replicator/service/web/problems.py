@@ -39,7 +39,7 @@ HINTS: dict[int, tuple[str, int]] = {
     422: ("send the body that you sent before, or another Idempotency-Key", 2),
     500: ("see the log of the service", 1),
     503: ("ask again later", 75),
-    504: ("ask again later; what was begun goes on. The command line has no such limit", 75),
+    504: ("ask again later; what was begun continues. The command line has no such limit", 75),
 }
 """Hint and exit code for what no error of ours says."""
 

@@ -51,7 +51,7 @@ class Ids:
         return "BROADCAST" if self.count <= FEW else ""
 
     def close(self) -> None:
-        """At the end of a run: the Spark may be somebody else's, who goes on, and ids stay out of its memory."""
+        """At the end of a run: the Spark may be somebody else's, who continues, and ids stay out of its memory."""
         try:
             self.session.table(VIEW).unpersist()
             self.session.catalog.dropTempView(VIEW)

@@ -39,7 +39,7 @@ KEY = 200
 LONG = 120.0
 """Seconds after which an action that is open, and that this server does not do, was killed."""
 
-AT_WORK = "a request with this Idempotency-Key is at work; ask again later"
+AT_WORK = "a request with this Idempotency-Key is running; ask again later"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def serving_of(request: Request) -> Serving:
 def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> Any:
     """Does an action, whose answer is JSON. What was answered to a request with the same key is answered again, and
     nothing is done; what failed, or was killed meanwhile, is done again, by one of several requests. Raises
-    HTTPException 409 where the key was another action's, or the request is at work; 422 where it was another body's."""
+    HTTPException 409 where the key was another action's, or the request is running; 422 where it was another body's."""
     serving = serving_of(request)
     store = serving.store
     wanted = _wanted(request, who, what)

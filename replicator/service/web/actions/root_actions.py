@@ -45,7 +45,7 @@ SECONDS = 90.0
 
 
 class ActionRoute(APIRoute):
-    """Its actions call commands within a time limit. What comes too late goes on, and its record says how it ended."""
+    """Its actions call commands within a time limit. A call that exceeds it continues; its record says how it ended."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
         bounded = within(SECONDS, _place_of, lambda request: request.app.state.deed_askers)

@@ -221,8 +221,8 @@ def within(
     seconds: float, about: About, askers: Callable[[Request], Askers], *, process: bool = False
 ) -> Callable[[Any], Any]:
     """Makes an endpoint of a function that has a `request`. about: from its arguments to the root or policy that is
-    asked. process: it runs a command in one. Raises HTTPException 504 for what takes too long, and goes on with it; 503
-    where others are at work all the time."""
+    asked. process: it runs a command in one. Raises HTTPException 504 after the time limit, while the call continues;
+    503 if no thread became free."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(function):  # it waits for nothing itself; or it is one of these already

@@ -31,7 +31,7 @@ LOOK = 0.02  # seconds between looks at a process
 
 
 class Late(Exception):
-    """It took too long. begun: False: others were at work all the time."""
+    """It took too long. begun: False: others were running all the time."""
 
     def __init__(self, *, begun: bool) -> None:
         super().__init__(begun)
@@ -47,7 +47,7 @@ class Askers:
 
     async def ask(self, about: str, seconds: float, do: Callable[[], T], *, process: bool = False) -> T:
         """What `do` returns or raises. about: a root, policy or nothing, of which only so many are asked at once.
-        process: it runs a command. Raises Late; then `do` goes on, and its place is free when it has ended."""
+        process: it runs a command. Raises Late; then `do` continues, and its place is free when it has ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         mine = self._of.setdefault((about, process), asyncio.Semaphore(OF_ONE))
