@@ -1,4 +1,5 @@
-"""SASL DIGEST-MD5 (RFC 2831): the client's reply, and the layer of either side. Metastores and DataNodes speak it."""
+"""SASL DIGEST-MD5 (RFC 2831): the client's reply, and the security layer of both sides. Used by metastores and
+DataNodes."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-CIPHER = "rc4"  # the one that every implementation has
+CIPHER = "rc4"  # supported by every implementation
 _PAIR = re.compile(r'[\s,]*+([\w-]++)\s*+=\s*+(?:"((?:[^"\\]++|\\.)*+)"|([^,\s]*+))\s*+(?:,|$)')
 
 
 class FrameError(EOFError):
-    """The peer does not keep to the framing."""
+    """The peer violated the framing."""
 
 
 class Reply(NamedTuple):
-    """message: to the server; expected: its `rspauth` then; session: the key of the layer."""
+    """The client's reply. message: sent to the server; expected: the `rspauth` that the server must return; session:
+    the key of the security layer."""
 
     message: str
     expected: str
@@ -27,7 +29,8 @@ class Reply(NamedTuple):
 
 
 def replied(said: Mapping[str, str], user: str, password: str, uri: str, qop: str) -> Reply:
-    """To what the server said, its realm among it; qop: `auth`, `auth-int` or `auth-conf`."""
+    """Returns the reply to the server's challenge, which must contain the realm; qop: `auth`, `auth-int` or
+    `auth-conf`."""
     nonce, cnonce, count, realm = said.get("nonce", ""), secrets.token_hex(16), "00000001", said["realm"]
     start = _md5(f"{user}:{realm}:{password}".encode()) + f":{nonce}:{cnonce}".encode()
     key = _md5(start)
@@ -45,7 +48,8 @@ def replied(said: Mapping[str, str], user: str, password: str, uri: str, qop: st
 
 
 class DigestLayer:
-    """DIGEST-MD5's layer, of either side: each message is signed and numbered, with `private` also encrypted."""
+    """The DIGEST-MD5 security layer of either side: each message is signed and numbered, and with `private` also
+    encrypted."""
 
     lasts = True
     _SIGNING = (
@@ -88,7 +92,7 @@ class DigestLayer:
 
 
 class Rc4:
-    """The stream cipher; its state continues from message to message."""
+    """The RC4 stream cipher; its state continues from message to message."""
 
     def __init__(self, key: bytes) -> None:
         self._state, self._i, self._j = list(range(256)), 0, 0
@@ -113,8 +117,8 @@ class Rc4:
 
 
 def parsed(challenge: bytes) -> dict[str, str]:
-    """The pairs of a message of DIGEST-MD5, up to what is none. In time proportional to its size: who sends it has
-    proved nothing yet."""
+    """Returns the pairs of a DIGEST-MD5 message up to the first invalid one. Takes time proportional to its size,
+    because the sender is not authenticated yet."""
     text, at = challenge.decode("utf-8", "replace"), 0
     found: dict[str, str] = {}
     while match := _PAIR.match(text, at):

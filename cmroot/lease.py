@@ -1,8 +1,9 @@
 """Leases: one writer per root, with an epoch that grows at each acquisition.
 
-Local: an flock on `<root>/lease`; the kernel frees it when its holder dies. Elsewhere: objects `<root>/lease/<epoch>`,
-each created by a conditional write, with an expiry that the holder renews. What a holder publishes there takes the next
-epoch with the same conditional write that a take-over needs: one of the two fails. See docs/cmroot-format.md.
+Local: an flock on `<root>/lease`, which the kernel frees when its holder dies. Elsewhere: objects
+`<root>/lease/<epoch>`, each created by a conditional write, with an expiry that the holder renews. A publication there
+takes the next epoch by the same conditional write that a take-over requires, so one of the two fails. See
+docs/cmroot-format.md.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Publication(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who holds or held a lease: what the lease file says. `expires` is seconds since the epoch by the store's clock,
-    as two hosts' clocks may differ; 0 for an flock. `publishes`: decided, and perhaps not yet there: who takes the
-    lease next sees to it."""
+    """The current or last holder of a lease: the content of the lease file. `expires` is in seconds since the epoch by
+    the store's clock, because clocks of two hosts may differ; 0 for an flock. `publishes`: a publication that was
+    decided but may not have been written yet; the next holder of the lease completes it."""
 
     version: int
     epoch: int
@@ -67,15 +68,16 @@ class Lease(Protocol):
     def holder(self) -> Holder: ...
 
     def check(self) -> None:
-        """Raises LeaseHeld when the lease was lost; ask before a write that others will rely on, and before each batch
-        of removals."""
+        """Raises LeaseHeld when the lease was lost. Call it before each write that others will rely on, and before each
+        batch of removals."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """Write a file below the root only if nobody has taken the lease over, whenever the write arrives. Raises
-        LeaseHeld, and then nothing was published, nor will be. Any other error: the next holder may publish it."""
+        """Writes a file below the root only if the lease was not taken over, however late the write arrives. Raises
+        LeaseHeld when nothing was published and nothing will be. After any other error the next holder may publish it.
+        """
 
     def release(self) -> None:
-        """Safe to run twice."""
+        """Releases the lease. May run twice."""
 
     def __enter__(self) -> Self: ...
 
@@ -85,13 +87,13 @@ class Lease(Protocol):
 
 
 def new_holder(epoch: int, purpose: str, now: float, token: str = "", expires: float = 0) -> Holder:
-    """This process, as it takes a lease at `now` (seconds since the epoch)."""
+    """Returns this process as the holder of a lease acquired at `now` (seconds since the epoch)."""
     since = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
     return Holder(1, epoch, socket.gethostname(), os.getpid(), since, purpose, token, expires)
 
 
 def held_by(root: str, holder: Holder | None) -> LeaseHeld:
-    """The refusal: who holds the lease; None: not known yet."""
+    """Returns the error that names the holder of the lease; None: not known yet."""
     if holder is None:
         return LeaseHeld(f"{root}: another run is taking the lease", hint="wait for it to end, then run again")
     return LeaseHeld(
@@ -101,7 +103,7 @@ def held_by(root: str, holder: Holder | None) -> LeaseHeld:
 
 
 def decode_holder(data: bytes, path: str) -> Holder | None:
-    """A lease file's content; None for an empty one. Raises FormatError naming `path`."""
+    """Returns the content of a lease file; None for an empty one. Raises FormatError naming `path`."""
     if not data:
         return None
     try:
@@ -132,16 +134,17 @@ class Block(ABC):
 
 
 TTL = timedelta(seconds=60)
-"""How long an object-store lease holds without renewal; it is renewed at a third of this."""
+"""How long an object-store lease is valid without renewal; it is renewed at a third of this."""
 
 SKEW = timedelta(seconds=30)
-"""How much after its expiry a lease is taken over: what may lie between a renewal and its arrival at the store."""
+"""How long after its expiry a lease may be taken over: the maximum delay between a renewal and its arrival at the
+store."""
 
 
 def acquire(
     root: str, purpose: str, *, ttl: timedelta = TTL, now: Callable[[], float] = time.time, renew: bool = True
 ) -> Lease:
-    """Become the one writer of a root, or raise LeaseHeld saying who is. Does not wait.
+    """Acquires the lease as the only writer of a root. Raises LeaseHeld naming the holder; does not wait.
 
     `ttl`, `now` and `renew` (a background thread) concern object stores only.
     """
@@ -150,8 +153,8 @@ def acquire(
 
 
 def held_at(root: str, epoch: int) -> bool:
-    """Whether the lease of a root is still that of an epoch, and held. Takes nothing. Raises FormatError for a lease
-    that cannot be read, OSError for a root that does not answer."""
+    """Returns True if the lease of a root still has this epoch and is held. Acquires nothing. Raises FormatError for a
+    lease that cannot be read, OSError for a root that does not respond."""
     place = Place(root)
     if place.local:
         return _held_local((place / "lease").local, epoch)
@@ -159,7 +162,7 @@ def held_at(root: str, epoch: int) -> bool:
         return False
     try:
         holder = _read_holder(place, epoch)
-    except FileNotFoundError:  # superseded this moment
+    except FileNotFoundError:  # superseded concurrently
         return False
     if holder is None or holder.released:
         return False
@@ -175,7 +178,7 @@ def _held_local(path: str, epoch: int) -> bool:
         holder = decode_holder(os.pread(descriptor, 1 << 16, 0), path)
         if holder is None or holder.epoch != epoch or not _still_named(descriptor, path):
             return False
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for the moment until it is closed
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # held only until the descriptor is closed
         return False
     except BlockingIOError:
         return True
@@ -187,8 +190,8 @@ def _held_local(path: str, epoch: int) -> bool:
 
 
 class LocalLease(Block):
-    """An flock on an open file. A process forked from the holder shares it, and it may still be writing: the lease is
-    free when the last of them is gone. (A program started with exec does not share it.)"""
+    """An flock on an open file. A process forked from the holder shares it and may still be writing, so the lease is
+    free only when the last such process has ended. (A program started with exec does not share it.)"""
 
     def __init__(self, path: str, descriptor: int, holder: Holder) -> None:
         self.holder = holder
@@ -214,7 +217,8 @@ class LocalLease(Block):
 
 
 def _acquire_local(root: Place, purpose: str, now: Callable[[], float]) -> LocalLease:
-    """The file is replaced, never written in place: who locks it next reads a whole epoch or the one before."""
+    """Replaces the file and never writes it in place: the next process that locks it reads a complete epoch, either
+    this one or the one before."""
     path = (root / "lease").local
     with naming(path):
         old = _lock(path)
@@ -228,7 +232,7 @@ def _acquire_local(root: Place, purpose: str, now: Callable[[], float]) -> Local
 
 
 def _lock(path: str) -> int:
-    """Lock the file that has the name now; the one just opened may have been replaced before it was locked."""
+    """Locks the file that has the name now; the file just opened may have been replaced before it was locked."""
     LocalStore().mkdirs(os.path.dirname(path))
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -237,7 +241,7 @@ def _lock(path: str) -> int:
                 raise held_by(os.path.dirname(path), decode_holder(os.pread(descriptor, 1 << 16, 0), path))
             if _still_named(descriptor, path):
                 return descriptor
-        except BaseException:  # also where the store failed: a descriptor that stays open would hold the lease
+        except BaseException:  # also after an error of the store: an open descriptor would hold the lease
             os.close(descriptor)
             raise
         os.close(descriptor)
@@ -263,7 +267,7 @@ def _write_locked(path: str, data: bytes) -> int:
     staged = staging_name(path)
     descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has the name others look for
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it gets the name that others look up
         os.write(descriptor, data)
         os.fsync(descriptor)
         os.replace(staged, path)
@@ -306,8 +310,9 @@ class ObjectLease(Block):
         )
 
     def publish(self, name: str, data: bytes) -> None:
-        """The next epoch is made ours and says what is published; a take-over would have made it its own. A holder that
-        sleeps from there on does no harm: the next one completes it, and its late write has the same bytes."""
+        """Creates the next epoch, which contains the publication; a take-over would have created that epoch itself. A
+        holder that is suspended after that does no harm: the next holder completes the publication, and a late write
+        has the same bytes."""
         with self._writing:
             self.check()
             before, expires = self.epoch, self._now() + self._ttl.total_seconds()
@@ -317,13 +322,13 @@ class ObjectLease(Block):
             if not _take(self._root, ours):
                 self._stop.set()
                 raise self._lost()
-            self.holder = ours  # says so, also when it is released, until the file is known to be there
+            self.holder = ours  # retains the publication, also when released, until the file is known to exist
             (self._root / name).write_bytes(data)
             self.holder = msgspec.structs.replace(ours, publishes=None)
             _epoch_path(self._root, before).remove_own()
 
     def renew(self) -> None:
-        """Move the expiry; raises LeaseHeld when it is too late for that."""
+        """Extends the expiry. Raises LeaseHeld when it is too late."""
         with self._writing:
             self.check()
             renewed = msgspec.structs.replace(self.holder, expires=self._now() + self._ttl.total_seconds())
@@ -347,9 +352,9 @@ class ObjectLease(Block):
             try:
                 self.renew()
             except LeaseHeld:
-                return  # check() tells the writer, which is the one that must stop
+                return  # check() reports it to the writer, which must stop
             except Exception:
-                continue  # the store may answer the next time; the expiry decides
+                continue  # the store may respond the next time; the expiry decides
 
 
 def _epoch_path(root: Place, epoch: int) -> Place:
@@ -377,14 +382,14 @@ def _acquire_object(root: Place, purpose: str, ttl: timedelta, now: Callable[[],
     if last:
         try:
             holder = _read_holder(root, last)
-        except FileNotFoundError:  # superseded this moment
+        except FileNotFoundError:  # superseded concurrently
             raise held_by(str(root), None) from None
         if holder and not holder.released and store_time() < holder.expires + SKEW.total_seconds():
             raise held_by(str(root), holder)
         pending = holder.publishes if holder else None
-    path = root / pending.name if pending else None  # refused before anything is taken
+    path = root / pending.name if pending else None  # refused before an epoch is taken
     ours = new_holder(last + 1, purpose, now(), uuid.uuid4().hex, store_time() + ttl.total_seconds())
-    ours = msgspec.structs.replace(ours, publishes=pending)  # until it is there
+    ours = msgspec.structs.replace(ours, publishes=pending)  # until the file exists
     if not _take(root, ours):
         raise held_by(str(root), None)
     if pending and path and not path.exists():
@@ -395,23 +400,25 @@ def _acquire_object(root: Place, purpose: str, ttl: timedelta, now: Callable[[],
 
 
 def _take(root: Place, ours: Holder) -> bool:
-    """Makes an epoch ours, if nobody else has. A request that was sent twice may be refused by itself."""
+    """Creates an epoch for this holder, unless it exists already. A request that was sent twice may be refused by
+    itself."""
     path, data = _epoch_path(root, ours.epoch), msgspec.json.encode(ours)
     if not path.create_exclusive(data):
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes() == data
         return False
-    if _epochs(root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
+    if _epochs(root)[-1] != ours.epoch:  # the listing was so old that our epoch was used and removed since then
         path.remove_own()
         return False
     return True
 
 
 def _probe(root: Place, now: Callable[[], float]) -> float:
-    """How many seconds `now` is ahead of the store's clock; 0 where the store tells no times.
+    """Returns how many seconds `now` is ahead of the store's clock; 0 where the store reports no times.
 
-    Some S3 look-alikes ignore the condition of a conditional write; there a lease would exclude nobody."""
-    probe = root / "lease" / f"{STAGING}probe-{uuid.uuid4().hex}"  # an expiry takes one that a kill left
+    Some S3-compatible stores ignore the condition of a conditional write; a lease there would exclude no other writer.
+    """
+    probe = root / "lease" / f"{STAGING}probe-{uuid.uuid4().hex}"  # a probe left by a killed run is removed by expiry
     try:
         created, moment = probe.create_exclusive(b"1"), now()
         written = file_state(str(probe)).mtime_ns
@@ -432,12 +439,12 @@ def _probe(root: Place, now: Callable[[], float]) -> float:
 Result = TypeVar("Result")
 
 PAUSE = timedelta(milliseconds=200)
-"""Between two tries, on average: short beside the pauses that captures make."""
+"""The average pause between two attempts: short compared with the pauses between captures."""
 
 
 def patiently(work: Callable[[], Result], patience: timedelta) -> Result:
-    """Do something that takes the lease, again and again while another run holds it. What it has done before it met
-    the lease is done. Raises LeaseHeld when it is held for longer than `patience`."""
+    """Runs `work`, which takes the lease, again and again while another run holds it. Work done before the lease was
+    found to be held is not undone. Raises LeaseHeld when the lease is held for longer than `patience`."""
     until = time.monotonic() + patience.total_seconds()
     while True:
         try:

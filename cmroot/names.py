@@ -1,7 +1,8 @@
-"""Validation of foreign names: of parts, files, partitions, objects, ids. Pure.
+"""Validation of names read from files: of parts, files, partitions, objects, ids. Pure.
 
-A dump, a segment, a note are files that anybody may have made, and what they name is opened, written, removed. So a
-name is looked at where it is read: a relative one stays below the directory it is joined to, an id is one name.
+Dumps, segments and notes are files that any user may have written, and the names in them are opened, written and
+removed. So each name is checked where it is read: a relative path must stay below the directory it is joined to, and an
+id must be a single name.
 """
 
 from __future__ import annotations
@@ -20,51 +21,53 @@ _CHECKSUM = r"^[0-9a-f]{32}$"
 _is_checksum = re.compile(r"[0-9a-f]{32}").fullmatch
 _OPS = pa.array(["add", "remove", "release"])
 LARGEST = (1 << 63) - 1
-"""The largest position, event id and size there can be: columns of file entries have 64 bits."""
+"""The largest valid position, event id and size: columns of file entries have 64 bits."""
 
 HINT = "it was damaged or made by somebody else: nothing of it is used; take it anew from its source"
 
 
 def is_below(path: str) -> bool:
-    """Whether a relative path stays below what it is joined to: no part of it is empty, `.` or `..`."""
+    """Returns True if a relative path stays below the directory it is joined to: no part of it is empty, `.` or `..`.
+    """
     return not unsafe(path)
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is one name in a directory, and not the directory or the one above."""
+    """Returns True if a text is a single name in a directory, and not the directory itself or its parent."""
     return "/" not in text and not unsafe(text)
 
 
 def is_id(text: str) -> bool:
-    """Whether a text can be the id of a dump, a root, a run, a turn: letters, digits, dots, dashes, underscores."""
+    """Returns True if a text is a valid id of a dump, root, run or role change: letters, digits, dots, dashes,
+    underscores."""
     return _ID.fullmatch(text) is not None
 
 
 def is_checksum(text: str) -> bool:
-    """Whether a text is a checksum as it stands in names and entries: 32 hex digits."""
+    """Returns True if a text is a checksum in the form used in names and entries: 32 hex digits."""
     return _is_checksum(text) is not None
 
 
 def foreign(place: str, what: str, value: object, why: str) -> FormatError:
-    """A file names something that it must not."""
+    """Returns the error for a file that contains a forbidden name."""
     return FormatError(f"{place}: {what} {value!r} {why}", hint=HINT)
 
 
 def check_below(place: str, what: str, paths: Iterable[str]) -> None:
-    """Raises FormatError, naming the file at `place`, for the first path that may lead elsewhere."""
+    """Raises FormatError, naming the file at `place`, for the first path that may lead outside its directory."""
     for path in paths:
         if unsafe(path):
             raise foreign(place, what, path, "is not a relative path below its directory")
 
 
 def check_name(place: str, what: str, name: str) -> None:
-    """Raises FormatError for what is not one name."""
+    """Raises FormatError if `name` is not a single name."""
     if not is_name(name):
         raise foreign(place, what, name, "is not a name")
 
 
 def check_id(place: str, what: str, id: str) -> None:
-    """Raises FormatError for what cannot be an id."""
+    """Raises FormatError if `id` is not a valid id."""
     if not is_id(id):
         raise foreign(place, what, id, "is not an id: up to 128 letters, digits, dots, dashes and underscores")
 
@@ -72,9 +75,9 @@ def check_id(place: str, what: str, id: str) -> None:
 def check_entries(
     rows: pa.Table | pa.RecordBatch, place: str, *, pending: bool = False, complete: bool = False
 ) -> None:
-    """Looks at file entries, those columns that are there: about 0.2 s a million rows. Raises FormatError naming the
-    file they were read from and the first bad value. `pending`: rows of an intercept, which have no position yet;
-    `complete`: of a dump, whose rows all name an object and a path."""
+    """Validates the columns of file entries that are present: about 0.2 s per million rows. Raises FormatError with the
+    file they were read from and the first invalid value. `pending`: rows of an intercept, which have no position yet;
+    `complete`: rows of a dump, all of which have an object and a path."""
     try:
         rows.validate(full=True)  # text that is not UTF-8 fails wherever it is used
     except pa.ArrowInvalid as error:
@@ -110,7 +113,7 @@ _BELOW = {
 }
 
 
-_MAY_BE_EMPTY = ("partition", "path")  # of a table without partitions; of a location that is the file itself
+_MAY_BE_EMPTY = ("partition", "path")  # a table without partitions; a location that is a single file
 
 
 def _refuse(place: str, name: str, values: pa.Array, wrong: pa.Array, why: str, *, empty: bool = False) -> None:

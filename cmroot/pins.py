@@ -1,8 +1,8 @@
 """Pins: slots of consumers, named holds, and dumps, each of which retains contents of a root.
 
-`slots/<name>`, `holds/<name>` and `dumps/<id>` are JSON with a checksum of their own. A file that cannot be understood
-is reported as damaged and never read as absent, as expiry would then remove what it protected. What the pins keep is
-decided in `references`.
+`slots/<name>`, `holds/<name>` and `dumps/<id>` are JSON with a checksum of their own. A file that cannot be read is
+reported as damaged and never treated as absent, because expiry would then remove the contents that it protected. Which
+contents the pins retain is decided in `references`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """How far a consumer has come: it needs all that was the source's after `position`, which is the event `event`.
-    Times are ISO 8601. `given_up`: when expiry stopped waiting for it, so that it holds nothing any more. `awaits`: the
-    bootstrap dump that its consumer must take before it has come to `position`; empty once it has confirmed. `scopes`:
-    what the consumer has of each database at `position`, in its own words; empty where nobody said."""
+    """The progress of a consumer: it requires all contents that the source had after `position`, which is the event
+    `event`. Times are ISO 8601. `given_up`: when expiry stopped waiting for the consumer; since then the slot retains
+    nothing. `awaits`: the bootstrap dump that the consumer must load before it reaches `position`; empty once it has
+    confirmed. `scopes`: the scope that the consumer has of each database at `position`, as written by the consumer;
+    empty if unknown."""
 
     name: str
     position: int
@@ -40,7 +41,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """A moment that somebody wants to be able to return to: all that was the source's at `position`."""
+    """A recovery point that must remain available: all contents that the source had at `position`."""
 
     name: str
     position: int
@@ -50,8 +51,8 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class DumpPin(msgspec.Struct, frozen=True):
-    """A dump that may still be loaded: it needs what a slot at `needs_after` would. `name` is the dump's id, `place`
-    where it was written. It holds while it is younger than the retention of an expiry."""
+    """A dump that may still be loaded: it requires the same contents as a slot at `needs_after`. `name` is the dump's
+    id, `place` the location it was written to. It is in force while it is younger than the retention of an expiry."""
 
     name: str
     place: str
@@ -70,7 +71,7 @@ _WORD = {Slot: "slot", Hold: "hold", DumpPin: "dump pin"}
 
 @dataclass(frozen=True)
 class Pins:
-    """All pins of a root, by name. `damaged`: the files that could not be understood, and directories that are gone."""
+    """All pins of a root, by name. `damaged`: files that could not be read, and missing directories."""
 
     slots: list[Slot]
     holds: list[Hold]
@@ -78,7 +79,7 @@ class Pins:
     damaged: list[str]
 
     def whole(self) -> Pins:
-        """The same, for who must not overlook any. Raises FormatError when one is damaged."""
+        """Returns the same pins, for callers that must not overlook any. Raises FormatError when one is damaged."""
         if self.damaged:
             raise FormatError(
                 f"{', '.join(self.damaged)}: damaged or missing, so the files that it "
@@ -91,7 +92,7 @@ class Pins:
 
 
 def read_pins(root: str) -> Pins:
-    """Every pin, also where some are damaged: for listings. What decides asks for `.whole()`."""
+    """Returns every pin, even if some are damaged: for listings. Callers that decide on removals use `.whole()`."""
     damaged: list[str] = []
     return Pins(_all(root, Slot, damaged), _all(root, Hold, damaged), _all(root, DumpPin, damaged), damaged)
 
@@ -100,7 +101,7 @@ def read_pins(root: str) -> Pins:
 
 
 def create_slot(root: str, slot: Slot) -> None:
-    """Raises PinError when there is one of this name, or the name cannot be one."""
+    """Creates a slot. Raises PinError when the name is in use or invalid."""
     _create(root, slot)
 
 
@@ -114,11 +115,11 @@ def confirm_slot(
     back: bool = False,
     scopes: dict[str, str] | None = None,
 ) -> Slot:
-    """Move a slot forward: its consumer has everything up to `position`, of `scopes` (None: as before). Safe to run
-    twice; one consumer at a time.
+    """Advances a slot: its consumer has everything up to `position`, in `scopes` (None: unchanged). May run twice; not
+    concurrently for one consumer.
 
-    Raises PinError for an unknown slot, one that was given up, and a position behind the slot's, unless `back`:
-    then what lay between may be gone already. FormatError when the slot's file is damaged.
+    Raises PinError for an unknown slot, an invalidated one, and a position before the slot's, unless `back`: contents
+    between the two positions may have expired already. Raises FormatError when the slot's file is damaged.
     """
     slot = _read(root, Slot, name)
     if slot.given_up:
@@ -141,7 +142,7 @@ def confirm_slot(
 
 
 def give_up_slot(root: str, name: str, *, now: Callable[[], float]) -> Slot:
-    """Mark a slot as one that holds nothing any more; expiry's last resort. Safe to run twice."""
+    """Marks a slot as retaining nothing any more, the last resort of expiry. May run twice."""
     slot = _read(root, Slot, name)
     if not slot.given_up:
         slot = msgspec.structs.replace(slot, given_up=iso(now()))
@@ -150,17 +151,17 @@ def give_up_slot(root: str, name: str, *, now: Callable[[], float]) -> Slot:
 
 
 def drop_slot(root: str, name: str) -> None:
-    """Also one that is damaged. Raises PinError when there is none."""
+    """Drops a slot, even a damaged one. Raises PinError when it does not exist."""
     _drop(root, Slot, name)
 
 
 def slots(root: str) -> list[Slot]:
-    """By name. Raises FormatError when one is damaged; `read_pins` tells which."""
+    """Returns the slots by name. Raises FormatError when one is damaged; `read_pins` reports which."""
     return _whole(root, Slot)
 
 
 def find_slot(root: str, name: str) -> Slot | None:
-    """None when there is no such slot. FormatError when it is damaged."""
+    """Returns the slot; None when it does not exist. Raises FormatError when it is damaged."""
     return _find(root, Slot, name)
 
 
@@ -168,17 +169,17 @@ def find_slot(root: str, name: str) -> Slot | None:
 
 
 def hold(root: str, pin: Hold) -> None:
-    """Raises PinError when there is one of this name, or the name cannot be one."""
+    """Creates a hold. Raises PinError when the name is in use or invalid."""
     _create(root, pin)
 
 
 def release(root: str, name: str) -> None:
-    """Let go of a hold, also of a damaged one. Raises PinError when there is none."""
+    """Releases a hold, even a damaged one. Raises PinError when it does not exist."""
     _drop(root, Hold, name)
 
 
 def holds(root: str) -> list[Hold]:
-    """By name. Raises FormatError when one is damaged."""
+    """Returns the holds by name. Raises FormatError when one is damaged."""
     return _whole(root, Hold)
 
 
@@ -186,14 +187,14 @@ def holds(root: str) -> list[Hold]:
 
 
 def pin_dump(root: str, pin: DumpPin) -> None:
-    """Before anything of the dump is listed. Safe to run twice: the last word counts."""
+    """Pins a dump; must be called before its contents are listed. May run twice: the last call wins."""
     _check_name(DumpPin, pin.name)
     guard_names(root, _DIRECTORY[DumpPin])
     _write(root, pin)
 
 
 def unpin_dump(root: str, name: str) -> None:
-    """Safe to run twice."""
+    """Removes the pin of a dump. May run twice."""
     _place(root, DumpPin, name).remove_own()
 
 
@@ -201,12 +202,13 @@ def unpin_dump(root: str, name: str) -> None:
 
 
 def iso(seconds: float) -> str:
-    """Seconds since 1970 as the pins write them."""
+    """Returns seconds since 1970 in the format used in pins."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def seconds(moment: str) -> float:
-    """Seconds since 1970 of an ISO 8601 time; one without a zone is UTC. ValueError when it is none."""
+    """Returns seconds since 1970 of an ISO 8601 time; UTC if it has no time zone. Raises ValueError when it is invalid.
+    """
     found = datetime.fromisoformat(moment)
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
@@ -241,7 +243,7 @@ def _read_file(path: Place, kind: type[P]) -> P:
 
 def _create(root: str, pin: Pin) -> None:
     place = _place(root, type(pin), pin.name)
-    guard_names(root, _DIRECTORY[type(pin)])  # one that was lost must not be there again as if it had been empty
+    guard_names(root, _DIRECTORY[type(pin)])  # a lost directory must not be created again as if it had been empty
     if not place.create_exclusive(seal(_FORMAT[type(pin)], pin)):
         raise PinError(f"{_WORD[type(pin)]} {pin.name}: it exists already", hint="choose another, or drop it first")
 
@@ -293,7 +295,7 @@ def _all(root: str, kind: type[P], damaged: list[str]) -> list[P]:
     for name in names:
         try:
             found.append(_read_file(directory / name, kind))
-        except FileNotFoundError:  # dropped this moment
+        except FileNotFoundError:  # dropped concurrently
             continue
         except FormatError:
             damaged.append(str(directory / name))

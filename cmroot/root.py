@@ -1,5 +1,5 @@
-"""The layout of a change-management root: its FORMAT file and its directories. What lies in them is reported
-elsewhere.
+"""The layout of a change-management root: its FORMAT file and its directories. Their contents are described in other
+modules.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ VERSION = 1
 DIRECTORIES = ("files", "incoming", "log", "slots", "holds", "legal", "dumps", "taken", "taking", "expiring")
 
 GUARDS = ("slots", "holds", "legal", "dumps")
-"""What forbids removals. Made once, when the root is new or of a release that did not tell, and noted in `.made`: one
-that is missing afterwards was lost, with whatever it said, and is never made again by itself."""
+"""The directories whose files forbid removals. They are created once, when the root is new or was written by a release
+that did not note them, and are noted in `.made`. A guard that is missing afterwards was lost together with its
+contents, and is never created again automatically."""
 
 MADE = ".made"
-KIND = "cmroot"  # of root: the word in FORMAT
-_HERE = ".here"  # where a store has no empty directories
+KIND = "cmroot"  # the kind of a root, as written in FORMAT
+_HERE = ".here"  # marks a guard on stores that have no empty directories
 
 
 class Format(msgspec.Struct, frozen=True):
-    """The content of `FORMAT`: which kind of root, which version of it, its own id, when it was made (ISO 8601)."""
+    """The content of `FORMAT`: the kind of root, its format version, its id, and its creation time (ISO 8601)."""
 
     format: str
     version: int
@@ -43,7 +44,7 @@ class Format(msgspec.Struct, frozen=True):
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """The content of `.made`: the guards that this root was given."""
+    """The content of `.made`: the guards that were created for this root."""
 
     version: int
     directories: tuple[str, ...]
@@ -56,7 +57,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ChangeRoot:
-    """An opened root. `place` is written the one way (absolute path, or URL without trailing slash)."""
+    """An opened root. `place` is normalised: an absolute path, or a URL without trailing slash."""
 
     place: str
     format: Format
@@ -87,16 +88,16 @@ class ChangeRoot:
 
 
 def create_or_open(place: str) -> ChangeRoot:
-    """Open a root, making it first when the place is empty or missing. Safe to run twice and by two at once.
+    """Opens a root; creates it first if the place is empty or missing. May run twice, also concurrently.
 
-    Raises NotWritable for a place in use by something else, FormatError for another kind or an unknown version.
+    Raises NotWritable for a place that is used for something else, FormatError for another kind or an unknown version.
     """
     at = as_written(place)
     if not (at / FORMAT).exists():
         refuse_other(at)
         at.mkdirs(private=True)
         made = Format(KIND, VERSION, str(uuid.uuid4()), datetime.now(UTC).isoformat(timespec="seconds"))
-        (at / FORMAT).create_exclusive(_pretty(made))  # whoever was first has made it
+        (at / FORMAT).create_exclusive(_pretty(made))  # the first of several concurrent runs creates it
     root = open_existing(str(at))
     given = _made(at)
     for name in DIRECTORIES:
@@ -112,7 +113,7 @@ def create_or_open(place: str) -> ChangeRoot:
 
 
 def refuse_other(place: Place) -> None:
-    """Raises NotWritable for a place without FORMAT that has something else."""
+    """Raises NotWritable for a place that has other files but no FORMAT."""
     if place.list():
         raise NotWritable(
             f"{place}: not empty, and not a {KIND} (it has no {FORMAT})",
@@ -121,8 +122,8 @@ def refuse_other(place: Place) -> None:
 
 
 def guard_names(place: str, guard: str) -> list[str]:
-    """The names in one of GUARDS of a root. Raises FormatError when the root had the directory and has it
-    no more: what it forbade is not known then."""
+    """Returns the names in one of the GUARDS of a root. Raises FormatError when the root had the directory and it is
+    now missing, because the removals that it forbade are then unknown."""
     directory = Place(place) / guard
     names = directory.list()
     there = bool(names) or is_directory(directory.local) if directory.local else _HERE in names
@@ -150,7 +151,8 @@ def _made(place: Place) -> tuple[str, ...]:
 
 
 def open_existing(place: str) -> ChangeRoot:
-    """Open a root that must be there; writes nothing. Raises FormatError when it is not one this release knows."""
+    """Opens a root that must exist; writes nothing. Raises FormatError when it is not a root that this release
+    supports."""
     path = as_written(place) / FORMAT
     place = str(path.parent)
     try:
@@ -183,8 +185,8 @@ def _pretty(value: Format) -> bytes:
 
 @contextmanager
 def looked_at(place: str) -> Iterator[tuple[ChangeRoot, str]]:
-    """The root, and words to tell when there is none yet. Raises as `create_or_open` would: NotWritable for a place in
-    use by something else, FormatError for another kind or an unknown version."""
+    """Yields the root, and a note to report when the root does not exist yet. Raises like `create_or_open`: NotWritable
+    for a place that is used for something else, FormatError for another kind or an unknown version."""
     at = as_written(place)
     if (at / FORMAT).exists():
         yield open_existing(str(at)), ""
@@ -199,7 +201,7 @@ def looked_at(place: str) -> Iterator[tuple[ChangeRoot, str]]:
 #
 #     {"format": "replicator-run", "version": 1, "xxh3_128": "...", "body": {...}}
 #
-# The checksum is of the bytes of `body` as they are in the file.
+# The checksum covers the bytes of `body` exactly as they are in the file.
 
 
 T = TypeVar("T")
@@ -213,14 +215,14 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def seal(format: str, value: Any) -> bytes:
-    """The file's bytes."""
+    """Returns the bytes of the file."""
     body = msgspec.json.encode(value)
     return msgspec.json.encode(_File(format, VERSION, xxhash.xxh3_128_hexdigest(body), msgspec.Raw(body))) + b"\n"
 
 
 def unseal(data: bytes, kind: type[T], format: str, path: str, hint: str) -> T:
-    """The value of a file that was read from `path`. Raises FormatError with the hint when it is damaged, or another
-    kind of file."""
+    """Returns the value of a file that was read from `path`. Raises FormatError with the hint when the file is damaged
+    or of another kind."""
     try:
         file = msgspec.json.decode(data, type=_File)
         if file.format != format:

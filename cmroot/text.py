@@ -1,8 +1,8 @@
-"""File names that are not UTF-8, which logs, dumps, Spark and the metastore cannot contain. Python reads such bytes as
-lone surrogates, which no encoder takes.
+"""File names that are not UTF-8, which logs, dumps, Spark and the metastore cannot contain. Python reads their bytes as
+lone surrogates, which cannot be encoded.
 
-Such a file is never data of ours to replicate: it is named in reports and left out. Where we remove one ourselves, its
-bytes are kept like any others, and its record has the name as `shown` gives it.
+Such a file is never table data: it is reported by name and skipped. When the replicator removes such a file, its bytes
+are retained like those of any other file, and its record contains the name in the form returned by `shown`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import os
 import re
 
 UNSAFE = r"(^|/)\.{0,2}(/|$)|\x00"
-"""A relative path that may lead elsewhere has an empty part, `.` or `..`, at its begin, between slashes, at its end."""
+"""Matches a relative path that may lead outside: one with an empty part, `.` or `..` at its start, between slashes or
+at its end."""
 
 unsafe = re.compile(UNSAFE.replace("$", r"\Z")).search
-"""Finds `UNSAFE` in a relative path; None: it stays below what it is joined to."""
+"""Finds `UNSAFE` in a relative path; None: the path stays below the directory it is joined to."""
 
 
 def is_text(name: str) -> bool:
-    """Whether a name, as the operating system gave it, is UTF-8."""
+    """Returns True if a name, as returned by the operating system, is UTF-8."""
     if name.isascii():
         return True
     try:
@@ -29,8 +30,8 @@ def is_text(name: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """A name or path as text: bytes that are not UTF-8 as `\\xNN`. What is text stays as it is."""
+    """Returns a name or path as text: bytes that are not UTF-8 become `\\xNN`, valid text is unchanged."""
     try:
         return name if is_text(name) else os.fsencode(name).decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # half a pair of UTF-16, as JSON may have one, stands for no byte
+    except UnicodeEncodeError:  # a lone UTF-16 surrogate, which JSON may contain, encodes no byte
         return name.encode("utf-8", "backslashreplace").decode()

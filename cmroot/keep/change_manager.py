@@ -1,8 +1,9 @@
-"""Native: the metastore's own change manager moves what it drops into a `$cmroot` of its own; we only note under which
-checksum.
+"""Native: the metastore's own change manager moves dropped files into a `$cmroot` of its own; the replicator only
+records their checksums.
 
-Its rules (Hive's ReplChangeManager): one flat directory; a file is named by HDFS's checksum of it, from Hive 3 on
-`<name>_<checksum>`; its cleaner removes what is older than `hive.repl.cm.retain`. We read there and never write.
+Its rules (Hive's ReplChangeManager): one flat directory; a file is named by its HDFS checksum, from Hive 3 on
+`<name>_<checksum>`; its cleaner removes files older than `hive.repl.cm.retain`. The replicator reads there and never
+writes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from cmroot.store.place import Place, join, name_of, scheme
 from cmroot.store.spelling import normal, split_authority
 
 MARK = "hive-cm:"
-"""Begins a `version` that means: the metastore keeps it once it drops it. `hive-cm:<HDFS's checksum>@<its root>`."""
+"""The prefix of a `version` of a file that the metastore retains once it drops it: `hive-cm:<HDFS's checksum>@<its
+root>`."""
 
 _LONGEST = 254
-"""Bytes of a name in the metastore's root, which cuts longer ones."""
+"""Maximum length of a name in the metastore's root, in bytes; the metastore truncates longer names."""
 
 
 _IN_ZONE = "lies in an encryption zone, out of which the metastore cannot move files"
@@ -33,22 +35,22 @@ _IN_ZONE = "lies in an encryption zone, out of which the metastore cannot move f
 
 @dataclass(frozen=True)
 class ChangeManager:
-    """What a metastore says of its change manager. `place`: its root, without authority that of the metastore's default
-    filesystem; `retain`: as it is set, such as `24h`; `why_not`: why it keeps nothing."""
+    """The configuration of a metastore's change manager. `place`: its root; without an authority, on the metastore's
+    default filesystem. `retain`: as configured, such as `24h`; `why_not`: the reason why it retains nothing."""
 
     place: str = ""
     retain: str = ""
     why_not: str = ""
 
     def root_for(self, location: str) -> str:
-        """Its root, on the store of a location where it names none."""
+        """Returns its root; on the store of the location if the root has no authority."""
         if "://" in self.place:
             return self.place
         return join(split_authority(normal(location))[0], self.place.removeprefix("file:"))
 
 
 def why_no_native(manager: ChangeManager | None, location: str) -> str:
-    """Empty when the metastore keeps what it drops at a location, and we can read it; else the reason."""
+    """Returns "" if the metastore retains files that it drops at a location and they can be read; else the reason."""
     if scheme(location) not in SCHEMES:
         return "the metastore recognizes files by the checksums of HDFS, which other stores lack"
     if manager is None:
@@ -64,7 +66,7 @@ def why_no_native(manager: ChangeManager | None, location: str) -> str:
         Place(root).list()
         if in_zone(location):
             return _IN_ZONE
-    except FileNotFoundError:  # no location yet
+    except FileNotFoundError:  # the location does not exist yet
         return ""
     except OSError as error:
         return f"{error.filename or root}: {error.strerror or error}"
@@ -76,28 +78,30 @@ def is_native(version: str | None) -> bool:
 
 
 def native_size(path: str, version: str) -> int:
-    """Bytes of a file that the metastore keeps, or that was not dropped yet. FileNotFoundError when it is neither."""
+    """Returns the bytes of a file that the metastore retains or that was not dropped yet. Raises FileNotFoundError if
+    neither."""
     return _found(path, version).size()
 
 
 def open_native(path: str, version: str) -> BinaryIO:
-    """Reads such a file. FileNotFoundError as above: its cleaner removed it, or somebody else removed the file."""
+    """Opens such a file. Raises FileNotFoundError as above: the cleaner removed it, or another process removed the
+    file."""
     return _found(path, version).open_stream()
 
 
 @dataclass(frozen=True)
 class NativeKeeper:
-    """What the metastore itself keeps: bytes are read once, for their checksum, and never copied.
+    """A keeper that relies on the metastore: bytes are read once, for their checksum, and never copied.
 
-    Protects from what the metastore removes (drops; from Hive 3 on truncates and overwrites by Hive), for as long as
-    its cleaner lets it. Not from what Spark or a shell removes.
+    Protects against removals by the metastore (drops; from Hive 3 on truncates and overwrites by Hive), until its
+    cleaner removes the files. Does not protect against removals by Spark or a shell.
     """
 
     manager_root: str
     name: ClassVar[str] = "native"
 
     def keep(self, path: str) -> Kept:
-        if in_zone(path):  # one may begin below a location that was looked at
+        if in_zone(path):  # a zone may begin below a location that was checked
             raise KeepError(f"{path}: {_IN_ZONE}", hint="choose another keeper")
         for _ in range(ATTEMPTS):
             kept = read_object(path)

@@ -1,8 +1,8 @@
-"""Content names, and giving them: the steps that keepers and recycling share. No policy lives here.
+"""Content names, and how files get them: the steps that keepers and recycling share. Contains no policy.
 
-A kept file is `files/<ab>/<algorithm>-<hex>-<size>`, where `ab` are the first two digits of the checksum. Bytes get
-there by a link, so a name appears whole and at once; what is still on its way lies in `incoming/`, where the first
-word of a name says what a sweep does with it: `copy-` and `probe-` are removed, `recycle-` and `damaged-` are filed.
+A retained file is `files/<ab>/<algorithm>-<hex>-<size>`, where `ab` are the first two digits of the checksum. Files get
+this name by a link, so a name appears atomically with complete content. Incomplete files are in `incoming/`, where the
+prefix of a name decides how a sweep handles it: `copy-` and `probe-` are removed, `recycle-` and `damaged-` are filed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from cmroot.store.local import sync_directory
 from cmroot.store.place import Place, is_local, join, normal
 
 ATTEMPTS = 3
-"""How often a file that changes while it is read is read again before that is an error."""
+"""How often a file that changes while it is read is read again before an error is raised."""
 
 _LINK_REFUSED = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""A link is refused: 65,000 links on ext4, another device, another owner's file (fs.protected_hardlinks), FAT."""
+"""Errors that mean that a link is refused: 65,000 links on ext4, another device, another owner's file
+(fs.protected_hardlinks), FAT."""
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """What was kept: size and modification time of the source, its identity (see FileState), the content's checksum;
-    `version`: the version id under which the source's store keeps it, where it is kept that way; `changed_ns`: the
-    source's change time once it was kept (a link changes it), 0 where there is none."""
+    """A file that was retained: size and modification time of the source, its identity (see FileState), the checksum of
+    the content. `version`: the version id by which the source's store retains it, if it does; `changed_ns`: the
+    source's change time after it was retained (a link changes it), 0 where unavailable."""
 
     size: int
     mtime_ns: int
@@ -53,14 +54,15 @@ def content_name(checksum: str, size: int, algorithm: str = ALGORITHM) -> str:
 
 
 def locate(root: str, checksum: str, size: int) -> str:
-    """Where these bytes are, if they are kept. Raises FormatError for a checksum that is none: it would be a path."""
+    """Returns the path of these bytes if they are retained. Raises FormatError for an invalid checksum: it is used in a
+    path."""
     if len(checksum) != 32 or not checksum.isalnum():
         raise FormatError(f"{checksum!r} is not a checksum", hint=HINT)
     return join(root, "files", checksum[:2], content_name(checksum, size))
 
 
 def is_kept(root: str, checksum: str, size: int) -> bool:
-    """Whether bytes of this name and size are there; reads none of them."""
+    """Returns True if a file of this name and size exists; reads no bytes."""
     try:
         return Place(locate(root, checksum, size)).size() == size
     except FileNotFoundError:
@@ -68,7 +70,7 @@ def is_kept(root: str, checksum: str, size: int) -> bool:
 
 
 def fresh_incoming(root: str, kind: str) -> str:
-    """A name in `incoming/` that nobody has used; the directory is made on a local root."""
+    """Returns an unused name in `incoming/`; creates the directory on a local root."""
     incoming = Place(root) / "incoming"
     incoming.mkdirs()
     return str(incoming / f"{kind}-{os.getpid()}-{uuid.uuid4().hex}")
@@ -76,7 +78,7 @@ def fresh_incoming(root: str, kind: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[int]:
-    """While a descriptor is open, nobody can take the bytes away: unlinking and replacing only remove names."""
+    """Yields an open descriptor, through which the bytes remain readable: unlinking and replacing only remove names."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -92,7 +94,8 @@ def unsteady(path: str) -> KeepError:
 
 
 def read_steadily(descriptor: int, path: str) -> Kept:
-    """Checksum of an open local file, by a reading that no writer disturbed. KeepError when there is none."""
+    """Returns the checksum of an open local file, read while no writer changed it. Raises KeepError if that is
+    impossible."""
     before = os.fstat(descriptor)
     for _ in range(ATTEMPTS):
         checksum, size = checksum_descriptor(descriptor, before.st_size)
@@ -104,7 +107,7 @@ def read_steadily(descriptor: int, path: str) -> Kept:
 
 
 def file_by_link(root: str, descriptor: int, kept: Kept) -> None:
-    """Give an open file its content name: by a link to exactly this inode, else by a copy of its bytes."""
+    """Gives an open file its content name: by a link to exactly this inode, else by a copy of its bytes."""
     final = locate(root, kept.checksum, kept.size)
     for _ in range(ATTEMPTS):
         try:
@@ -124,7 +127,7 @@ def file_by_link(root: str, descriptor: int, kept: Kept) -> None:
 
 
 def file_by_copy(root: str, descriptor: int, path: str) -> Kept:
-    """Copy an open file into the root: aside, synced, then named by what the copy holds."""
+    """Copies an open file into the root: to a staging file, synced, then named by the content of the copy."""
     for _ in range(ATTEMPTS):
         before = os.fstat(descriptor)
         staged = fresh_incoming(root, "copy")
@@ -139,7 +142,7 @@ def file_by_copy(root: str, descriptor: int, path: str) -> Kept:
 
 
 def file_incoming(root: str, staged: str) -> Kept:
-    """Hash a file in `incoming/` and give its bytes their content name too; it keeps the name it has."""
+    """Hashes a file in `incoming/` and adds its content name; its current name is retained."""
     with opened(staged) as descriptor:
         kept = read_steadily(descriptor, staged)
     _link_incoming(root, staged, kept)
@@ -147,20 +150,21 @@ def file_incoming(root: str, staged: str) -> Kept:
 
 
 def name_incoming(root: str, staged: str, kept: Kept) -> None:
-    """Move a file in `incoming/` to its content name: link, then unlink, so that one of the two is always there."""
+    """Moves a file in `incoming/` to its content name: link, then unlink, so that one of the two names always exists.
+    """
     _link_incoming(root, staged, kept)
     remove_name(staged)
 
 
 def sync_name(final: str) -> None:
-    """Make the name of an entry durable: another device may forget its source sooner."""
+    """Makes the name of an entry durable: another device may persist the removal of its source earlier."""
     directory = os.path.dirname(final)
     sync_directory(directory)
     sync_directory(os.path.dirname(directory))
 
 
 def remove_name(path: str) -> None:
-    """Unlink, where the name may be gone already."""
+    """Unlinks a name that may not exist any more."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
@@ -180,15 +184,15 @@ def _link_incoming(root: str, staged: str, kept: Kept) -> None:
             except OSError as error:
                 if error.errno not in _LINK_REFUSED:
                     raise
-                os.rename(staged, final)  # no links to be had: a rename replaces equal bytes at worst
+                os.rename(staged, final)  # links are unavailable: a rename replaces equal bytes at worst
                 return
     raise KeepError(f"{staged}: could not be given its name {final}", hint="run the same command again")
 
 
 def _renew(root: str, final: str, descriptor: int, kept: Kept) -> None:
-    """Makes an entry as young as if it were filed now: its inode's change time moves, from which its age counts. Where
-    that cannot be had (another owner's file, a filesystem that stamps no changes), the equal bytes that are open take
-    its name in one step."""
+    """Makes an entry as young as if it were filed now by changing its inode's change time, from which its age counts.
+    Where that is impossible (another owner's file, a filesystem without change times), the equal bytes that are open
+    replace it in one step."""
     before = os.stat(final)
     try:
         os.chmod(final, stat.S_IMODE(before.st_mode))
@@ -207,7 +211,7 @@ def _renew(root: str, final: str, descriptor: int, kept: Kept) -> None:
             remove_name(staged)
             raise unsteady(final) from error
     os.rename(staged, final)
-    remove_name(staged)  # is left when somebody gave the same inode the name this moment
+    remove_name(staged)  # remains if the same inode was given that name concurrently
 
 
 def _steady(before: os.stat_result, after: os.stat_result, size: int) -> bool:
@@ -215,25 +219,25 @@ def _steady(before: os.stat_result, after: os.stat_result, size: int) -> bool:
 
 
 def _link_descriptor(descriptor: int, final: str) -> None:
-    """linkat(2) on /proc/self/fd: the inode that was hashed, whatever its path means by now.
+    """Calls linkat(2) on /proc/self/fd: links the inode that was hashed, even if its path was replaced since.
 
-    A path could be replaced between hashing and linking; a descriptor cannot. src_dir_fd is there only because Python
-    calls link(2), which does not follow the symbolic link in /proc, unless one is given.
+    A path could be replaced between hashing and linking; a descriptor cannot. src_dir_fd is passed only because Python
+    otherwise calls link(2), which does not follow the symbolic link in /proc.
     """
     os.link(f"/proc/self/fd/{descriptor}", final, src_dir_fd=descriptor, follow_symlinks=True)
 
 
 def _holds(root: str, final: str, descriptor: int, kept: Kept) -> bool:
-    """Whether the name holds these bytes already; if so, the entry is as young as a new one.
+    """Returns True if the name has these bytes already; then the entry is made as young as a new one.
 
-    A kept file that shares its inode with a source may have been written into since. Then it is moved to the name of
-    what it holds now, the good bytes take its place, and nothing is lost. So an equal content that arrives as another
-    file costs one more read; the same file again costs nothing.
+    A retained file that shares its inode with a source may have been overwritten since. It is then moved to the name of
+    its current content, the intact bytes replace it, and nothing is lost. So equal content that arrives as another file
+    costs one more read; the same file again costs nothing.
     """
     try:
         there, ours = os.stat(final), os.fstat(descriptor)
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
-            return True  # who removes the other name moves its change time
+            return True  # removing the other name changes its change time
         if there.st_size == kept.size and (kept.size == 0 or checksum_file(final) == (kept.checksum, kept.size)):
             _renew(root, final, descriptor, kept)
             return True
@@ -247,22 +251,23 @@ def _holds(root: str, final: str, descriptor: int, kept: Kept) -> bool:
 
 
 # ---- find ------------------------------------------------------------------------------------------------------------
-# Finding in the captured log: which files were recorded at a path, in a table, or with a checksum, and until when.
+# Searching the captured log: which files were recorded at a path, in a table, or with a checksum, and until when.
 #
-# Streams over the file entries and holds the newest matches only. Whether their bytes are kept now is asked at the end.
+# Streams over the file entries and holds the newest matches only. Checks at the end whether their bytes are retained
+# now.
 
 
 LIMIT = 1000
-"""References listed one by one; the newest. The others are counted."""
+"""The maximum number of references listed individually, the newest; the others are counted."""
 
 _COLUMNS = [name for name in FILES.names if name != "identity"]
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to look for; all that is given must fit. `path`: a file or a directory above it, at any time of the log.
-    `table`: `db.table`, or `db.table/partition` with the partition's escaped name. `checksum`: its first digits, or
-    a content name such as `xxh3_128-<hex>-<size>`."""
+    """A search; all given criteria must match. `path`: a file or a directory above it, at any time of the log. `table`:
+    `db.table`, or `db.table/partition` with the partition's escaped name. `checksum`: its first digits, or a content
+    name such as `xxh3_128-<hex>-<size>`."""
 
     path: str = ""
     table: str = ""
@@ -270,9 +275,9 @@ class Query:
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A file as the log recorded it: the source had these bytes from `since` on, until `ended` (None: it has them
-    still). `recorded_kept`: whether they were kept when it was recorded; `kept`: whether they are now, in `files/` or
-    as a version of their bucket. checksum None: nobody ever read it."""
+    """A file as recorded in the log: the source had these bytes from `since` until `ended` (None: it still has them).
+    `recorded_kept`: whether they were retained when it was recorded; `kept`: whether they are retained now, in `files/`
+    or as a version in their bucket. checksum None: the file was never read."""
 
     db: str
     table: str
@@ -299,23 +304,24 @@ class Reference(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Findings:
-    """The newest references, in the order of the log, and how many there are; `total` is at least that many."""
+    """The newest references in the order of the log, and their count; `total` is at least that many."""
 
     references: list[Reference]
     total: int
 
 
 def find(root: str, log: Sequence[Segment], query: Query, *, limit: int = LIMIT) -> Findings:
-    """References that fit a query. Reads the whole log once or twice, in flat memory; takes no lease.
+    """Returns the references that match a query. Reads the entire log once or twice, in constant memory; takes no
+    lease.
 
-    A live file whose table was renamed or moved since is found where it was recorded, not where it lies now."""
+    A live file whose table was renamed or moved since is found where it was recorded, not at its current location."""
     found: dict[tuple[int, str, str | None], Reference] = {}
     total = 0
     for row in _rows(log, query):
         reference = _reference(row)
         known = found.pop(reference.key, None)
         total += known is None and row["op"] == ADD
-        if known is not None:  # the release of an add that fits too
+        if known is not None:  # the release of an add that matches too
             reference = msgspec.structs.replace(known, ended=reference.ended)
         found[reference.key] = reference
         if len(found) > limit:
@@ -356,7 +362,7 @@ def _of_table(rows: pa.Table, text: str) -> Any:
 
 
 def _below(rows: pa.Table, wanted: str) -> Any:
-    """Rows whose file is at a place or below it. There are few locations, and many files."""
+    """Returns the rows whose file is at a place or below it. There are few locations, and many files."""
     fits = pa.array([False] * rows.num_rows)
     for location in pc.unique(pc.drop_null(rows["location"])).to_pylist():
         here = pc.equal(rows["location"], location)
@@ -389,7 +395,7 @@ def _reference(row: dict[str, Any]) -> Reference:
 
 
 def _ends(log: Sequence[Segment], open_: Sequence[Reference]) -> dict[tuple[int, str, str | None], int]:
-    """Where references ended under another name or at another place than they were looked for."""
+    """Returns the positions at which references ended under another name or location than the one searched for."""
     if not open_:
         return {}
     keys = {each.key for each in open_}
@@ -419,7 +425,8 @@ def _with_kept(root: str, references: Sequence[Reference]) -> list[Reference]:
 
 
 def kept_now(root: str, contents: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Which of some contents `files/` has by name; on object stores by listing what may have them."""
+    """Returns those of the given contents that `files/` has by name; on object stores by listing the possible prefixes.
+    """
     if is_local(root):
         return {each for each in contents if is_kept(root, *each)}
     names: dict[str, set[str]] = {}

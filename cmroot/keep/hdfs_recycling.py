@@ -1,9 +1,8 @@
-"""Recycling within one namespace of HDFS: a rename into `recycling/<id>/`, where a file has the path that it had.
+"""Recycling within one HDFS namespace: a rename into `recycling/<id>/`, where a file has its original path.
 
-So the rename is the record of the origin, too: one step that a crash cannot tear. A file below `recycling/` is hashed,
-told to the recorder, and renamed to the name of its content; whatever is left there is filed by the next sweep. No
-bytes are written. Where a rename is refused (an encryption zone, a snapshot, rights, another namespace), the caller
-copies.
+So the rename also records the origin, in one step that a crash cannot split. A file below `recycling/` is hashed,
+passed to the recorder, and renamed to its content name; the next sweep files all that remain there. No bytes are
+written. Where a rename is refused (an encryption zone, a snapshot, permissions, another namespace), the caller copies.
 """
 
 from __future__ import annotations
@@ -28,26 +27,27 @@ from cmroot.store.spelling import naming
 DIRECTORY = "recycling"
 
 _PATIENCE = 60.0
-"""Seconds until a file whose writer went away, or was sent away, is closed: its DataNodes agree on its last block."""
+"""Seconds to wait for the closing of a file whose writer ended or was fenced off: its DataNodes agree on its last
+block."""
 
 _PAUSE = 0.25
 
 _UNSETTLED = frozenset({errno.EAGAIN, errno.EDQUOT, errno.ENOSPC})
-"""Errors of a rename that a copy would meet as well."""
+"""Errors of a rename that a copy would also meet."""
 
 _AS_IT_IS = (1 << 64) - 1
-"""For a time that stays (-1 of 64 bits): a NameNode without access times refuses any other."""
+"""The value that leaves a time unchanged (-1 in 64 bits): a NameNode without access times refuses any other."""
 
 
 def renames_within(root: str, path: str) -> bool:
-    """Whether a rename into the root is worth trying: both are of one namespace of HDFS."""
+    """Returns True if a rename into the root is worth trying: both paths are in one HDFS namespace."""
     places = normal(root), normal(path)
     return {scheme(place) for place in places} == {"hdfs"} and len({split_authority(each)[0] for each in places}) == 1
 
 
 @dataclass(frozen=True)
 class RenamedEntry:
-    """What one rename took: a file, or a directory with all that is below it. `top`: its place in `recycling/`."""
+    """A file, or a directory with everything below it, moved by one rename. `top`: its location in `recycling/`."""
 
     root: str
     top: str
@@ -58,17 +58,18 @@ class RenamedEntry:
         object.__setattr__(self, "_store", HdfsStore(self.top))
 
     def files(self) -> list[str]:
-        """Sorted; hidden ones, too."""
+        """Returns all files, sorted, including hidden ones."""
         authority = split_authority(normal(self.top))[0]
         return sorted(f"{authority}{key}" for key in self._store.tree(self.top))
 
     def origin(self, path: str) -> str:
-        """Where a file of it was."""
+        """Returns the original path of a file in it."""
         return split_authority(normal(self.top))[0] + path[len(self.top) :]
 
     def file(self, path: str) -> Kept:
-        """What the file is, once nobody writes to it any more. It is as young as now from here on: its age is its time.
-        Where this user may not do so, it is kept by a copy. KeepError when its writer cannot be sent away."""
+        """Hashes the file once it is closed for writing. Its modification time is set to now, because its age counts
+        from that. If this user may not do that, the file is copied into the root. Raises KeepError when its writer
+        cannot be fenced off."""
         before = file_state(path)
         try:
             with naming(path):
@@ -86,8 +87,8 @@ class RenamedEntry:
         return msgspec.structs.replace(read_object(path), mtime_ns=before.mtime_ns, identity=before.identity)
 
     def let_go(self, path: str, kept: Kept) -> None:
-        """Gives it the name of its content, in place of equal bytes that are kept already. A file that may not be moved
-        there (a zone begins below what was renamed) is copied, and removed."""
+        """Renames the file to its content name, replacing equal bytes that are retained already. A file that may not be
+        moved there (a zone begins below the renamed directory) is copied, then removed."""
         if path not in self._copied:
             try:
                 Place(path).move(Place(locate(self.root, kept.checksum, kept.size)))
@@ -101,7 +102,7 @@ class RenamedEntry:
         Place(path).remove()
 
     def remove_emptied(self) -> bool:
-        """False when there is a file in it again."""
+        """Removes the empty directories. Returns False when they contain a file again."""
         keys = self._store.tree(self.top, directories=True)
         if any(info["type"] == "file" for info in keys.values()):
             return False
@@ -117,7 +118,8 @@ class RenamedEntry:
                 return
 
     def _close(self, path: str) -> None:
-        """Sends the writer away that has it open: what it writes later would not be what was hashed."""
+        """Revokes the lease of a writer that has the file open: its later writes would differ from the bytes that are
+        hashed."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             with told():
@@ -129,8 +131,8 @@ class RenamedEntry:
 
 
 def take(root: str, path: str) -> RenamedEntry | None:
-    """Renames a file or directory into the root; None where that is refused, and nothing has changed. FileNotFoundError
-    when it is gone."""
+    """Renames a file or directory into the root; returns None if that is refused and nothing has changed. Raises
+    FileNotFoundError when it does not exist."""
     store = HdfsStore(root)
     top = join(root, DIRECTORY, f"{os.getpid()}-{uuid.uuid4().hex}")
     entry = RenamedEntry(root, top)
@@ -140,7 +142,7 @@ def take(root: str, path: str) -> RenamedEntry | None:
         with naming(path):
             store.filesystem.mv(store.key(path), store.key(taken), overwrite=False)
     except FileNotFoundError:
-        if store.exists(taken):  # by a call whose answer was lost, and which was sent again
+        if store.exists(taken):  # moved by an earlier call that was sent again because its answer was lost
             return entry
         entry.remove_emptied()
         raise
@@ -153,7 +155,7 @@ def take(root: str, path: str) -> RenamedEntry | None:
 
 
 def left_entries(root: str) -> list[RenamedEntry]:
-    """What killed runs left; under the lease."""
+    """Returns the entries left by killed runs; call under the lease."""
     if scheme(root) != "hdfs":
         return []
     place = Place(root) / DIRECTORY
@@ -161,7 +163,8 @@ def left_entries(root: str) -> list[RenamedEntry]:
 
 
 def _refused(error: Error | OSError) -> bool:
-    """Whether a change was refused for what it was to change; not where the NameNode was away, or says no to all."""
+    """Returns True if a change was refused because of its target, False if the NameNode was unavailable or refuses all
+    changes."""
     if isinstance(error, Error):
         return not error.transient and not isinstance(error, NoSpace)
     return not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _UNSETTLED

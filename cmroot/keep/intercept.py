@@ -1,10 +1,10 @@
-"""Intercepts: files that another process is about to drop move into the root first, and back if the drop does not
-happen.
+"""Intercepts: files that another process is about to drop are first moved into the root, and moved back if the drop
+does not happen.
 
-An intercept is `taking/<id>/`: `journal.json` says what is under way, `0`, `1`, ... are directories moved out of reach
-by one rename each, `entries.parquet` is what was kept of them. On stores without a rename, and across devices, the
-sources stay where they are until it is decided; then they are removed. Who decides, and how, is no business of this
-module. What is left for the capture of the event is in `taken`.
+An intercept is `taking/<id>/`: `journal.json` contains the state, `0`, `1`, ... are directories moved out of reach by
+one rename each, `entries.parquet` lists the retained files. On stores without a rename, and across devices, the sources
+remain in place until the outcome is decided; then they are removed. How the outcome is decided is outside this module.
+The file entries for the capture of the event are written to `taken`.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ from cmroot.store.spelling import naming
 
 THREADS = 8
 LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"
-_BATCH = 64  # files that a thread keeps in a row
+_BATCH = 64  # files that a thread retains in a row
 
 log = logging.getLogger(__name__)
 
 
 class Intercept:
-    """One intercept: `protect`, then `sent`, then `settle` (or `put_back`). Each may be run again after a crash."""
+    """One intercept: `protect`, then `sent`, then `settle` (or `put_back`). Each may run again after a crash."""
 
     def __init__(self, root: str, journal: Journal, *, live: bool, stopped: threading.Event | None = None) -> None:
-        """`live`: its sources have not been out of sight since it began; not so for one that a crash left. `stopped`:
-        once it is set, `protect` gives up at the next file."""
+        """Creates an intercept from its journal. `live`: its sources have been under control since it began; False for
+        an intercept left by a crash. `stopped`: once it is set, `protect` aborts at the next file."""
         self.root, self.journal = root, journal
         self.place = str(Place(root) / DIRECTORY / journal.id)
         self.open = True  # until all is done
         self._live = live
         self._stopped = stopped or threading.Event()
-        self._kept: dict[str, Kept] = {}  # by the place that the file had
+        self._kept: dict[str, Kept] = {}  # by the original path of the file
         self._keepers: dict[object, Keeper] = {}
         self._store_lock = contextlib.ExitStack()
         self._has_store_lock = False
@@ -90,8 +90,8 @@ class Intercept:
         *,
         stopped: threading.Event | None = None,
     ) -> Intercept:
-        """Writes the journal; nothing is moved yet. Raises NotWritable or NoSpace when the root takes nothing, and
-        Protected for a source that lies in a root, or around one."""
+        """Writes the journal; nothing is moved yet. Raises NotWritable or NoSpace when the root cannot be written, and
+        Protected for a source inside a root or above one."""
         chosen = outermost(sources)
         for source in chosen:
             refuse_root(root, source.place)
@@ -136,8 +136,9 @@ class Intercept:
         return {source.table for source in self.journal.sources}
 
     def protect(self) -> None:
-        """Keeps every file, then moves what can be moved, then keeps what a writer added meanwhile. When it returns the
-        bytes are in `files/`, whatever happens to the sources. An error leaves all as it was."""
+        """Retains every file, then moves the sources that can be moved, then retains files that were added
+        concurrently. When it returns, the bytes are in `files/`, whatever happens to the sources. After an error
+        everything is restored."""
         try:
             self._take_store_lock()
             for source in self.journal.sources:
@@ -151,8 +152,8 @@ class Intercept:
             raise
 
     def sent(self) -> None:
-        """To be called before the drop is sent: from here on only who was asked knows the outcome. An error leaves all
-        as it was."""
+        """Records that the drop is being sent; call it before sending: from then on only the receiver knows the
+        outcome. After an error everything is restored."""
         try:
             self._save(state=SENT, sent_at=time.time())
         except BaseException:
@@ -160,14 +161,15 @@ class Intercept:
             raise
 
     def put_back(self) -> None:
-        """Nothing was dropped: every source is where it was, and the intercept is gone. Where something has the name
-        of a file meanwhile, that stays, and ours stays kept."""
+        """Restores every source because nothing was dropped, and removes the intercept. A file that was created since
+        then under the name of an intercepted file remains, and the intercepted file remains retained."""
         self._restore(self.journal.sources)
         self._forget()
 
     def settle(self, events: Mapping[str, int]) -> None:
-        """The tables named here were dropped (or lost partitions, or were emptied), by the event given; the others were
-        not. Leaves the entries for the capture of that event, and removes what was taken; the rest goes back."""
+        """Finalises the intercept: the tables in `events` were dropped (or lost partitions, or were emptied) by the
+        event given; the others were not. Writes the entries for the capture of that event, removes the intercepted
+        files of these tables, and moves the rest back."""
         if not events:
             self.put_back()
             return
@@ -196,7 +198,7 @@ class Intercept:
             self._has_store_lock = True
 
     def _keep(self, place: str, named: str, stopped: threading.Event | None = None) -> None:
-        """Keeps the files at `place` that are not yet; they had the name `named`."""
+        """Retains the files at `place` that are not retained yet; their original location is `named`."""
         fresh = [
             (join(place, relative), key)
             for relative, state in files_at(place)
@@ -228,8 +230,8 @@ class Intercept:
                 raise
 
     def _keep_late(self) -> None:
-        """What appeared in the sources after they were looked at. One that a crash left where it was may be another
-        table's by now, and one that was emptied is in use: these are not looked at again."""
+        """Retains files that appeared in the sources after they were listed. Sources that remained in place across a
+        crash may belong to another table by now, and emptied ones are in use: these are not listed again."""
         in_place = self._live and not (self.journal.empties and self.journal.state == DONE)
         for source in self.journal.sources:
             if source.entry:
@@ -246,7 +248,7 @@ class Intercept:
     # ---- moving and removing --------------------------------------------------------------------------------------
 
     def _move(self, source: InterceptSource) -> InterceptSource:
-        """The source as the journal is to name it: without an entry when it could not be moved."""
+        """Returns the source as the journal is to record it: without an entry when it could not be moved."""
         refuse_root(self.root, source.place)
         if source.entry and not move_aside(local_path(source.place), self._entry(source), stays=self.journal.empties):
             return msgspec.structs.replace(source, entry="")
@@ -260,8 +262,8 @@ class Intercept:
                     move_back(self.root, self._entry(source), local_path(source.place))
 
     def _remove(self, source: InterceptSource) -> bool:
-        """Removes what is kept, and the directory; False when there is something that is not kept yet. Of what was
-        never moved, only the kept files go when the place may be in use."""
+        """Removes the retained files and the directory. Returns False when there is a file that is not retained yet.
+        For a source that was never moved, only the retained files are removed if the location may be in use."""
         if source.entry:
             return remove_kept_below(self._entry(source), source.place, self._kept, whole=True)
         refuse_root(self.root, source.place)
@@ -286,7 +288,8 @@ class Intercept:
                 write_intercepted(self.root, event, of_table, uuid.uuid5(uuid.UUID(self.journal.id), table).hex)
 
     def _forget(self) -> None:
-        """The journal last: while it is there, captures wait and a restart looks here."""
+        """Removes the intercept's files, the journal last: while it exists, captures wait and a restart recovers the
+        intercept."""
         place = Place(self.place)
         (place / ENTRIES).remove_own()
         (place / JOURNAL).remove_own()
@@ -296,11 +299,11 @@ class Intercept:
 
 
 def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, journal: "") -> list[Intercept]:
-    """Those that are not finished, the oldest first: of a gateway at work, or left by a crash. Raises FormatError for a
-    journal that is damaged or of another version.
+    """Returns the unfinished intercepts, oldest first: of a running gateway, or left by a crash. Raises FormatError for
+    a journal that is damaged or of another version.
 
-    A journal says what is moved and removed, so it is believed only when it has no flaw, and `refuse`, asked with the
-    taking's place, has nothing against it; else it is logged and left as it is."""
+    A journal determines which files are moved and removed, so it is used only when it has no flaw and `refuse`, called
+    with the intercept's location, returns no objection; else it is logged and left unchanged."""
     found = []
     for name in (Place(root) / DIRECTORY).list():
         place = join(root, DIRECTORY, name)
@@ -315,7 +318,8 @@ def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, 
 
 
 def sweep_intercepts(root: str) -> None:
-    """Removes what a crash left of intercepts that had no journal yet, or none any more: empty directories."""
+    """Removes the empty directories that a crash left of intercepts without a journal: not written yet, or removed
+    already."""
     for name in (Place(root) / DIRECTORY).list():
         place = Place(root) / DIRECTORY / name
         if not (place / JOURNAL).exists():

@@ -1,7 +1,8 @@
-"""What an intercept writes down: its journal, and the file entries of what it kept. Values, and their files.
+"""The persistent state of an intercept: its journal, and the file entries of the retained files. Values, and their
+files.
 
-`taking/<id>/journal.json` is there from before anything is touched until nothing is left to do; `entries.parquet` from
-when all is kept. The taking itself is in `intercept`.
+`taking/<id>/journal.json` exists from before the first change until nothing remains to be done; `entries.parquet`
+exists once all files are retained. The intercept itself is in `intercept`.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ _PLACE = re.compile("/|[a-z][a-z0-9+.-]*:/")
 _ENTRY = re.compile("[0-9]{1,9}")
 
 INTERCEPTING, SENT, DONE = "taking", "sent", "done"
-"""States of a journal: nothing is sent yet, so everything goes back; sent, and the outcome is not known; dropped."""
+"""States of a journal: nothing was sent yet, so everything is moved back; sent, and the outcome is unknown; dropped."""
 
 
 class InterceptSource(msgspec.Struct, frozen=True):
-    """A directory, or a single file, to take. `table`: the one that it goes with. `entry`: its name in the intercept,
-    when it is moved there."""
+    """A directory, or a single file, to intercept. `table`: the table whose drop removes it. `entry`: its name in the
+    intercept, when it is moved there."""
 
     place: str
     table: str
@@ -54,7 +55,7 @@ class InterceptSource(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose files lie below a location: a table without partitions, or a partition by its escaped name."""
+    """The owner of the files below a location: a table without partitions, or a partition by its escaped name."""
 
     table: str
     partition: str
@@ -62,7 +63,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class DropCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Who drops what; the fields are those of Journal."""
+    """The caller and target of a drop; the fields are those of Journal."""
 
     before_event: int
     call: str
@@ -73,9 +74,9 @@ class DropCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(msgspec.Struct, frozen=True):
-    """What `journal.json` says. `before_event`: the newest event before the drop was sent; `sent_at`: when, in seconds
-    since the epoch. `empties`: the directories stay, without what is in them. `about`: the caller's own. `events`: of
-    what was dropped, the event by table."""
+    """The content of `journal.json`. `before_event`: the newest event before the drop was sent; `sent_at`: when it was
+    sent, in seconds since the epoch. `empties`: the directories remain, without their contents. `about`: reserved for
+    the caller. `events`: the event of each dropped table."""
 
     version: int
     id: str
@@ -94,12 +95,13 @@ class Journal(msgspec.Struct, frozen=True):
 
 
 def write_journal(place: str, journal: Journal) -> None:
-    """Durable when it returns; replaces the one before."""
+    """Writes the journal, replacing the one before. Durable when it returns."""
     (Place(place) / JOURNAL).replace_own(msgspec.json.encode(journal))
 
 
 def read_journal(place: str) -> Journal | None:
-    """None when there is none: nothing has begun there, or all is done. Raises FormatError for a damaged one."""
+    """Returns the journal; None if there is none: nothing has begun, or all is done. Raises FormatError for a damaged
+    one."""
     path = Place(place) / JOURNAL
     try:
         journal = msgspec.json.decode(path.read_bytes(), type=Journal)
@@ -113,8 +115,8 @@ def read_journal(place: str) -> Journal | None:
 
 
 def flaw(journal: Journal, name: str) -> str:
-    """Why a journal below `taking/<name>/` is none that a gateway wrote: an entry that leads elsewhere, a state that
-    does not exist; "" for a sound one. What it names as places is for who knows the warehouse to judge."""
+    """Returns why a journal below `taking/<name>/` cannot be one written by a gateway: an entry that leads elsewhere,
+    or an unknown state; "" for a valid one. Its locations must be checked by a caller that knows the warehouse."""
     if journal.id != name or not _ID.fullmatch(name):
         return f"it says to be {journal.id!r}"
     if journal.state not in (INTERCEPTING, SENT, DONE):
@@ -130,7 +132,7 @@ def flaw(journal: Journal, name: str) -> str:
 
 
 def outermost(sources: Iterable[InterceptSource]) -> list[InterceptSource]:
-    """Without those that lie below another, which takes them along."""
+    """Returns the sources that are not below another one, which is moved together with everything below it."""
     found: list[InterceptSource] = []
     for source in sorted(sources, key=lambda source: normal(source.place) + "/"):
         if not found or not _is_below(normal(source.place), normal(found[-1].place)):
@@ -146,13 +148,14 @@ def _is_below(place: str, other: str) -> bool:
 
 
 def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
-    """File entries (cmroot.log.FILES, positions null) of all that is data of a table or partition. `kept`: by the place
-    that a file had, in the spelling of `normal`. `_temporary` and what lies beside partitions is nobody's data."""
+    """Returns file entries (cmroot.log.FILES, positions null) of all data files of a table or partition. `kept`: by the
+    original path of the file, as normalised by `normal`. `_temporary` and files next to partitions belong to no table.
+    """
     owners = {normal(owner.location): owner for owner in journal.owners}
     above: dict[str, str | None] = {}  # directory -> the location that it belongs to
     columns: dict[str, list[Any]] = {name: [] for name in FILES.names}
     for place, file in sorted({shown(place): file for place, file in kept.items()}.items()):
-        directory = place if place in owners else place.rpartition("/")[0]  # one file may be all of a table
+        directory = place if place in owners else place.rpartition("/")[0]  # a single file may be the entire table
         if directory not in above:
             above[directory] = _nearest_owner(directory, owners)
         location = above[directory]
@@ -194,8 +197,8 @@ def write_entries(place: str, rows: pa.Table) -> None:
 
 
 def read_entries(root: str, place: str) -> dict[str, Kept]:
-    """What was kept before a crash, by the place it had, as far as it still is: until it is recorded nothing refers to
-    it, so it may have expired. Raises FormatError."""
+    """Returns the files retained before a crash, by original path, that are still retained: until they are recorded
+    nothing refers to them, so they may have expired. Raises FormatError."""
     path = Place(place) / ENTRIES
     try:
         with path.open_read() as file:
@@ -214,13 +217,14 @@ def read_entries(root: str, place: str) -> dict[str, Kept]:
 
 
 # ---- safely ----------------------------------------------------------------------------------------------------------
-# Steps of an intercept: keeps a file before its removal, moves a tree out of reach and back, removes kept files.
+# Steps of an intercept: retaining a file before its removal, moving a tree out of reach and back, removing retained
+# files.
 #
-# Each removes or moves only what it was given as kept; what it finds besides, it leaves and says so.
+# Each step removes or moves only files passed as retained; it leaves any others and reports that in its result.
 
 
 def keep_safely(keeper: Keeper, root: str, path: str) -> Kept:
-    """Keeps one file as its keeper does; a copy is read back. FileNotFoundError: it was gone."""
+    """Retains one file by its keeper; a copy is read back. Raises FileNotFoundError if it does not exist any more."""
     if not isinstance(keeper, CopyKeeper):
         return keeper.keep(path)
     if not (is_local(root) and is_local(path)):
@@ -244,8 +248,8 @@ def unchanged(state: FileState, kept: Kept) -> bool:
 
 
 def files_at(place: str) -> Iterator[tuple[str, FileState]]:
-    """(name relative to the place, state) of every file, hidden ones too; a file itself has the name "". Symbolic links
-    to directories are not followed, as deleting does not follow them."""
+    """Yields (name relative to the place, state) of every file, hidden ones too; a place that is a file has the name
+    "". Symbolic links to directories are not followed, because deleting does not follow them either."""
     if not is_local(place):
         yield from _objects_at(place)
         return
@@ -285,8 +289,9 @@ def _state(status: os.stat_result) -> FileState:
 
 
 def move_aside(path: str, entry: str, *, stays: bool) -> bool:
-    """One rename out of everybody's reach; with `stays` an empty directory takes the place, as accessible as before.
-    False when it cannot be renamed: a mount point, or one inside. What is not there needs no moving."""
+    """Moves a path out of reach of all users by one rename; with `stays` an empty directory with the same permissions
+    replaces it. Returns False when it cannot be renamed: a mount point, or one inside. A missing path is not an error.
+    """
     with naming(path):
         try:
             before = os.stat(path)
@@ -306,8 +311,8 @@ def move_aside(path: str, entry: str, *, stays: bool) -> bool:
 
 
 def move_back(root: str, entry: str, path: str) -> None:
-    """Back to the name it had. What has come there meanwhile stays: directories are merged, and a file whose name is
-    taken goes to the root's kept files."""
+    """Moves an entry back to its original name. Files created there since then remain: directories are merged, and a
+    file whose name is in use is recycled into the root."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     entry_is_tree, path_is_tree = (is_directory(each, follow=False) for each in (entry, path))
     if status_of(path, follow=False) is None:
@@ -334,8 +339,8 @@ def move_back(root: str, entry: str, path: str) -> None:
 
 
 def remove_kept_below(place: str, named: str, kept: Mapping[str, Kept], *, whole: bool) -> bool:
-    """Removes the files at `place` that are kept, by the place `named` that they had; with `whole` the emptied
-    directory, too. False when something was found that is not kept, and stays."""
+    """Removes the retained files at `place`, by the original location `named`; with `whole` also the emptied directory.
+    Returns False when a file is found that is not retained; that file remains."""
     if not is_local(place):
         left = [
             name

@@ -1,6 +1,6 @@
-"""Keepers: how bytes come to be kept while their source still has them, and which one a store can have. Recycling,
-re-exported here, is for what we remove ourselves. Nothing touches a kept file's times, which a link shares with its
-source.
+"""Keepers: how bytes are retained while their source still has them, and which keeper a store supports. Recycling,
+re-exported here, is for files that the replicator removes itself. The times of a retained file are never changed,
+because a link shares them with its source.
 """
 
 from __future__ import annotations
@@ -36,18 +36,17 @@ from cmroot.store.place import Place, is_local, join, local_path, scheme
 from cmroot.store.spelling import naming
 
 # ---- capability ------------------------------------------------------------------------------------------------------
-# What a root and a store can do for each other, found out by trying: links, and writing at all.
+# Capabilities of a root and a store, found by trying: links, and writing.
 #
-# Each question is answered by the reason why not; an empty answer is yes. Whether a bucket keeps versions, says
-# `versions`.
+# Each function returns the reason why not; an empty reason means yes. Versioning of buckets is checked in `versions`.
 
 
-PROBE = "probe"  # begins the names of what is tried; a sweep removes those that a crash left
+PROBE = "probe"  # prefix of the names of probes; a sweep removes those left by a crash
 
 
 def why_no_link(root: str, location: str) -> str:
-    """Links from the root to files below a location: tried with the first file there, or with one of our own when there
-    is none. Raises NotWritable or NoSpace when the root takes nothing at all."""
+    """Tries a link from the root to the first file below a location, or to a file created for this when there is none.
+    Returns the reason why it failed. Raises NotWritable or NoSpace when the root cannot be written at all."""
     if not (is_local(root) and is_local(location)):
         return "links need a local filesystem"
     if not same_device(root, location):
@@ -62,7 +61,7 @@ def why_no_link(root: str, location: str) -> str:
                 os.close(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             os.link(os.path.realpath(example or own), linked)
         except FileNotFoundError:
-            return ""  # the example vanished, as files in a live warehouse do; the devices say yes
+            return ""  # the example vanished, as files in a live warehouse do; the devices are equal
         except OSError as error:
             return error.strerror or str(error)
         finally:
@@ -73,7 +72,8 @@ def why_no_link(root: str, location: str) -> str:
 
 
 def why_no_copy(root: str) -> str:
-    """Writing into the root: a small file is written and removed. Raises NoSpace when it is full, which passes."""
+    """Tries to write into the root: a small file is written and removed. Raises NoSpace when it is full, which is
+    transient."""
     try:
         files = Place(root) / "files"
         if files.local and not os.access(_nearest(files.local), os.W_OK | os.X_OK):
@@ -89,7 +89,7 @@ def why_no_copy(root: str) -> str:
 
 
 def _nearest(path: str) -> str:
-    """The path, or the nearest directory above it that exists."""
+    """Returns the path, or the nearest directory above it that exists."""
     while status_of(path) is None:
         path = os.path.dirname(path)
     return path
@@ -129,22 +129,23 @@ __all__ = [
 
 
 class Keeper(Protocol):
-    """Keeps the bytes of one file. A value: may be pickled, and used by several threads and processes at once."""
+    """A keeper that retains the bytes of one file. A value: may be pickled, and used by several threads and processes
+    at once."""
 
     name: ClassVar[str]
 
     def keep(self, path: str) -> Kept:
-        """Safe to run twice. FileNotFoundError: the file was gone when it was opened. KeepError: it could not be
-        kept; the source is as it was."""
+        """Retains a file. May run twice. Raises FileNotFoundError if the file did not exist when it was opened,
+        KeepError if it could not be retained; the source is unchanged."""
 
 
 @dataclass(frozen=True)
 class LinkKeeper:
-    """A hard link per content: no bytes are copied, and whoever unlinks or replaces the source, the bytes stay.
+    """A hard link per content: no bytes are copied, and they remain when the source is unlinked or replaced.
 
-    Root and source lie on one local filesystem. Does not protect against writing into a source file in place. A file
-    that cannot be linked (too many links, another owner's) or was unlinked meanwhile is copied instead. Durable after
-    `Store.sync(root)`, once for any number of files: the captured log does it before its marker.
+    Root and source are on one local filesystem. Does not protect against writing into a source file in place. A file
+    that cannot be linked (too many links, another owner's) or was unlinked concurrently is copied instead. Durable
+    after `Store.sync(root)`, once for any number of files: the captured log does it before its marker.
     """
 
     root: str
@@ -161,7 +162,7 @@ class LinkKeeper:
 @dataclass(frozen=True)
 class CopyKeeper:
     """A copy per content, for another device or store: written to a staging file in `incoming/` while it is hashed,
-    synced, then given its name. Protects against writing in place too."""
+    synced, then renamed to its content name. Protects against writing in place too."""
 
     root: str
     name: ClassVar[str] = "copy"
@@ -176,7 +177,8 @@ class CopyKeeper:
 
 @dataclass(frozen=True)
 class NoKeeper:
-    """Keeps nothing, only tells what the bytes are. What the source drops before it is copied is lost: by choice."""
+    """A keeper that retains nothing and only computes checksums. Files dropped at the source before they are copied are
+    lost, by choice."""
 
     name: ClassVar[str] = "none"
 
@@ -197,14 +199,15 @@ def choose_keeper(
     manager: Callable[[], ChangeManager] | None = None,
     snapshots: Callable[[str], SnapshotKeeper | str] | None = None,
 ) -> Keeper:
-    """The keeper for files like those below `example_location`: a link where one can really be made, the store's own
-    versions where the bucket has them, a snapshot where one can be made, else a copy. All is tried, nothing assumed.
+    """Returns the keeper for files like those below `example_location`: a link where one can be created, the store's
+    own versions where the bucket has them, a snapshot where one can be created, else a copy. Everything is tried,
+    nothing assumed.
 
-    `requested` is auto, link, version, snapshot, native, copy or none. Raises KeepError when what was asked for cannot
-    be had, or when nothing can be kept at all: none is never chosen but by request, nor is native, which keeps only
-    what the metastore itself drops. `tell` is called with what a person should know of the choice: one line, no error.
-    `manager` asks the metastore for its change manager; `snapshots` makes the keeper of a location on HDFS, or says why
-    there is none.
+    `requested` is auto, link, version, snapshot, native, copy or none. Raises KeepError when the requested keeper is
+    unavailable, or when nothing can be retained at all: none is chosen only on request, and so is native, which retains
+    only files that the metastore itself drops. `tell` is called with one line that the operator should know about the
+    choice; it is not an error. `manager` queries the metastore for its change manager; `snapshots` creates the keeper
+    of a location on HDFS, or returns the reason why there is none.
     """
     match requested:
         case "none":

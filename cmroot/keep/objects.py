@@ -1,6 +1,7 @@
-"""Keeping between stores of which at least one is behind fsspec: read, hash, copy aside, give the content name.
+"""Retaining files when at least one of the two stores is accessed through fsspec: read, hash, copy to a staging file,
+rename to the content name.
 
-What a local filesystem does with descriptors and links is done here by comparing what the store says about the
+Descriptors and links, as used on local filesystems, are replaced by comparing the state that the store reports for the
 source before and after.
 """
 
@@ -23,7 +24,7 @@ from cmroot.store.spelling import naming
 
 
 def read_object(path: str) -> Kept:
-    """Checksum of a file on any store, by a reading that no writer disturbed."""
+    """Returns the checksum of a file on any store, read while no writer changed it."""
     for _ in range(ATTEMPTS):
         with _reading(path) as source:
             checksum, size = checksum_stream(source.stream)
@@ -33,8 +34,8 @@ def read_object(path: str) -> Kept:
 
 
 def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
-    """Copy a file of any store into a root on any store. A copy inside one object store is the server's work. `renew`:
-    what is kept already is replaced by equal bytes, so that it is as young as a new one; else it stays as it is."""
+    """Copies a file of any store into a root on any store. Within one object store the server copies. `renew`: content
+    that is retained already is replaced by equal bytes, so that it is as young as a new one; else it is unchanged."""
     if not Place(root).local and Place(root).same_store(Place(path)):
         return _keep_by_server(root, path, renew)
     for _ in range(ATTEMPTS):
@@ -50,8 +51,8 @@ def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
 
 
 def keep_and_check(root: str, path: str) -> Kept:
-    """Keep a file for as long as one that is kept now, and read the kept bytes back: what must be done before the
-    source may go."""
+    """Retains a file, as young as if it were new, and reads the retained bytes back: required before the source may be
+    removed."""
     kept = keep_object(root, path, renew=True)
     final = locate(root, kept.checksum, kept.size)
     if checksum_at(final) != (kept.checksum, kept.size):
@@ -63,7 +64,7 @@ def keep_and_check(root: str, path: str) -> Kept:
 
 
 def remove_source(path: str, kept: Kept) -> None:
-    """Remove a file that is still the one that was kept. Raises KeepError when it is another by now."""
+    """Removes a file if it is unchanged since it was retained. Raises KeepError when it has changed."""
     now = file_state(path)
     if (now.identity, now.mtime_ns, now.size) != (kept.identity, kept.mtime_ns, kept.size):
         raise unsteady(path)
@@ -72,7 +73,7 @@ def remove_source(path: str, kept: Kept) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """A file that is being read, and what its store said of it before. `whole`: both are one answer of the store."""
+    """A file that is being read, and its state as reported by the store before. `whole`: both are from one response."""
 
     path: str
     stream: BinaryIO
@@ -80,7 +81,7 @@ class _Source:
     whole: bool
 
     def was_steady(self, size: int) -> bool:
-        """Whether the bytes that were read, so many, are those of the file that the store spoke of."""
+        """Returns True if the `size` bytes that were read are those of the file in the reported state."""
         now = self.state if self.whole else file_state(self.path)
         return size == now.size and (now.identity, now.mtime_ns) == (self.state.identity, self.state.mtime_ns)
 

@@ -1,10 +1,11 @@
-"""Recycling: what we remove ourselves (purge, retention, expiry, replaced files) moves into the root instead.
+"""Recycling: files that the replicator removes itself (purge, retention, expiry, replaced files) are moved into the
+root.
 
-Protect first: one rename takes the file, or the whole directory, into `incoming/recycle-<unique>`; beside it a
-symbolic link `recycle-<unique>.origin`, made before the rename, holds the original path (a link, because making one is
-a single step that a crash cannot tear, and it holds any path). Then hash, then file. A crash leaves the entry in
-`incoming/`, and `sweep_incoming` finishes it. On HDFS the same is done by renames in `recycling/` (see `renamed`);
-between devices and stores, and where renames are refused, files are copied.
+First they are protected: one rename moves the file, or the entire directory, to `incoming/recycle-<unique>`. A symbolic
+link `recycle-<unique>.origin` next to it, created before the rename, holds the original path (a link, because it is
+created in a single step that a crash cannot split, and it can hold any path). Then they are hashed, then filed. A crash
+leaves the entry in `incoming/`, and `sweep_incoming` finishes it. On HDFS the same is done by renames in `recycling/`
+(see `renamed`); between devices and stores, and where renames are refused, files are copied.
 """
 
 from __future__ import annotations
@@ -43,39 +44,40 @@ from cmroot.text import shown
 _ORIGIN = ".origin"
 
 _RENAME_REFUSED = frozenset({errno.EXDEV, errno.EBUSY})
-"""A rename is refused: another device, or a mount point inside a directory."""
+"""Errors that mean that a rename is refused: another device, or a mount point inside a directory."""
 
 
 class Recycled(msgspec.Struct, frozen=True, gc=False):
-    """A file that was taken from `path` (as `text.shown` tells it) and is kept now."""
+    """A file that was removed from `path` (in the form of `text.shown`) and is retained now."""
 
     path: str
     kept: Kept
 
 
 Record = Callable[[list[Recycled]], None]
-"""Told what was filed before the last trace of it is removed, so a crash repeats the telling and never skips it: a
-recycled path is reported at least once, by the run itself or by the next sweep. It must be durable when it returns."""
+"""Called with the filed files before their last trace is removed, so a crash repeats the call and never skips it: a
+recycled path is reported at least once, by the run itself or by the next sweep. The record must be durable on return.
+"""
 
 
 def forget(recycled: list[Recycled]) -> None:
-    """The record of a caller that needs none."""
+    """The record of a caller that requires none."""
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What a sweep found in `incoming/`: recyclings it finished, and leftovers of copies it removed (names)."""
+    """The result of a sweep of `incoming/`: recyclings it finished, and incomplete copies it removed (names)."""
 
     finished: list[Recycled]
     removed: list[str]
 
 
 def recycle(root: str, path: str, known: Kept | None = None, *, record: Record = forget, ours: bool = False) -> Kept:
-    """Move one file into the root; returns what was kept. FileNotFoundError when it is gone, so a second run says so.
-    KeepError for a symbolic link: the bytes behind it are somebody else's. Protected for a place of a root, unless it
-    is `ours`: what this package itself has moved there.
+    """Moves one file into the root; returns the retained file. Raises FileNotFoundError when it does not exist, so also
+    in a second run. Raises KeepError for a symbolic link, whose target belongs to another owner. Raises Protected for a
+    path inside a root, unless it is `ours`: moved there by this package.
 
-    `known` is what an earlier `keep` of this path said: when the kept file is this very inode with the time and size
-    of then, its name is removed without reading it again. `record`: see Record.
+    `known` is the result of an earlier `keep` of this path: when the retained file is the same inode with the same time
+    and size, its name is removed without reading it again. `record`: see Record.
     """
     if not ours:
         refuse_root(root, path)
@@ -106,13 +108,13 @@ def recycle(root: str, path: str, known: Kept | None = None, *, record: Record =
 
 
 def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bool = False) -> list[Recycled]:
-    """Move every file below a directory into the root and remove the directory; [] when it is gone. Record: see there.
-    A single file is moved like a directory of one. KeepError when the directory is a symbolic link; Protected, and
-    `ours`, as for `recycle`.
+    """Moves every file below a directory into the root and removes the directory; returns [] when it does not exist.
+    `record`: see Record. A single file is moved like a directory of one. Raises KeepError when the directory is a
+    symbolic link; Protected, and `ours`, as for `recycle`.
 
-    Every file is kept, hidden ones (`.hoodie/...`, `.x.crc`) too; symbolic links in it are removed and not followed. On
-    one device the whole directory is protected by a single rename, with whatever is written into it later by a program
-    that has it open.
+    Every file is retained, including hidden ones (`.hoodie/...`, `.x.crc`); symbolic links in it are removed and not
+    followed. On one device the entire directory is protected by a single rename, including files written into it later
+    by a program that has it open.
     """
     if not ours:
         refuse_root(root, directory)
@@ -140,9 +142,10 @@ def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bo
 
 
 def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
-    """Finish the recyclings and remove the part copies that a crash left; under the lease, before new work.
+    """Finishes the recyclings and removes the incomplete copies that a crash left; call under the lease, before new
+    work.
 
-    Safe to run twice. A copy's source is still where it was. `record`: see Record.
+    May run twice. The source of a copy still exists. `record`: see Record.
     """
     where = Place(root) / "incoming"
     finished: list[Recycled] = []
@@ -168,7 +171,7 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
             elif name.startswith("recycle-"):
                 origin = os.readlink(entry + _ORIGIN)
                 finished += _file_entry(_LocalEntry(root, entry, origin), origin, record)
-            elif name.startswith("damaged-"):  # a kept file; no path of the warehouse led to it
+            elif name.startswith("damaged-"):  # a retained file, not one at a path of the warehouse
                 file_incoming(root, entry)
                 remove_name(entry)
             else:
@@ -181,12 +184,13 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
 
 
 def is_left(root: str) -> bool:
-    """Whether `sweep_incoming` may find anything: of a killed run, or of one at work."""
+    """Returns True if `sweep_incoming` may find entries, of a killed or a running run."""
     return bool((Place(root) / "incoming").list() or left_entries(root))
 
 
 def _protect(root: str, path: str) -> str:
-    """One rename out of everybody's reach; the origin first, so that nothing in `incoming/` is ever nameless."""
+    """Moves a path out of reach of all users by one rename; records the origin first, so that every entry in
+    `incoming/` has one."""
     entry = fresh_incoming(root, "recycle")
     os.symlink(path, entry + _ORIGIN)
     try:
@@ -194,14 +198,14 @@ def _protect(root: str, path: str) -> str:
     except OSError:
         os.unlink(entry + _ORIGIN)
         raise
-    if stat.S_ISLNK(os.lstat(entry).st_mode):  # since it was looked at
+    if stat.S_ISLNK(os.lstat(entry).st_mode):  # replaced since it was checked
         _put_back_link(entry)
         raise _linked(path)
     return entry
 
 
 def refuse_link(path: str) -> None:
-    """KeepError for a symbolic link, wherever it leads: what is behind it is another's."""
+    """Raises KeepError for a symbolic link, wherever it leads: its target belongs to another owner."""
     status = status_of(path, follow=False)
     if status is not None and stat.S_ISLNK(status.st_mode):
         raise _linked(path)
@@ -212,8 +216,8 @@ def _linked(path: str) -> KeepError:
 
 
 def _put_back_link(entry: str) -> None:
-    """A link that was protected, by a race or an older release: no bytes of it are here, so it gets its name again,
-    or goes where the name is taken."""
+    """Restores a link that was protected because of a race or by an older release: none of its bytes are here, so it
+    gets its name again, or is deleted if the name is in use."""
     with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
         os.symlink(os.readlink(entry), os.readlink(entry + _ORIGIN))
     remove_name(entry)
@@ -221,27 +225,27 @@ def _put_back_link(entry: str) -> None:
 
 
 class _Entry(Protocol):
-    """What was moved out of everybody's reach, to be filed."""
+    """A file or directory moved out of reach of all users, to be filed."""
 
     def files(self) -> list[str]:
-        """Places of all files in it, in order."""
+        """Returns the paths of all files in it, in order."""
 
     def origin(self, path: str) -> str:
-        """Where one was before."""
+        """Returns the original path of a file."""
 
     def file(self, path: str) -> Kept:
-        """Hashes it; where a file can have two names, it has that of its content afterwards, too."""
+        """Hashes a file; where a file can have two names, also gives it its content name."""
 
     def let_go(self, path: str, kept: Kept) -> None:
-        """Leaves it no name but that of its content."""
+        """Removes all names of the file except its content name."""
 
     def remove_emptied(self) -> bool:
-        """Removes what is left, and the record of the origin; False when files have come since."""
+        """Removes the remaining directories and the record of the origin. Returns False when files were added since."""
 
 
 @dataclass(frozen=True)
 class _LocalEntry:
-    """`entry`: its place in `incoming/`. `taken_from`: what its origin says."""
+    """A local entry. `entry`: its path in `incoming/`. `taken_from`: its original path, as recorded."""
 
     root: str
     entry: str
@@ -266,13 +270,13 @@ class _LocalEntry:
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
-            return False  # a program that has the directory open has written a file into it
+            return False  # written by a program that has the directory open
         remove_name(self.entry + _ORIGIN)
         return True
 
 
 def _file_entry(entry: _Entry, origin: str, record: Record) -> list[Recycled]:
-    """File what was protected, tell the recorder, and only then remove the traces of where it was."""
+    """Files the protected files, calls the recorder, and only then removes the traces of their original paths."""
     recycled: list[Recycled] = []
     for _ in range(ATTEMPTS):
         paths = entry.files()
@@ -287,7 +291,8 @@ def _file_entry(entry: _Entry, origin: str, record: Record) -> list[Recycled]:
 
 
 def files_below(directory: str) -> list[str]:
-    """All files, sorted; also those that listings skip (hidden ones, `_temporary`): removing must not lose them."""
+    """Returns all files, sorted, including those that listings skip (hidden ones, `_temporary`): removal must not lose
+    them."""
     found, waiting = [], [directory]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
@@ -300,7 +305,7 @@ def files_below(directory: str) -> list[str]:
 
 
 def remove_emptied(directory: str) -> None:
-    """Remove directories, symbolic links and pipes. Not a regular file: if there is one, ENOTEMPTY."""
+    """Removes directories, symbolic links and pipes, but no regular file. Raises ENOTEMPTY if there is one."""
     with os.scandir(directory) as entries:
         for entry in list(entries):
             if entry.is_dir(follow_symlinks=False):
@@ -326,7 +331,7 @@ def _is_linked(root: str, path: str, known: Kept) -> bool:
 
 
 def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list[Recycled]:
-    """Across devices and stores: file by file, then what is left of the directory. A file by itself is one, too."""
+    """Recycles across devices and stores: file by file, then the remaining directories. Also accepts a single file."""
     if is_local(directory):
         directory = local_path(directory)
         status = status_of(directory, follow=False)
@@ -344,12 +349,13 @@ def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list
         return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
     paths = [join(directory, name) for name in names]
     recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
-    remote_store(directory).remove_emptied(directory)  # a new file may have come
+    remote_store(directory).remove_emptied(directory)  # a new file may have been added
     return recycled
 
 
 def _recycle_by_copy(root: str, path: str, record: Record) -> Kept:
-    """Across devices: a copy, read back, it and its name synced, and only then the source's name goes."""
+    """Recycles across devices: the copy is read back, it and its name are synced, and only then the source's name is
+    removed."""
     with opened(path) as descriptor:
         kept = file_by_copy(root, descriptor, path)
         final = locate(root, kept.checksum, kept.size)

@@ -1,4 +1,4 @@
-"""Putting one kept file back: from `files/`, or from the version that its bucket keeps. Not whole tables."""
+"""Restoring one retained file: from `files/`, or from the version that its bucket retains. Not entire tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cmroot.store.spelling import naming
 
 
 class FileRestored(msgspec.Struct, frozen=True):
-    """A file that was put back: where, and where its bytes came from."""
+    """A file that was restored: its path, and the source of its bytes."""
 
     place: str
     origin: str
@@ -30,12 +30,13 @@ class FileRestored(msgspec.Struct, frozen=True):
 def restore_file(
     root: str, checksum: str, size: int, to: str, *, overwrite: bool = False, version: tuple[str, str] | None = None
 ) -> FileRestored:
-    """Copy one content of a root to a place, hashed on the way and read back, written to a staging file and then
+    """Copies one content of a root to a place: hashed while copied and read back, written to a staging file and then
     renamed.
 
-    `version`: (path, version id) where the bucket keeps the bytes. Raises Exists for a file that is there already
-    (unless `overwrite`; on a store without conditional writes one that appears meanwhile is replaced), KeepError when
-    the bytes are not kept, ChecksumMismatch when what is kept is damaged: then nothing was written. May run again.
+    `version`: (path, version id) where the bucket retains the bytes. Raises Exists for a file that exists already
+    (unless `overwrite`; on a store without conditional writes a file created concurrently is replaced), KeepError when
+    the bytes are not retained, ChecksumMismatch when the retained file is damaged: then nothing was written. May run
+    again.
     """
     place = as_written(to)
     to = str(place)
@@ -92,7 +93,7 @@ def _to_local(
 def _opened(
     root: str, origin: str, checksum: str, size: int, version: tuple[str, str] | None
 ) -> Iterator[tuple[str, BinaryIO]]:
-    """The kept bytes, wherever they are, and what to call that."""
+    """Yields a name for the source of the retained bytes, and a stream of them."""
     try:
         source, name = Place(origin).open_read(), origin
     except FileNotFoundError:

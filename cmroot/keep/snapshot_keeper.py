@@ -1,7 +1,8 @@
-"""Snapshot: a snapshot of HDFS keeps what is removed later; we only note which has a file.
+"""Snapshot: an HDFS snapshot retains files that are removed later; the replicator only records which snapshot has a
+file.
 
-A file is in the snapshot in which it was found, and in all later ones until it is removed. So a snapshot may go when a
-later one is there and nothing needs any more what was removed between them (`cmroot.expire.bucket_versions`).
+A file is in the snapshot in which it was found, and in all later ones until it is removed. So a snapshot may be deleted
+when a later one exists and the files removed between them are not required any more (`cmroot.expire.bucket_versions`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cmroot.store.place import Place, join
 from cmroot.store.spelling import normal, split_authority, upwards
 
 MARK = "hdfs-snapshot:"
-"""Begins a `version` that means: in a snapshot. `hdfs-snapshot:<name>:<modification time in ns>@<its directory>`."""
+"""The prefix of a `version` in a snapshot: `hdfs-snapshot:<name>:<modification time in ns>@<its directory>`."""
 
 
 def is_in_snapshot(version: str | None) -> bool:
@@ -33,27 +34,28 @@ def is_in_snapshot(version: str | None) -> bool:
 
 
 def snapshot_size(path: str, version: str) -> int:
-    """Bytes of a file in a snapshot. FileNotFoundError when no snapshot has it (any more)."""
+    """Returns the bytes of a file in a snapshot. Raises FileNotFoundError when no snapshot has it (any more)."""
     return _found(path, version)[1].size
 
 
 def open_in_snapshot(path: str, version: str) -> BinaryIO:
-    """Reads such a file. FileNotFoundError as above."""
+    """Opens such a file. Raises FileNotFoundError as above."""
     return Place(_found(path, version)[0]).open_stream()
 
 
 def snapshots_above(location: str) -> str:
-    """The nearest directory, at a location on HDFS or above, that has snapshots, whoever made them; empty without."""
+    """Returns the nearest directory, at a location on HDFS or above it, that has snapshots of any user; "" if there is
+    none."""
     store, path = split_authority(normal(location))
     return next((f"{store}{each}" for each in upwards(path) if (Place(f"{store}{each}") / DIRECTORY).list()), "")
 
 
 @dataclass(frozen=True)
 class SnapshotKeeper:
-    """What a snapshot of this capture has: bytes are read once, for their checksum, and never copied.
+    """A keeper that uses a snapshot of this capture: bytes are read once, for their checksum, and never copied.
 
-    Protects from removal and replacement by anyone, once the snapshot is made. Not from whoever deletes snapshots. What
-    was written since it was made is copied into the root.
+    Protects against any removal and replacement once the snapshot is created, but not against the deletion of
+    snapshots. Files written after the snapshot was created are copied into the root.
     """
 
     root: str
@@ -90,7 +92,7 @@ def _found(path: str, version: str) -> tuple[str, FileState]:
 
 
 def _candidates(directory: str, name: str) -> Iterator[str]:
-    """The snapshot, then those that the same root has made since."""
+    """Yields the snapshot, then later ones created by the same root."""
     yield name
     own = name[: -len("000000000000-0000-00000000")]
     there = (Place(directory) / DIRECTORY).list()
@@ -103,10 +105,11 @@ def _within(directory: str, snapshot: str, path: str) -> str:
 
 
 # ---- snapshot entries ------------------------------------------------------------------------------------------------
-# Snapshots that a root has made on HDFS. Each has an entry `snapshots/<name>` in the root, written before the snapshot
-# is made and removed after it is deleted: whatever a crash leaves, a sweep finds. All under the root's lease.
+# Snapshots that a root has created on HDFS. Each has an entry `snapshots/<name>` in the root, written before the
+# snapshot is created and removed after it is deleted, so a sweep finds all that a crash leaves. All under the root's
+# lease.
 #
-# A name is `replicator-<id of the root>-<position>-<number>-<hex>`: names of one root sort as they were made.
+# A name is `replicator-<id of the root>-<position>-<number>-<hex>`: names of one root sort by creation.
 
 
 PLACE = "snapshots"
@@ -115,8 +118,8 @@ VERSION = 1
 
 
 class SnapshotEntry(msgspec.Struct, frozen=True):
-    """The content of an entry. directory: the snapshottable one. after: the log's position before the capture that made
-    it. keeps: whether file entries may name it; else it is only compared with the next."""
+    """The content of an entry. directory: the snapshottable directory. after: the log's position before the capture
+    that created it. keeps: whether file entries may refer to it; else it is only compared with the next."""
 
     version: int
     name: str
@@ -130,7 +133,8 @@ class SnapshotEntry(msgspec.Struct, frozen=True):
 
 
 def make_snapshot(root: str, directory: str, after: int, *, keeps: bool) -> str:
-    """Makes a snapshot of a directory; its name. OSError when there is none; its entry stays until the next sweep."""
+    """Creates a snapshot of a directory and returns its name. Raises OSError when that fails; its entry then remains
+    until the next sweep."""
     own = f"{PREFIX}{open_existing(root).id[:8]}-{after:012d}-"
     before = [each.name for each in made_snapshots(root) if each.name.startswith(own)]
     number = int(before[-1].removeprefix(own).partition("-")[0]) + 1 if before else 0
@@ -142,14 +146,15 @@ def make_snapshot(root: str, directory: str, after: int, *, keeps: bool) -> str:
 
 
 def made_snapshots(root: str) -> list[SnapshotEntry]:
-    """All that may be there, as they were made. Raises FormatError for an entry that cannot be read."""
+    """Returns all snapshots that may exist, in order of creation. Raises FormatError for an entry that cannot be read.
+    """
     place = Place(root) / PLACE
     return [_read(place, name) for name in sorted(place.list()) if name.startswith(PREFIX)]
 
 
 def drop_snapshots(root: str, entries: Collection[SnapshotEntry]) -> list[str]:
-    """Deletes snapshots, then their entries. May run twice. The reasons why some could not be deleted: they are tried
-    again."""
+    """Deletes snapshots, then their entries. May run twice. Returns the reasons why some could not be deleted; the next
+    sweep tries these again."""
     reasons = []
     for entry in entries:
         try:
@@ -162,8 +167,8 @@ def drop_snapshots(root: str, entries: Collection[SnapshotEntry]) -> list[str]:
 
 
 def sweep_snapshots(root: str, compared: Collection[str], position: int) -> list[str]:
-    """Drops those that nothing needs: they are not `compared` with the next, and no file entry names them, which a
-    capture has published. `position`: up to which captures have. Reasons as above."""
+    """Deletes snapshots that are not required: they are not `compared` with the next, and no file entry published by a
+    capture refers to them. `position`: up to which captures have published. Returns reasons as above."""
     needless = (each for each in made_snapshots(root) if not (each.keeps and each.after < position))
     return drop_snapshots(root, [each for each in needless if each.name not in compared])
 
@@ -177,7 +182,7 @@ def _read(directory: Place, name: str) -> SnapshotEntry:
         raise FormatError(f"{place}: cannot be read: {error}", hint=hint) from error
     if entry.version != VERSION:
         raise FormatError(f"{place}: has version {entry.version}, not {VERSION}", hint="use a newer release")
-    if entry.name != name:  # somebody else's snapshot, perhaps: it would be deleted
+    if entry.name != name:  # perhaps a snapshot of another owner, which would be deleted
         raise FormatError(
             f"{place}: names another snapshot, {entry.name!r}", hint=f"remove it, and the snapshot {name!r}"
         )

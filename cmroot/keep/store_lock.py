@@ -1,9 +1,9 @@
 """Mutual exclusion between the gateway, which stores bytes without the lease, and an expiry, which deletes them.
 
-Filing finds a content name in `files/` and relies on it; expiry could remove that name a moment later. So whoever files
-without the lease does it inside `store_lock`, from the first look at `files/` until the entries are in `taken/`, and
-expiry removes a batch at a time inside `removing`, after reading `taken/` again. Captures and loads hold the lease
-instead."""
+Filing a file relies on a content name found in `files/`, which expiry could remove immediately afterwards. So a process
+that files without the lease does it inside `store_lock`, from its first lookup in `files/` until the entries are in
+`taken/`. Expiry removes one batch at a time inside `removing`, after reading `taken/` again. Captures and loads hold
+the lease instead."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from cmroot.store.place import Place
 from cmroot.store.spelling import naming
 
 PATIENCE = timedelta(seconds=60)
-"""How long an expiry waits for who files, before it gives up for now; the lease is held meanwhile."""
+"""How long an expiry waits for processes that file before it aborts for now; it holds the lease during that time."""
 
 _STEP = 0.01
 _LOCK, _WAITING = ".filing", ".filing-waiting"
 
 REMOVING_FOR = timedelta(seconds=60)
-"""How long a batch on an object store may take. Who files waits that much for an expiry that was killed."""
+"""The maximum duration of a batch on an object store. A process that files waits this long for a killed expiry."""
 
 
 @contextlib.contextmanager
 def store_lock(root: str, *, now: Callable[[], float] = time.time) -> Iterator[None]:
-    """Several may file at once; waits for the batch of removals that is under way. On an object store `taking/<id>/`
-    must be there before: expiry looks for it."""
+    """Holds the lock while files are filed; several processes may hold it at once. Waits for the current batch of
+    removals. On an object store `taking/<id>/` must exist before: expiry looks for it."""
     if Place(root).local:
-        with _locked(root, _WAITING, fcntl.LOCK_SH) as waiting:  # an expiry that sees it lets us go first
+        with _locked(root, _WAITING, fcntl.LOCK_SH) as waiting:  # an expiry that sees it lets this process go first
             lock = _open(root, _LOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH)
@@ -52,7 +52,8 @@ def store_lock(root: str, *, now: Callable[[], float] = time.time) -> Iterator[N
 
 @contextlib.contextmanager
 def removing(root: str, *, now: Callable[[], float] = time.time, patience: timedelta = PATIENCE) -> Iterator[None]:
-    """Under the lease, for one batch. Raises Filing when somebody files for longer than `patience`."""
+    """Excludes filing during one batch of removals; call under the lease. Raises Filing when files are filed for longer
+    than `patience`."""
     deadline = time.monotonic() + patience.total_seconds()
     if Place(root).local:
         with _exclusive(root, deadline):
@@ -82,7 +83,7 @@ def _marker(root: str) -> Place:
 
 
 def _removed_from(root: str, moment: float) -> bool:
-    """Whether a batch of removals is under way on an object store."""
+    """Returns True if a batch of removals is in progress on an object store."""
     try:
         found = msgspec.json.decode(_marker(root).read_bytes(), type=_Removing)
     except FileNotFoundError:
@@ -104,7 +105,8 @@ def _exclusive(root: str, deadline: float) -> Iterator[None]:
 
 
 def _try(root: str, lock: int) -> bool:
-    """Only when nobody waits: the kernel gives a lock to whoever asks first after it is freed, which is us."""
+    """Locks only when no other process waits: the kernel gives a freed lock to the first to request it, which would be
+    us."""
     waiting = _open(root, _WAITING)
     try:
         fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)

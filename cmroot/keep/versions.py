@@ -1,7 +1,8 @@
-"""Versions: a bucket with versioning (S3, GCS) keeps what is overwritten or deleted by itself; we only note which one.
+"""Versions: a bucket with versioning (S3, GCS) retains objects that are overwritten or deleted; the replicator only
+records their versions.
 
-Whether a bucket does, reading an object at a version, and the keeper that copies nothing. Versions are read by ranged
-requests of the ordinary filesystem: a `version_aware` one would ask for versions in every listing, too.
+Checks whether a bucket does so, reads an object at a version, and provides the keeper that copies nothing. Versions are
+read by ranged requests of the ordinary filesystem: a `version_aware` one would also request versions in every listing.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ from cmroot.store.place import normal, remote_store, scheme
 from cmroot.store.spelling import naming
 
 NULL = "null"
-"""S3's version id of an object that was written while its bucket had no versioning. It is kept like any other while
-versioning is on, and overwritten like any object when it is suspended."""
+"""S3's version id of an object that was written while its bucket had no versioning. It is retained like any other while
+versioning is enabled, and overwritten like any object when versioning is suspended."""
 
 BLOCK = 8 * 1024 * 1024
 """Bytes of one ranged request."""
 
 MANY = 1000
-"""Versions that S3 removes with one request."""
+"""The number of versions that S3 removes with one request."""
 
 _NOT_KNOWN_THERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""Some stores that speak S3 have no versioning, and say so when asked."""
+"""Errors of S3-compatible stores that have no versioning."""
 
 
 _READING = ("s3:GetObjectVersion", "storage.objects.get")
 
 
 def keeps_versions(place: str) -> bool:
-    """Whether it lies in a bucket that can keep versions."""
+    """Returns True if the place is in a bucket that can retain versions."""
     return scheme(place) == "s3" or scheme(place) in GCS
 
 
 def why_unversioned(location: str) -> str:
-    """Empty when the bucket of a location has versioning switched on, else the reason why it cannot be relied on.
-    Not being allowed to ask counts as no."""
+    """Returns "" if the bucket of a location has versioning enabled, else the reason why versions cannot be relied on.
+    Missing permission to query it counts as a reason."""
     if scheme(location) in GCS:
         return why_no_generations(_filesystem(location), _bucket(location))
     if scheme(location) != "s3":
@@ -84,16 +85,16 @@ def why_unversioned(location: str) -> str:
 
 
 def noncurrent_days(location: str) -> int | None:
-    """After how many days, at the earliest, a lifecycle rule of the bucket removes versions that are no longer current;
-    None when there is no such rule. A rule for some prefix counts for all. Raises PermissionError when one may not
-    ask."""
+    """Returns the minimum number of days after which a lifecycle rule of the bucket removes noncurrent versions; None
+    when there is no such rule. A rule for one prefix counts for all. Raises PermissionError when the rules may not be
+    read."""
     if scheme(location) in GCS:
         return noncurrent_days_of(_filesystem(location), _bucket(location))
     try:
         answer = _call(location, "get_bucket_lifecycle_configuration", Bucket=_bucket(location))
     except PermissionError:
         raise
-    except OSError:  # there is none
+    except OSError:  # there is no such rule
         return None
     days = [
         rule["NoncurrentVersionExpiration"].get("NoncurrentDays")
@@ -112,8 +113,9 @@ class OldVersion(NamedTuple):
 
 
 def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
-    """Versions at and below a place that are not current, or whose object is deleted; with `named` at it only. One
-    request for a thousand. None where there is no versioning, or it may not be listed (`why_versions_unseen`)."""
+    """Yields the versions at and below a place that are not current or whose object is deleted; with `named` only those
+    at the place. One request per thousand. Yields none without versioning or permission to list
+    (`why_versions_unseen`)."""
     if not keeps_versions(place):
         return
     bucket, _, key = remote_store(place).key(place).rstrip("/").partition("/")
@@ -146,7 +148,8 @@ def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
 
 
 def drop_versions(versions: Sequence[OldVersion]) -> None:
-    """Remove versions for good, of one bucket; those that are gone are no error. NotWritable when one may not go."""
+    """Removes versions of one bucket permanently; missing ones are not an error. Raises NotWritable when one may not be
+    removed."""
     if not versions:
         return
     place = versions[0].path
@@ -179,7 +182,8 @@ def _drop_generation(old: OldVersion) -> None:
 
 
 def why_versions_unseen(location: str) -> str:
-    """Why nobody can tell what versions the bucket of a location keeps; empty when one can, or when it keeps none."""
+    """Returns why the versions in the bucket of a location cannot be listed; "" if they can be, or if it has no
+    versioning."""
     if scheme(location) in GCS:
         try:
             with naming(location):
@@ -208,7 +212,8 @@ def why_versions_unseen(location: str) -> str:
 
 
 def version_size(path: str, version: str) -> int:
-    """Bytes of an object at a version. FileNotFoundError when there is no such version (any more)."""
+    """Returns the bytes of an object at a version. Raises FileNotFoundError when the version does not exist (any more).
+    """
     if is_native(version):
         return native_size(path, version)
     if is_in_snapshot(version):
@@ -217,8 +222,8 @@ def version_size(path: str, version: str) -> int:
 
 
 def open_version(path: str, version: str, size: int | None = None) -> BinaryIO:
-    """Reads an object as it was at a version, whatever its name holds by now. `size`: when it is known, to save a
-    request. FileNotFoundError when there is no such version (any more), NotWritable without s3:GetObjectVersion."""
+    """Opens an object at a version, whatever its current content. `size`: if known, saves a request. Raises
+    FileNotFoundError when the version does not exist (any more), NotWritable without s3:GetObjectVersion."""
     if is_native(version):
         return open_native(path, version)
     if is_in_snapshot(version):
@@ -229,11 +234,11 @@ def open_version(path: str, version: str, size: int | None = None) -> BinaryIO:
 
 @dataclass(frozen=True)
 class VersionKeeper:
-    """The version that the bucket keeps itself: bytes are read once, for their checksum, and never copied.
+    """A keeper that uses the versions in the bucket: bytes are read once, for their checksum, and never copied.
 
-    Protects from deletes and overwrites by anyone, once the object was seen: the file entry names its version. Not from
-    whoever deletes versions, nor from lifecycle rules that do. An object whose version is gone already is copied into
-    the root instead.
+    Protects against any delete and overwrite once the object was seen: the file entry contains its version. Does not
+    protect against the deletion of versions by users or lifecycle rules. An object whose version does not exist any
+    more is copied into the root instead.
     """
 
     root: str
@@ -246,7 +251,7 @@ class VersionKeeper:
         try:
             with open_version(path, version, state.size) as source:
                 checksum, size = checksum_stream(source)
-        except FileNotFoundError:  # removed since, or not to be had by that name
+        except FileNotFoundError:  # removed since, or unavailable under that name
             return keep_object(self.root, path)
         except NotWritable as error:
             raise KeepError(
@@ -257,7 +262,7 @@ class VersionKeeper:
 
 
 class _Version(io.RawIOBase):
-    """One object at one version, by ranged requests; each is tried again by the filesystem when it breaks off."""
+    """One object at one version, read by ranged requests; the filesystem retries each request that breaks off."""
 
     def __init__(self, path: str, version: str, size: int) -> None:
         self._path, self._version, self._size, self._at = path, version, size, 0
@@ -283,7 +288,7 @@ class _Version(io.RawIOBase):
 
 
 def _head(path: str, version: str = "") -> dict[str, Any]:
-    """What the store says of an object, in the words that a listing uses."""
+    """Returns what the store reports for an object, with the keys used in listings."""
     if scheme(path) in GCS:
         with naming(path):
             return generation_info(_filesystem(path), remote_store(path).key(path), version)
@@ -293,7 +298,7 @@ def _head(path: str, version: str = "") -> dict[str, Any]:
         try:
             answer = _call(path, "head_object", **about)
         except OSError as error:
-            if version and error.errno == errno.EINVAL:  # not a version id as this store makes them
+            if version and error.errno == errno.EINVAL:  # not a version id of this store's format
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{path} at {version}") from error
             raise
     return {**answer, "size": answer["ContentLength"]}

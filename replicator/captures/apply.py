@@ -1,5 +1,5 @@
-"""Applying records to the manifest: what each change does to the known state. SQL only; `manifest` holds the file and
-answers queries about it.
+"""Application of records to the manifest: the effect of each change on the known state. SQL only; `manifest` holds the
+file and answers queries about it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from replicator.core.model import Column, Constraint, Partition, Table
 from replicator.core.not_replicated import PLAIN, table_format
 
 # ---- renames ---------------------------------------------------------------------------------------------------------
-# Renames: what an object seen at a position is called afterwards.
+# Renames: map the name of an object at one position to its later name.
 
 
 @dataclass(frozen=True)
 class Rename:
-    """A table (db, name), or a partition (db, table, name), that has another name from a position on."""
+    """A rename of a table (db, name) or a partition (db, table, name), effective from a position on."""
 
     position: int
     before: tuple[str, ...]
     after: tuple[str, ...]
 
     def follow(self, key: tuple[str, str, str], position: int) -> tuple[str, str, str] | None:
-        """The key (db, table, partition) of an object seen at a position, after this rename; None when the object was
-        gone by then: another took its name."""
+        """Returns the key (db, table, partition) that an object seen at a position has after this rename. Returns None
+        if another object took its name, because the object no longer existed then."""
         if self.position <= position:
             return key
         if key[: len(self.before)] == self.before:
@@ -47,7 +47,8 @@ class Rename:
 
 
 def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:
-    """What an object seen at a position is called after renames, in their order; None when it was gone by then."""
+    """Returns the key of an object seen at a position after all renames, in their order; None if the object no longer
+    exists."""
     now: tuple[str, str, str] | None = key
     for rename in renames:
         now = rename.follow(now, position) if now else None
@@ -61,7 +62,7 @@ _ROW = [name for name in FILES.names if name != "since"]
 
 
 class Fold(Inventory):
-    """Changes a manifest's database, inside the transaction that its owner opens and ends."""
+    """The writer of a manifest's database. Its owner opens and ends the transaction that it works in."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         super().__init__(db)
@@ -69,11 +70,11 @@ class Fold(Inventory):
         self.ends = Ends(db)
 
     def forget(self) -> None:
-        """After a transaction: numbers handed out in it may not exist."""
+        """Clears cached row ids after a transaction: after a rollback, ids assigned in it may not exist."""
         self._columns.clear()
 
     def apply(self, record: ChangeRecord) -> None:
-        """Folds one record's metadata. Objects whose files may have changed become unlisted."""
+        """Applies the metadata of one record. Objects whose files may have changed become unlisted."""
         change, at = record.change, record.position
         match change:
             case kinds.CreateDatabase(database=database) | kinds.AlterDatabase(database=database):
@@ -135,11 +136,11 @@ class Fold(Inventory):
                 )
 
     def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:
-        """Folds file rows (cmroot.log.FILES): what objects, by name, gained and lost. Rows of objects that are gone, or
-        that began again after the row's position, are skipped. `renames`: those folded already, among them any that
-        came after a row, which has the name of its position."""
+        """Applies file rows (cmroot.log.FILES): the files that objects, identified by name, gained and lost. Skips rows
+        of objects that no longer exist, or that were recreated after the row's position. `renames`: the renames already
+        applied, including any that are later than a row; a row holds the name valid at its position."""
         ids: dict[tuple[str, str, str] | None, tuple[int, int, int, bool] | None] = {}
-        last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None where it is removed
+        last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None if it is removed
         replacing: list[tuple[int, int, int, str]] = []
         unused: list[tuple[Any, ...]] = []
         for position, op, db, table, partition, location, path, *file in zip(
@@ -180,9 +181,7 @@ class Fold(Inventory):
         ).fetchone()
         if change.renames:
             self._drop_table(table.db, table.name, at)
-        if (
-            row is None
-        ):  # an alter of a table that was not known: its object is complete, its files are yet to be listed
+        if row is None:  # an alter of an unknown table: its metadata is complete, its files are not yet listed
             self.apply(ChangeRecord(position=at, event=0, time=0, change=kinds.CreateTable(table=table)))
             return
         table_id, old_location = row
@@ -202,7 +201,7 @@ class Fold(Inventory):
             self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
 
     def note_formats(self) -> None:
-        """For every table that is known."""
+        """Records the table format of every known table."""
         for (body,) in self._db.execute("SELECT body FROM tables").fetchall():
             self._note_format(msgspec.json.decode(body, type=Table))
 
@@ -214,7 +213,8 @@ class Fold(Inventory):
             self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found))
 
     def _move_partitions(self, table_id: int, old: str, new: str) -> None:
-        """A managed table's directory moved: partitions below it follow (HiveAlterHandler.alterTable)."""
+        """Updates the locations of partitions below a managed table's directory that was moved
+        (HiveAlterHandler.alterTable)."""
         rows = self._db.execute(
             "SELECT id, location, columns, body FROM partitions WHERE table_id = ?", (table_id,)
         ).fetchall()
@@ -230,8 +230,8 @@ class Fold(Inventory):
         self._db.executemany("UPDATE partitions SET location = ?, body = ? WHERE id = ?", moved)
 
     def _look_again(self, table_id: int, partition_id: int | None = None) -> None:
-        """Files whose bytes a bucket keeps by name and version: under other names they are other objects. Of a whole
-        table, or of one partition."""
+        """Marks as unlisted the partitions with files that a bucket retains by name and version: under new names they
+        are other objects. Applies to an entire table, or to one partition."""
         which = "table_id = ? AND version IS NOT NULL AND (? IS NULL OR partition_id = ?)"
         about = (table_id, partition_id, partition_id)
         self._db.execute(
@@ -260,7 +260,7 @@ class Fold(Inventory):
         )
 
     def _move_elsewhere(self, table_id: int, names: Sequence[str], partitions: Sequence[Partition], at: int) -> None:
-        """Partitions of a batch of alters that have another location now have other files."""
+        """Drops the known files of those partitions in a batch of alters whose location changed."""
         for name, partition in zip(names, partitions, strict=True):
             row = self._db.execute(
                 "SELECT id FROM partitions WHERE table_id = ? AND name = ? AND location IS NOT ?",
@@ -352,7 +352,7 @@ class Fold(Inventory):
             )
 
     def _pack(self, partition: Partition) -> tuple[str | None, int, bytes]:
-        """Location, id of the shared columns, and the JSON of the rest."""
+        """Returns the location, the id of the shared columns, and the rest as JSON."""
         storage = partition.storage
         if storage is None:
             return None, 0, msgspec.json.encode(partition)
@@ -368,7 +368,7 @@ class Fold(Inventory):
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     def _object_ids(self, db: str, table: str, partition: str) -> tuple[int, int, int, bool] | None:
-        """(table_id, partition_id, position it began at, whether files are known) of an object by name."""
+        """Returns (table_id, partition_id, start position, True if files are known) of an object by name."""
         if not partition:
             query, names = "SELECT id, 0, since FROM tables WHERE db = ? AND name = ?", (db, table)
         else:

@@ -1,7 +1,8 @@
-"""Capture: turns the source's notification events, and changes that left no event, into records of the captured log.
+"""Capture: turns the source's notification events, and changes without an event, into records of the captured log.
 
-`capture` reads top to bottom: take the lease, sweep what a crash left, catch up the manifest, fold the events, walk new
-databases, scan for silent changes, list and keep files (`contents`), publish the segment (`recording`).
+`capture` reads top to bottom: acquire the lease, remove files left by a crashed run, bring the manifest up to date,
+fold the events, walk new databases, scan for changes without an event, list and retain files (`contents`), publish the
+segment (`recording`).
 """
 
 from __future__ import annotations
@@ -60,25 +61,25 @@ from replicator.core.runtime import Runtime
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 
-ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends the capture
+ROUNDS = 5  # readings of the event log while it grows; the last one ends the capture
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """What is captured, and how.
+    """The scope and options of a capture.
 
-    databases: captured from now on, beside those captured before. None at all: those captured before; with
-    `everything`, or where nothing was captured before, every database of the metastore but a drill's.
-    scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
-    functions and tables. deep: compare partitions one by one, too. scan_time: look at tables for about so long only,
-    and go on after them the next time; new and dropped ones are always found.
-    constraints: read those of all tables from a server that does not announce all changes of them.
+    databases: captured from now on, in addition to those captured before. If empty: those captured before; with
+    `everything`, or if nothing was captured before, every database of the metastore except those of a drill.
+    scan: look for changes without an event, in directories and, with `compare`, in the metastore: databases, functions
+    and tables. deep: also compare partitions one by one. scan_time: examine tables for about this long and continue
+    after them in the next capture; new and dropped tables are always found.
+    constraints: read the constraints of all tables from a server that does not announce every change of them.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
-    keeper: how bytes are kept: auto (for each store what it can have), link, version, snapshot,
-    native, copy or none.
-    s3_events: URLs of the queues that buckets (`s3://name`) send notifications to; each bucket has its own.
-    empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
-    word, what nobody can see keeps the files that the log knows."""
+    keeper: how bytes are retained: auto (the best that each store supports), link, version, snapshot, native, copy or
+    none.
+    s3_events: URLs of the queues that receive the notifications of buckets (`s3://name`); each bucket has its own.
+    empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty. An object
+    that cannot be read and is not declared here retains the files known to the log."""
 
     databases: Sequence[str] = ()
     everything: bool = False
@@ -98,9 +99,9 @@ class CaptureSettings:
 
 
 def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings, runtime: Runtime) -> Captured:
-    """Brings the captured log up to now. May run again at any time, also after a crash. Raises BootstrapNeeded for
-    lost events, Refused for a root of another catalog, KeepError when a store can keep nothing, UsageError for `empty`
-    objects that are not captured."""
+    """Brings the captured log up to date. May run again at any time, also after a crash. Raises BootstrapNeeded for
+    lost events, Refused for a root of another catalog, KeepError if no bytes of a store can be retained, UsageError for
+    `empty` objects that are not captured."""
     began = clocks.monotonic()
     with acquire(root.place, "capture") as lease:
         lease.check()
@@ -134,7 +135,7 @@ def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings,
 
 
 def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str], *, everything: bool) -> list[str]:
-    """Databases to walk for the first time. Raises ObjectNotFound for one that does not exist."""
+    """Returns the databases to walk for the first time. Raises ObjectNotFound for one that does not exist."""
     known = manifest.scope()
     if known and known.issuperset(databases) and not everything:
         return []
@@ -150,7 +151,7 @@ def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str
 
 
 class _Run:
-    """One capture at work: the records so far, and the manifest as it will be."""
+    """One running capture: the records so far, and the manifest as of its end."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class _Run:
         self._dirty: dict[tuple[str, str], None] = {}
         self._measured = Measured()
         self._constrained: dict[tuple[str, str], None] = {}  # tables whose constraints are to be read
-        self._rekeyed: dict[tuple[str, str], None] = {}  # those whose children's are
+        self._rekeyed: dict[tuple[str, str], None] = {}  # tables whose children's constraints are to be read
         self._intercepts = Intercepts(root.place)
         self._sight = Sight()
         self._unread = UnreadEvents()
@@ -186,8 +187,8 @@ class _Run:
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def read(self, *, first: bool = False, repair: bool = False) -> int:
-        """Folds every event up to now; the number of those that concern captured databases. Raises BootstrapNeeded at a
-        hole in the ids, unless `repair` or it was repaired in this run."""
+        """Folds every event up to now. Returns the number of events about captured databases. Raises BootstrapNeeded at
+        a gap in the ids, unless `repair` is set or a gap was repaired in this run."""
         if first and self._log.began_anew:
             return 0
         concerned, more = 0, True
@@ -197,7 +198,8 @@ class _Run:
         return concerned
 
     def _read_some(self, *, repair: bool) -> tuple[int, bool]:
-        """Folds the next events, a page of them; whether there are more."""
+        """Folds the next page of events. Returns the number of events about captured databases, and True if there are
+        more."""
         seen = json.loads(self._manifest.recall("rows") or "{}")
         reading = read_events(
             self._source, self._log.cursor, seen, lambda: undecided_since(self._root.place), limit=EVENT_BATCH
@@ -207,7 +209,7 @@ class _Run:
         if reading.hole is not None:
             self._note_hole(*reading.hole, repair=repair or self.holed)
         concerned = sum(self._fold_event(event) for event in reading.events)
-        for row in reading.late:  # its contents are older than what was folded since: ask the metastore instead
+        for row in reading.late:  # a late row is older than events already folded: read the metastore instead
             if row.db and row.table and row.db in self._manifest.scope():
                 self._dirty[row.db, row.table] = None
         if reading.events:
@@ -262,7 +264,8 @@ class _Run:
         return known is not None and same_database(known, now)
 
     def _completed(self, change: kinds.CreateDatabase) -> kinds.CreateDatabase:
-        """2.3 announces a database by name only; one that is gone by now stays bare until its drop event."""
+        """Completes a database: Hive 2.3 announces only its name. One that no longer exists stays incomplete until its
+        drop event."""
         if change.database.location is not None:
             return change
         try:
@@ -271,7 +274,8 @@ class _Run:
             return change
 
     def _attach(self, event: NotificationEvent, change: Change) -> None:
-        """What was taken before the event: unseen files among it belong to the record that touched their object."""
+        """Attaches files intercepted before the event: those not yet known belong to the record that touched their
+        object."""
         table = change.touched
         for partition, rows in self._intercepts.of(event.id, *table) if table else ():
             obj = self._manifest.object(*table, partition) if table else None
@@ -279,7 +283,8 @@ class _Run:
                 self._contents.attach(obj, rows)
 
     def _watch(self, change: Change) -> None:
-        """Marks tables that an event does not tell whole, and saves what the message knew of files that go unseen."""
+        """Marks tables that an event does not describe completely, and records the names of files that will never be
+        seen."""
         known = self._manifest
         if change.rename:
             for marked in (self._constrained, self._rekeyed):
@@ -300,7 +305,7 @@ class _Run:
                     self._dirty[table.db, table.name] = None
             case kinds.AddPartitions(db=db, table=name) if known.table(db, name) is None:
                 self._dirty[db, name] = None
-            case kinds.UnknownEvent(db=str(db), table=str(name)):  # its message cannot be read: the metastore can
+            case kinds.UnknownEvent(db=str(db), table=str(name)):  # its message cannot be parsed: read the metastore
                 self._dirty[db, name] = None
             case kinds.CreateTable(table=table):
                 self._contents.give_up_on(table.db, table.name, None)
@@ -314,7 +319,7 @@ class _Run:
     # ---- what left no event ---------------------------------------------------------------------------------------
 
     def walk_new(self, databases: Iterable[str]) -> None:
-        """The first walk of databases: all that they hold becomes records."""
+        """Walks databases for the first time: all their contents become records."""
         for db in databases:
             with self._progress.task(f"walk {db}") as advance:
                 refused = self._refusals.asked(db)
@@ -324,7 +329,8 @@ class _Run:
             self.scan.walked.add(db)
 
     def settle(self, empty: Sequence[Key]) -> None:
-        """Reads and lists in turns until a reading brings nothing new, so that the end is one state of the source."""
+        """Reads and lists alternately until a reading finds nothing new, so that the result is one state of the
+        source."""
         for _ in range(ROUNDS):
             self._refresh()
             missing = self._contents.list_changed()
@@ -353,8 +359,8 @@ class _Run:
             self._observe_constraints(db, [name for _, name in some if self._manifest.table(db, name)])
 
     def read_constraints(self, *, again: bool) -> None:
-        """Of all known tables, where no release that reads constraints has captured before, or, with `again`, where
-        not all of their changes are announced."""
+        """Reads the constraints of all known tables, if no release that reads constraints has captured before, or, with
+        `again`, if the server does not announce every change of them."""
         if is_known(self._manifest) and not (again and not self._source.announces_constraints()):
             return
         existing = set(self._source.database_names()) if self._manifest.scope() else set()
@@ -369,7 +375,7 @@ class _Run:
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def publish(self) -> Captured:
-        """Makes the capture durable; then what a gateway had left for it can go."""
+        """Makes the capture durable, then removes the intercepted files that a gateway stored for it."""
         self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
         self.report.not_replicated += [
             NotReplicated(each.name, REMOTE) for each in self._manifest.databases() if each.connector

@@ -1,6 +1,7 @@
-"""Constraints as captures record them: whole, table by table, whatever an event or another table's change says.
+"""Constraints as captures record them: the complete list of a table, even if an event describes only part of it or
+another table's change affects it.
 
-Reads the metastore and the manifest; the caller records what comes out.
+Reads the metastore and the manifest; the caller records the results.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Name = tuple[str, str]
 
 
 def completed(known: Manifest, change: kinds.SetConstraints) -> kinds.SetConstraints:
-    """What a table has after an event that adds some, or drops one."""
+    """Returns all constraints of a table after an event that adds some or drops one."""
     if change.whole:
         return change
     replaced = {(each.kind, each.name) for each in change.constraints}
@@ -36,9 +37,9 @@ def completed(known: Manifest, change: kinds.SetConstraints) -> kinds.SetConstra
 
 
 def consequences(known: Manifest, change: Change) -> list[kinds.SetConstraints]:
-    """What a change, before it is folded, does to constraints, as they are afterwards: foreign keys follow a table that
-    is renamed, and end with one that is dropped. Those of a table whose columns change are said again, as a target may
-    have to drop them in order to change its columns."""
+    """Returns the constraints that a change affects, as they are after it. Called before the change is folded. Foreign
+    keys follow a parent table that is renamed, and end with one that is dropped. The constraints of a table whose
+    columns change are repeated, because a target may have to drop them in order to change the columns."""
     found: list[kinds.SetConstraints] = []
     match change:
         case kinds.AlterTable(table=table):
@@ -68,7 +69,8 @@ def _same(known: Manifest, name: Name) -> kinds.SetConstraints:
 
 
 def _renamed(known: Manifest, old: Name, new: Name) -> Iterator[kinds.SetConstraints]:
-    """Its own by the new name, too: what a target cannot have of them is named by it."""
+    """Yields the constraints that a renamed table affects, including its own under the new name: a target reports those
+    that it cannot create by that name."""
     for child in dict.fromkeys([*_having(known, old), *known.children(*old)]):
         db, table = new if child == old else child
         constraints = tuple(
@@ -88,7 +90,7 @@ def _without_parent(known: Manifest, gone: Name, *, but: Name | None = None) -> 
 def walk_constraints(
     source: MetastoreReader, known: Manifest, db: str, tables: Sequence[str]
 ) -> Iterator[kinds.SetConstraints]:
-    """Differences between what the metastore says of some tables and what is known."""
+    """Yields the constraints of tables for which the metastore and the manifest differ."""
     for names in batched(tables, TABLE_BATCH):
         now = source.constraints(db, names)
         for name in names:
@@ -97,8 +99,8 @@ def walk_constraints(
 
 
 def unannounced(source: MetastoreReader, known: Manifest, change: Change) -> Name | None:
-    """The table whose constraints an event does not tell: servers before 4.0 announce none of some kinds, and nobody
-    says what an alteration of columns does to them."""
+    """Returns the table whose constraints an event does not include, or None. Servers before 4.0 announce no
+    constraints of some kinds, and no server announces how an alteration of columns affects them."""
     if isinstance(change, kinds.CreateTable) and _may_have(change.table):
         return None if source.announces_constraints() else change.touched
     if isinstance(change, kinds.AlterTable) and known.constraints(change.db, change.name):
@@ -107,8 +109,8 @@ def unannounced(source: MetastoreReader, known: Manifest, change: Change) -> Nam
 
 
 def loses_or_gets_key(known: Manifest, change: Change) -> Name | None:
-    """The table whose keys a change, before it is folded, takes or adds: servers show the foreign keys to it only while
-    it has one."""
+    """Returns the table to which a change adds keys or from which it removes them, or None. Called before the change is
+    folded. Servers show the foreign keys to a table only while it has a key."""
     if not isinstance(change, kinds.SetConstraints):
         return None
     before, after = known.constraints(change.db, change.table), change.constraints
@@ -120,7 +122,7 @@ def _keys(constraints: Sequence[Constraint]) -> set[Constraint]:
 
 
 def children_now(source: MetastoreReader, known: Manifest, parents: Sequence[Name]) -> Iterator[Name]:
-    """Tables that had, or now have, foreign keys to some tables; of other databases only those that had."""
+    """Yields the tables that had, or now have, foreign keys to `parents`; in other databases only those that had."""
     for parent in parents:
         yield from known.children(*parent)
     for db in {db for db, _ in parents}:

@@ -1,7 +1,7 @@
-"""Contents: the files of a capture's objects. Lists what may have changed, keeps bytes on an engine, and gives each row
-of a file the record that it belongs to.
+"""Contents: the files of a capture's objects. Lists objects that may have changed, retains bytes on an engine, and
+assigns each file row to its record.
 
-What a task does with its objects is in `listing`; how bytes are kept, in `keepers`.
+A task's work on its objects is in `object_listing`; the ways to retain bytes are in `keepers`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
 
-LIST_BATCH = 500  # objects of a listing task, at most
+LIST_BATCH = 500  # maximum number of objects in a listing task
 
 
 class Contents:
-    """Files of one capture."""
+    """The files of one capture."""
 
     def __init__(self, log: Recording, root: str, runtime: Runtime, keepers: Keepers) -> None:
-        """root: the place of the `$cmroot`."""
+        """root: the location of the `$cmroot`."""
         self._log, self._root, self._runtime, self.keepers = log, root, runtime, keepers
         self._named: dict[tuple[str, str, str], dict[str, int]] = {}  # object -> file name -> position that names it
         self._written: dict[tuple[str, str], int] = {}
@@ -43,12 +43,12 @@ class Contents:
         self._known_unnamed = {
             (*each.object.split(".", 1), each.partition) for each in remembered(log.manifest)
         }  # objects that had such files
-        self._list_batch = LIST_BATCH  # fewer where objects have many files
+        self._list_batch = LIST_BATCH  # smaller if objects have many files
 
     # ---- what events say of files -----------------------------------------------------------------------------------
 
     def expect(self, change: Change, position: int, files: Sequence[NamedFile]) -> None:
-        """Files that a record names belong to it, once they are seen."""
+        """Assigns the files that a record names to it, once they are seen."""
         table = change.touched
         if table is not None:
             for file in files:
@@ -56,14 +56,16 @@ class Contents:
                 named.setdefault(file.uri, position)
 
     def give_up_on(self, db: str, table: str, partitions: set[str] | None) -> None:
-        """Objects added and dropped within one reading: their bytes were never seen, their names are recorded."""
+        """Records the file names of objects that were added and dropped within one reading: their bytes were never
+        seen."""
         for key in list(self._named):
             now = followed(key, min(self._named[key].values()), self._log.renames)
             if now is not None and now[:2] == (db, table) and (partitions is None or now[2] in partitions):
                 self._log.files(uncaptured_files(*key, self._named.pop(key)))
 
     def attach(self, obj: DataObject, rows: pa.Table) -> None:
-        """Files that a gateway took: unseen ones belong to the record that touched their object."""
+        """Attaches files intercepted by a gateway: those not yet known belong to the record that touched their
+        object."""
         fresh = not_known(rows, self._log.manifest.files(obj.table_id, obj.partition_id))
         self._log.files(self._placed(fresh, [obj], [0] * fresh.num_rows))
         self._named.pop((obj.db, obj.table, obj.partition), None)
@@ -71,8 +73,8 @@ class Contents:
     # ---- what directories hold --------------------------------------------------------------------------------------
 
     def list_changed(self) -> list[tuple[DataObject, str]]:
-        """Lists every object whose files may have changed; those whose directory cannot be seen are returned with the
-        reason, and stay unlisted."""
+        """Lists every object whose files may have changed. Returns the objects whose directory cannot be read, with the
+        reason; they remain unlisted."""
         count = self._log.manifest.unlisted_count()
         if not count:
             return []
@@ -93,16 +95,15 @@ class Contents:
                         self._log.manifest.unlist([(each.table_id, each.partition_id) for each in listed.postponed])
         self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj, _ in missing])
         self._named.clear()
-        if missing:  # what a gateway has out of sight is not lost: its event will tell, or it comes back
+        if missing:  # files that a gateway moved are not lost: either their event follows, or they are moved back
             taken |= under_way(self._root)
         return [(obj, why) for obj, why in missing if (obj.db, obj.table) not in taken]
 
     def found_missing(
         self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key], refused: Sequence[Uncaptured]
     ) -> Sight:
-        """Reports objects whose directories cannot be seen, and `refused` tables: they keep the files that the log
-        knows. Objects that are declared `empty` have no files any more. Raises UsageError if one of them is not
-        captured."""
+        """Reports `refused` tables and objects whose directories cannot be read: they retain the files known to the
+        log. Objects declared `empty` lose their files. Raises UsageError if one of them is not captured."""
         unseen, declared, gone = [*refused], [], list[DataObject]()
         used: set[Key] = set()
         for obj, why in missing:
@@ -130,7 +131,7 @@ class Contents:
         return table is not None and table.is_partitioned
 
     def _still_empty(self, missing: Sequence[DataObject]) -> list[Empty]:
-        """What was declared empty before, as long as it has no directory."""
+        """Returns the objects declared empty before that still have no directory."""
         return [
             each
             for each in self._log.before.empty
@@ -149,7 +150,7 @@ class Contents:
             )
 
     def _list_tasks(self, missing: list[tuple[DataObject, str]]) -> Iterator[ListTask]:
-        """What cannot be listed at all goes to `missing`."""
+        """Yields listing tasks; objects that cannot be listed at all are appended to `missing`."""
 
         def failed(obj: DataObject, error: OSError) -> None:
             missing.append((obj, f"its directory cannot be looked at: {error}"))
@@ -167,7 +168,7 @@ class Contents:
         return [self._log.manifest.files(obj.table_id, obj.partition_id) for obj in objects]
 
     def remember_unnamed(self) -> None:
-        """Tells the files that are left out for their names, those of captures before included."""
+        """Reports the files that are not captured because of their names, including those of earlier captures."""
         remember(self._log.manifest, self._unnamed)
         self._log.report.not_replicated += remembered(self._log.manifest)
 
@@ -184,7 +185,7 @@ class Contents:
         self._log.files(self._placed(listed.rows, listed.objects, listed.owners))
 
     def _placed(self, rows: pa.Table, objects: Sequence[DataObject], owners: Sequence[int]) -> pa.Table:
-        """File rows with the positions of the records they belong to; each row is about `objects[owner]`."""
+        """Returns file rows with the positions of their records; row i is about `objects[owners[i]]`."""
         default = {owner: self._position_for(objects[owner]) for owner in sorted(set(owners))}
         named = {owner: self._names_of(objects[owner]) for owner in default}
         paths = rows["path"].to_pylist() if any(named.values()) else [None] * len(owners)
@@ -193,14 +194,15 @@ class Contents:
         return rows.set_column(index, rows.schema.field(index), pa.array(positions, pa.int64()))
 
     def _names_of(self, obj: DataObject) -> dict[str | None, int]:
-        """Files that an event of this run named, by path: they belong to that event, later ones to the last. Those it
-        named at another location are not these."""
+        """Returns the files that an event of this run named, by file name: they belong to that event, other files to
+        the last one. Files named at another location are left out."""
         named = self._named.get((obj.db, obj.table, obj.partition), {})
         parted = ((uri.rpartition("/"), position) for uri, position in named.items())
         return {name: position for (above, _, name), position in parted if normal(above) == normal(obj.location)}
 
     def _position_for(self, obj: DataObject) -> int:
-        """The record a file change belongs to: the last that touched the object in this run, else an observed one."""
+        """Returns the position of the record that a file change belongs to: the last one that touched the object in
+        this run, otherwise an observed one."""
         if obj.touched > self._log.base:
             return obj.touched
         table = (obj.db, obj.table)
@@ -210,7 +212,7 @@ class Contents:
 
 
 class Keepers:
-    """The keepers of one capture, each chosen when the first object on its store is listed."""
+    """The keepers of one capture. Each is chosen when the first object on its store is listed."""
 
     def __init__(
         self,
@@ -221,7 +223,8 @@ class Keepers:
         manager: Callable[[], ChangeManager],
         snapshots: CaptureSnapshots,
     ) -> None:
-        """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError where nothing can be kept."""
+        """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError if no bytes can be
+        retained."""
         self._root, self._requested, self._snapshots = root, requested, snapshots
         self._choose = partial(choose_keeper, tell=tell, manager=manager, snapshots=snapshots.keeper)
         self._chosen: dict[object, Keeper] = {}
@@ -229,7 +232,7 @@ class Keepers:
 
     @property
     def names(self) -> str:
-        """Those chosen so far: `link`, or `copy, version`."""
+        """The names of the keepers chosen so far: `link`, or `copy, version`."""
         return ", ".join(sorted({keeper.name for keeper in self._chosen.values()}))
 
     def of(self, location: str) -> Keeper:
@@ -241,7 +244,7 @@ class Keepers:
     def grouped(
         self, objects: Iterable[DataObject], failed: Callable[[DataObject, OSError], None]
     ) -> Iterable[tuple[Keeper, Sequence[DataObject]]]:
-        """Objects by the keeper of their store; those whose directory cannot even be looked at have `failed`."""
+        """Groups objects by the keeper of their store. Calls `failed` for those whose directory cannot be accessed."""
         groups: dict[Keeper, list[DataObject]] = {}
         for obj in objects:
             try:
@@ -255,8 +258,8 @@ class Keepers:
         return groups.items()
 
     def _store(self, location: str) -> object:
-        """A device, a bucket, or a snapshottable directory. A partition that is a mount point of its own counts to the
-        device around it: its files cannot be linked, and the link keeper copies those."""
+        """Returns a device, a bucket, or a snapshottable directory. A partition that is itself a mount point counts to
+        the device around it: its files cannot be hard-linked, and the link keeper copies them."""
         if is_local(location):
             return self._device(parent(location))
         return self._snapshots.top(location) or split_authority(normal(location))[0]

@@ -1,4 +1,6 @@
-"""Folding the captured log into manifests: the current one, kept beside the log, and passing ones of the past."""
+"""Folds of the captured log into manifests: the current one, stored next to the log, and temporary ones of earlier
+positions.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from replicator.captures.manifest import Manifest
 
 @contextlib.contextmanager
 def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
-    """The manifest of a root, caught up with its log; needs the root's lease. Derived, so losing it loses nothing."""
+    """Opens the manifest of a root and brings it up to date with its log. Requires the root's lease. The manifest is
+    derived from the log, so its loss is harmless."""
     with opened(manifest_path(root)) as manifest:
         log = segments(root.place)
         stale = manifest.position > (log[-1].last if log else 0)  # of another log: the root was restored or replaced
@@ -39,7 +42,7 @@ def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Manifest]:
-    """A manifest, with what SQLite says of its disk in our words; closed at the end of the block."""
+    """Opens a manifest and closes it at the end of the block. Raises Error instead of SQLite's errors."""
     try:
         with contextlib.closing(Manifest(path)) as manifest:
             yield manifest
@@ -51,7 +54,7 @@ _NO_ROOM = {"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE
 
 
 def _not_stored(path: Path, error: sqlite3.DatabaseError) -> Error:
-    if error.sqlite_errorname in _NO_ROOM:  # a quota or a limit on file sizes is an input/output error to SQLite
+    if error.sqlite_errorname in _NO_ROOM:  # SQLite reports quotas and file size limits as input/output errors
         hint = "free space or raise the quota; if there is room, look at the disk for errors. Then run again"
         return NoSpace(f"{path}: {error}", hint=hint)
     if "readonly" in str(error) or "unable to open" in str(error):
@@ -60,7 +63,8 @@ def _not_stored(path: Path, error: sqlite3.DatabaseError) -> Error:
 
 
 def manifest_path(root: ChangeRoot) -> Path:
-    """Beside the log where the root is local, else in the user's cache under the root's id."""
+    """Returns the manifest's path: next to the log if the root is local, otherwise in the user's cache under the root's
+    id."""
     if top := Place(root.place).local:
         return Path(top) / "manifest.sqlite"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replicator" / "manifest"
@@ -69,7 +73,7 @@ def manifest_path(root: ChangeRoot) -> Path:
 
 
 def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -> None:
-    """Folds the segments after the manifest's position, up to and with position `until` (None: to the end)."""
+    """Folds the segments after the manifest's position, up to and including position `until` (None: to the end)."""
     for segment in log:
         if segment.last <= manifest.position or (until is not None and segment.first > until):
             continue
@@ -86,20 +90,20 @@ def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -
             manifest.apply_files(rows.filter(pc.less_equal(rows["position"], last)), renames)
         if last == segment.last and segment.metadata.get(KNOWN):
             note_known(manifest)
-        manifest.forget_ended()  # the log has them
+        manifest.forget_ended()  # the log contains them
         manifest.mark_known()
         manifest.commit()
 
 
 def read_records(segment: Segment, after: int = -1, until: int | None = None) -> Iterator[ChangeRecord]:
-    """A segment's records with after < position <= until."""
+    """Yields a segment's records with after < position <= until."""
     for line in segment.records(after, until):
         yield decode_line(line, segment.place)
 
 
 @contextlib.contextmanager
 def manifest_at(root: ChangeRoot, position: int, scratch: Path) -> Iterator[Manifest]:
-    """The state as of an earlier position, folded from the log into a passing file below `scratch`."""
+    """Opens the state as of an earlier position, folded from the log into a temporary file below `scratch`."""
     path = scratch / f"manifest-{position}.sqlite"
     try:
         with opened(path) as manifest:

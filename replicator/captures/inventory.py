@@ -1,4 +1,4 @@
-"""Inventory: queries about the contents of a manifest: databases, tables, partitions, and their files. Reads only.
+"""Inventory: queries on the contents of a manifest: databases, tables, partitions, and their files. Reads only.
 
 An *object* below is a table (partition "") or one partition of it.
 """
@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class DataObject:
-    """A table or partition that holds files: its keys in the manifest, its names, where it lies, and the position of
-    the last record that touched it (for a partition not before its table got its name)."""
+    """A table or partition that has files: its keys in the manifest, its names, its location, and the position of the
+    last record that touched it (for a partition, at least the position at which its table got its name)."""
 
     table_id: int
     partition_id: int
@@ -37,7 +37,7 @@ class DataObject:
 
     @property
     def label(self) -> str:
-        """For people: `db.table/partition at location`."""
+        """The object in messages: `db.table/partition at location`."""
         partition = f"/{self.partition}" if self.partition else ""
         return f"{self.db}.{self.table}{partition} at {self.location}"
 
@@ -56,7 +56,7 @@ class KnownFile:
 
 
 class Inventory:
-    """What the database of a manifest holds; memory does not grow with the number of objects."""
+    """The contents of a manifest's database. Memory does not grow with the number of objects."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -65,7 +65,7 @@ class Inventory:
         return self._bodies(Database, "databases ORDER BY name")
 
     def scope(self) -> set[str]:
-        """Databases that are captured; one that was dropped stays, so that its return is noticed."""
+        """Returns the captured databases. A dropped database remains among them, so that its re-creation is noticed."""
         return {name for (name,) in self._db.execute("SELECT db FROM scope")}
 
     def database(self, name: str) -> Database | None:
@@ -78,14 +78,14 @@ class Inventory:
         return [name for (name,) in self._db.execute("SELECT name FROM tables WHERE db = ? ORDER BY name", (db,))]
 
     def all_tables(self) -> list[tuple[int, str, str]]:
-        """(id, database, name) in the order of the ids; a rename keeps the id."""
+        """Returns (id, database, name) in the order of the ids; a rename keeps the id."""
         return self._db.execute("SELECT id, db, name FROM tables ORDER BY id").fetchall()
 
     def table(self, db: str, name: str) -> Table | None:
         return next(iter(self._bodies(Table, "tables WHERE db = ? AND name = ?", db, name)), None)
 
     def formats(self, db: str) -> dict[str, Format]:
-        """Tables of a database in another format than Hive's, by name."""
+        """Returns the tables of a database in a format other than Hive's, by name."""
         rows = self._db.execute(
             "SELECT t.name, f.format FROM formats f JOIN tables t ON t.id = f.table_id WHERE t.db = ? ORDER BY t.name",
             (db,),
@@ -93,8 +93,8 @@ class Inventory:
         return dict(rows.fetchall())
 
     def delta_log(self, db: str, name: str) -> list[tuple[str, KnownFile, bool | None]]:
-        """The files of a Delta table's log: (place, what is known of it, whether it names files outside of its table;
-        None: nobody has looked)."""
+        """Returns the files of a Delta table's log: (path, known state, True if it names files outside of its table;
+        None if that was not yet examined)."""
         rows = self._db.execute(
             "SELECT t.location, f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, d.outside"
             " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > '_delta_log/'"
@@ -125,7 +125,7 @@ class Inventory:
             yield row[1]
 
     def partitions(self, db: str, name: str, batch: int = 1000) -> Iterator[list[Partition]]:
-        """A table's partitions, whole, in batches."""
+        """Yields a table's complete partitions, in batches."""
         columns: dict[int, tuple[Column, ...]] = {}
         decoder = msgspec.json.Decoder(Partition)
         page: list[Partition] = []
@@ -141,7 +141,7 @@ class Inventory:
             yield page
 
     def partitions_by_name(self, db: str, name: str, names: Sequence[str]) -> dict[str, Partition]:
-        """Some partitions of a table, by escaped name; unknown ones are left out."""
+        """Returns some partitions of a table, by escaped name; unknown ones are left out."""
         table_id, columns = self._table_id(db, name), dict[int, tuple[Column, ...]]()
         found = {}
         for wanted in names:
@@ -165,7 +165,7 @@ class Inventory:
         return self._bodies(Statistics, "statistics WHERE table_id = ? ORDER BY partition", self._table_id(db, name))
 
     def measured(self, db: str, name: str) -> frozenset[str]:
-        """The partitions of a table that have statistics, and "" where the table has."""
+        """Returns the partitions of a table that have statistics, and "" if the table itself has some."""
         rows = self._db.execute("SELECT partition FROM statistics WHERE table_id = ?", (self._table_id(db, name),))
         return frozenset(name for (name,) in rows)
 
@@ -174,7 +174,7 @@ class Inventory:
         return found[0] if found else ()
 
     def children(self, db: str, name: str) -> list[tuple[str, str]]:
-        """Tables with a foreign key to one, itself included."""
+        """Returns the tables with a foreign key to this table, including itself."""
         rows = self._db.execute(
             "SELECT t.db, t.name FROM parents p JOIN tables t ON t.id = p.table_id WHERE p.db = ? AND p.name = ?"
             " ORDER BY t.db, t.name",
@@ -183,7 +183,7 @@ class Inventory:
         return [(db, name) for db, name in rows]
 
     def files(self, table_id: int, partition_id: int) -> dict[str, KnownFile]:
-        """Files of one object by path."""
+        """Returns the files of one object by path."""
         rows = self._db.execute(
             "SELECT path, size, mtime_ns, identity, checksum, kept, version FROM files"
             " WHERE table_id = ? AND partition_id = ?",
@@ -192,7 +192,7 @@ class Inventory:
         return {row[0]: KnownFile(*row) for row in rows}
 
     def weight(self, obj: DataObject) -> tuple[int, int]:
-        """How many files one object has, and their bytes."""
+        """Returns the number of files of one object, and their size in bytes."""
         row = self._db.execute(
             "SELECT count(*), coalesce(sum(size), 0) FROM files WHERE table_id = ? AND partition_id = ?",
             (obj.table_id, obj.partition_id),
@@ -200,7 +200,7 @@ class Inventory:
         return int(row[0]), int(row[1])
 
     def bytes_of_tables(self, db: str) -> dict[str, int]:
-        """Bytes of the files of each table of a database, its partitions' included."""
+        """Returns the size in bytes of the files of each table of a database, including its partitions."""
         rows = self._db.execute(
             "SELECT t.name, sum(f.size) FROM files f JOIN tables t ON t.id = f.table_id WHERE t.db = ? GROUP BY t.id",
             (db,),
@@ -208,7 +208,8 @@ class Inventory:
         return {name: int(size or 0) for name, size in rows}
 
     def table_files(self, db: str, name: str) -> Iterator[tuple[Any, ...]]:
-        """All files of a table: (partition, location, path, size, mtime_ns, identity, checksum, kept, version)."""
+        """Yields all files of a table: (partition, location, path, size, mtime_ns, identity, checksum, kept,
+        version)."""
         yield from self._db.cursor().execute(
             "SELECT coalesce(p.name, ''), coalesce(p.location, t.location), f.path, f.size, f.mtime_ns, f.identity,"
             " f.checksum, f.kept, f.version FROM files f JOIN tables t ON t.id = f.table_id"
@@ -219,8 +220,8 @@ class Inventory:
     def directories(
         self, db: str = "", names: Sequence[str] = (), batch: int = 50_000
     ) -> Iterator[list[tuple[int, int, str, int, int, str]]]:
-        """Every listed directory in batches, or those of some tables of a database: (table_id, partition_id, whole
-        path, mtime_ns, listed_ns, identity)."""
+        """Yields every listed directory in batches, or those of some tables of a database: (table_id, partition_id,
+        full path, mtime_ns, listed_ns, identity)."""
         some = f" WHERE t.db = ? AND t.name IN ({', '.join('?' * len(names))})" if db else ""
         cursor = self._db.cursor().execute(
             "SELECT d.table_id, d.partition_id, coalesce(p.location, t.location) ||"
@@ -233,7 +234,7 @@ class Inventory:
             yield rows
 
     def _bodies(self, kind: type[_T], rows: str, *about: object) -> list[_T]:
-        """The JSON of some rows, decoded; `rows`: a table with its conditions."""
+        """Returns the decoded JSON of some rows. `rows`: a table with its conditions."""
         found = self._db.execute(f"SELECT body FROM {rows}", about).fetchall()
         return [msgspec.json.decode(body, type=kind) for (body,) in found]
 
@@ -242,7 +243,8 @@ class Inventory:
         return int(row[0]) if row else None
 
     def _pages(self, query: str, table_id: int | None) -> Iterator[tuple[Any, ...]]:
-        """Rows of a query keyed by (table_id, id > last), a page at a time, so that nothing holds the whole."""
+        """Yields the rows of a query keyed by (table_id, id > last), one page at a time, so that they are never all in
+        memory."""
         last = 0
         while rows := self._db.execute(query, (table_id, last, _PAGE)).fetchall():
             yield from rows
@@ -250,10 +252,11 @@ class Inventory:
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------
-# Ends of references: when a known file goes, the captured log gets a `release` row that says since when it was there.
+# Ends of references: when a known file is removed, the captured log gets a `release` row with the position at which it
+# was added.
 #
-# What the manifest is about to forget is gathered here first, in a passing table; capture drains it into the segment.
-# Folding the log again gathers the same and drops it.
+# Rows that the manifest is about to delete are first collected in a temporary table; capture drains it into the
+# segment. Folding the log again collects the same rows and discards them.
 
 
 _ROWS_OF_A_PAGE = 20_000
@@ -272,19 +275,20 @@ class Ends:
         )
 
     def of_table(self, table_id: int, at: int) -> None:
-        """Every file of a table and its partitions goes at a position."""
+        """Ends the references of every file of a table and its partitions at a position."""
         self._gather("f.table_id = ?", [(at, table_id)])
 
     def of_object(self, table_id: int, partition_id: int, at: int) -> None:
-        """Every file of one object goes at a position."""
+        """Ends the references of every file of one object at a position."""
         self._gather("f.table_id = ? AND f.partition_id = ?", [(at, table_id, partition_id)])
 
     def of_files(self, files: Iterable[tuple[int, int, int, str]]) -> None:
-        """Single files (position, table_id, partition_id, path) go, or are replaced."""
+        """Ends the references of single files (position, table_id, partition_id, path) that are removed or replaced."""
         self._gather("f.table_id = ? AND f.partition_id = ? AND f.path = ?", files)
 
     def at_once(self, rows: Iterable[tuple[object, ...]]) -> None:
-        """References that the manifest never takes up: their object was gone again. Values in order of the table."""
+        """Adds references that were never in the manifest, because their object no longer existed. Values are in the
+        order of the table's columns."""
         self._db.executemany(
             f"INSERT INTO temp.ended VALUES (NULL{', ?' * len(_COLUMNS)})",
             (row for row in rows if row[_CHECKSUM] is not None),
@@ -301,7 +305,7 @@ class Ends:
         )
 
     def drain(self) -> Iterator[pa.Table]:
-        """The rows, as cmroot.log.FILES, a page at a time; afterwards there are none."""
+        """Yields the rows, as cmroot.log.FILES, one page at a time, and clears them at the end."""
         last = 0
         while rows := self._db.execute(
             "SELECT * FROM temp.ended WHERE id > ? ORDER BY id LIMIT ?", (last, _ROWS_OF_A_PAGE)

@@ -1,8 +1,8 @@
-"""Manifest: what the captured databases consist of at a position, the fold of the captured log up to it.
+"""Manifest: the contents of the captured databases at a position, a fold of the captured log up to it.
 
-One SQLite file: metadata objects as JSON, files, and the directories whose listing is known. It is derived: without it,
-or behind the log after a crash, it is folded again from the log (`catch_up`). Nothing here talks to a metastore or
-lists a directory; memory does not grow with the number of objects.
+One SQLite file: metadata objects as JSON, files, and the directories whose listing is known. It is derived: if it is
+missing, or behind the log after a crash, it is folded again from the log (`catch_up`). Nothing here accesses a
+metastore or lists a directory; memory does not grow with the number of objects.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ CREATE TABLE files (table_id INTEGER, partition_id INTEGER, path TEXT, size INTE
 CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mtime_ns INTEGER, listed_ns INTEGER,
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
-# Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in another
-# format than Hive's, and whether a file of a Delta log (by its checksum) names files outside of its table. Constraints
-# are not: captures read them from the metastore when the manifest does not say that they are known.
+# Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in a format
+# other than Hive's, and for each file of a Delta log (by its checksum) a flag that it names files outside of its table.
+# Constraints are not derived: captures read them from the metastore if the manifest does not record that they are
+# known.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
 CREATE TABLE IF NOT EXISTS delta_logs (checksum TEXT PRIMARY KEY, outside INTEGER) WITHOUT ROWID;
@@ -53,10 +54,11 @@ CREATE TABLE IF NOT EXISTS parents (table_id INTEGER, db TEXT, name TEXT, PRIMAR
 
 
 class Manifest(Inventory):
-    """The fold. `position` and `event` say up to where. Changes become durable with `commit`, together."""
+    """The fold up to `position` and `event`. `commit` makes all changes durable together."""
 
     def __init__(self, path: str | Path) -> None:
-        """Opens or creates the manifest at `path` (":memory:" for a passing one). One of another version is emptied."""
+        """Opens or creates the manifest at `path` (":memory:" for a temporary one). A manifest of another version is
+        emptied."""
         super().__init__(sqlite3.connect(str(path), isolation_level=None, check_same_thread=False))
         self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-65536;")
         if self._db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
@@ -83,7 +85,7 @@ class Manifest(Inventory):
         return None if value is None else int(value)
 
     def advance(self, position: int, event: int, time: int) -> None:
-        """Records how far the fold is."""
+        """Records the position, event and time of the fold."""
         for key, value in (("position", position), ("event", event), ("time", time)):
             self.remember(key, value)
 
@@ -93,7 +95,8 @@ class Manifest(Inventory):
         self._db.execute("BEGIN")
 
     def rollback(self) -> None:
-        """Back to the last commit; after one that a signal cut off behind COMMIT there is nothing to take back."""
+        """Returns to the last commit. May run after a signal that interrupted a commit right after COMMIT: then there
+        is nothing to roll back."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._fold.forget()
@@ -112,14 +115,15 @@ class Manifest(Inventory):
         self._fold.apply_files(rows, renames)
 
     def ended(self) -> Iterator[pa.Table]:
-        """Release rows for the references that ended since this was last asked; see `replicator.captures.inventory`."""
+        """Yields release rows for the references that ended since the last call; see
+        `replicator.captures.inventory`."""
         return self._fold.ends.drain()
 
     def forget_ended(self) -> None:
         self._fold.ends.clear()
 
     def remember(self, key: str, value: str | int) -> None:
-        """A small value of the reader's own, such as the rows it saw last."""
+        """Stores a small value of a reader, such as the rows that it saw last."""
         self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
 
     def recall(self, key: str) -> str | None:
@@ -129,7 +133,7 @@ class Manifest(Inventory):
     # ---- listing state --------------------------------------------------------------------------------------------
 
     def unlist(self, objects: Iterable[tuple[int, int]]) -> None:
-        """Marks objects (table_id, partition_id) as to be listed again; their known files stay."""
+        """Marks objects (table_id, partition_id) as to be listed again; their known files are retained."""
         marked = list(objects)
         tables = [(table_id,) for table_id, partition_id in marked if not partition_id]
         partitions = [(partition_id,) for _, partition_id in marked if partition_id]
@@ -137,7 +141,8 @@ class Manifest(Inventory):
         self._db.executemany("UPDATE partitions SET listed = 0 WHERE id = ?", partitions)
 
     def unlisted(self, batch: int = 500) -> Iterator[list[DataObject]]:
-        """Objects whose files are to be listed, in batches; those marked meanwhile may be marked."""
+        """Yields the objects whose files are to be listed, in batches. May include objects that are marked during the
+        iteration."""
         for query in (
             "SELECT id, 0, db, name, '', location, touched FROM tables"
             " WHERE NOT listed AND location <> '' AND id > ? ORDER BY id LIMIT ?",
@@ -151,7 +156,7 @@ class Manifest(Inventory):
                 last = rows[-1][1] or rows[-1][0]
 
     def object(self, db: str, table: str, partition: str) -> DataObject | None:
-        """A table (partition "") or one of its partitions, by name."""
+        """Returns a table (partition "") or one of its partitions, by name."""
         row = self._db.execute(
             "SELECT t.id, coalesce(p.id, 0), t.db, t.name, coalesce(p.name, ''), coalesce(p.location, t.location),"
             " max(coalesce(p.touched, t.touched), t.named) FROM tables t LEFT JOIN partitions p ON p.table_id = t.id"
@@ -168,8 +173,9 @@ class Manifest(Inventory):
         return int(sum(counts))
 
     def unlist_objects_on_stores(self, stays: Callable[[str], bool], db: str = "", names: Sequence[str] = ()) -> None:
-        """Marks what lies on stores without directories, of all tables or some of a database: only a listing tells
-        whether its files changed. `stays`: locations of which something else tells that they did not."""
+        """Marks as unlisted the objects on stores without directories, of all tables or of some of a database: only a
+        listing shows changes of their files. `stays`: returns True for locations known from another source to be
+        unchanged."""
         some = f"db = ? AND name IN ({', '.join('?' * len(names))}) AND " if db else ""
         about = (db, *names) if db else ()
         remote = (
@@ -197,7 +203,7 @@ class Manifest(Inventory):
             last = rows[-1][1]
 
     def mark_known(self) -> None:
-        """After folding a finished segment: objects whose directories are known need no listing."""
+        """Marks the objects whose directories are known as listed. Called after a finished segment was folded."""
         known = "EXISTS (SELECT 1 FROM directories d WHERE {})"
         for table, key in (
             ("tables", "d.table_id = o.id AND d.partition_id = 0"),
@@ -216,7 +222,8 @@ class Manifest(Inventory):
     def set_directories(
         self, objects: Sequence[DataObject], directories: Iterable[tuple[int, str, int, int, str]]
     ) -> None:
-        """What listing some objects saw of directories: (index of the object, path, mtime_ns, listed_ns, identity)."""
+        """Replaces the directory states of listed objects: (index of the object, path, mtime_ns, listed_ns,
+        identity)."""
         self._db.executemany(
             "DELETE FROM directories WHERE table_id = ? AND partition_id = ?",
             [(o.table_id, o.partition_id) for o in objects],
@@ -227,8 +234,8 @@ class Manifest(Inventory):
         )
 
     def set_identities(self, objects: Sequence[DataObject], files: Iterable[tuple[int, str, str]]) -> None:
-        """How files are distinguished that are what their entries say: (index of the object, path, identity). Not
-        logged: a manifest that is folded again has them read once more."""
+        """Updates the identities of files that are otherwise equal to their entries: (index of the object, path,
+        identity). Not logged: after the manifest is folded again, these files are read once more."""
         self._db.executemany(
             "UPDATE files SET identity = ? WHERE table_id = ? AND partition_id = ? AND path = ?",
             [(identity, objects[i].table_id, objects[i].partition_id, path) for i, path, identity in files],

@@ -1,7 +1,7 @@
-"""Listing objects: which files a table or partition has now, and what changed since they were last recorded.
+"""Listing of objects: the current files of a table or partition, and their changes since they were last recorded.
 
-`list_objects` is what an engine runs, on executors too: it lists directories, hashes and keeps the files that are new
-or changed, and returns file rows. It talks to no metastore and writes nothing but kept bytes.
+An engine runs `list_objects`, on executors too: it lists directories, hashes and retains new or changed files, and
+returns file rows. It accesses no metastore and writes nothing except retained bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cmroot.store.place import is_local, join
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.core.batches import batched
 
-ROWS = 10_000  # of one outcome, from which on a task leaves the rest of its objects: bounds what a driver gathers
-REQUESTS = 16  # objects of one listing that are read at the same time: a store takes 10 to 100 ms to begin
+ROWS = 10_000  # rows of one outcome at which a task postpones its other objects: limits the memory of the driver
+REQUESTS = 16  # objects of one listing that are read concurrently: a store takes 10 to 100 ms to begin
 STABLE_TRIES = 3  # listings of a directory that changes while its files are read
 
 
 @dataclass(frozen=True)
 class ListTask:
-    """Objects to list, what is known of the files of each, and how bytes are kept."""
+    """Objects to list, the known files of each, and the keeper of their bytes."""
 
     objects: Sequence[DataObject]
     known: Sequence[Mapping[str, KnownFile]]
@@ -40,11 +40,11 @@ class ListTask:
 
 @dataclass
 class Listed:
-    """The outcome: rows for the captured log (positions are the caller's to fill), the object each row is about, each
-    object's directories, the objects whose directory could not be seen, each with the reason, and how much was read.
-    `postponed`: objects that are not in it, because it grew too large; they are to be listed by another task.
-    `unnamed`: the object, and the names that are not UTF-8 in it. `same`: (object, path, identity) of files that were
-    read for nothing: only their identity is another."""
+    """The outcome: rows for the captured log (the caller sets the positions), the object of each row, each object's
+    directories, the objects whose directory could not be read, with the reason, and the amount read. `postponed`:
+    objects left out because the outcome became too large; another task must list them. `unnamed`: per object, its names
+    that are not UTF-8. `same`: (object, path, identity) of files that were read although only their identity had
+    changed."""
 
     objects: Sequence[DataObject]
     rows: pa.Table
@@ -59,7 +59,7 @@ class Listed:
 
 
 def list_objects(task: ListTask) -> Listed:
-    """Lists each object and keeps what is new. May run twice: kept bytes are content-addressed."""
+    """Lists each object and retains new bytes. May run twice: retained bytes are content-addressed."""
     rows = _Rows()
     listings = Listings([obj.location for obj in task.objects])
     missing: list[tuple[DataObject, str]] = []
@@ -75,15 +75,15 @@ def list_objects(task: ListTask) -> Listed:
                 listing = listings.of(index)
             except (ConnectionError, TimeoutError):
                 raise
-            except (OSError, NotWritable) as error:  # of one place: the others go on
+            except (OSError, NotWritable) as error:  # of one location: the others continue
                 missing.append((obj, f"its directory cannot be listed: {error}"))
                 break
             if listing is None and not known and not is_local(obj.location):
-                break  # a store without directories shows nothing where nothing was written yet
+                break  # a store without directories returns nothing if nothing was written yet
             if listing is None:
                 missing.append((obj, f"its directory {obj.location} is not there"))
                 break
-            if obj.partition and listing.is_one_file:  # no server makes such a partition; one may become so
+            if obj.partition and listing.is_one_file:  # no server creates such a partition, but one may become so
                 missing.append((obj, f"its location {obj.location} is one file, and no directory"))
                 break
             if _record(rows, index, obj, listing, known, task.keeper, tolerant=last_try):
@@ -108,7 +108,7 @@ def list_objects(task: ListTask) -> Listed:
 
 
 def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:
-    """The listing of objects that were declared empty: every file that was known is removed."""
+    """Returns the listing of objects that were declared empty: every known file is removed."""
     rows = _Rows()
     for index, files in enumerate(known):
         for path in files:
@@ -117,8 +117,8 @@ def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, Kno
 
 
 def uncaptured_files(db: str, table: str, partition: str, named: Mapping[str, int]) -> pa.Table:
-    """Rows for files that an event named (URI -> position) and that were gone before they could be read: the checksum
-    is unknown, nothing is kept, and a load that needs them says so."""
+    """Returns rows for files that an event named (URI -> position) and that were deleted before they could be read: the
+    checksum is unknown, no bytes are retained, and a load that requires them reports it."""
     rows = _Rows()
     objects: list[DataObject] = []
     for uri in named:
@@ -140,7 +140,8 @@ def _record(
     *,
     tolerant: bool,
 ) -> bool:
-    """Adds one object's rows. False, with nothing added, when a file vanished meanwhile; `tolerant` leaves it out."""
+    """Adds one object's rows. Returns False, with nothing added, if a file vanished concurrently; `tolerant` leaves
+    that file out."""
     start = len(rows.owner), len(rows.same)
     remaining = dict(known)
     changed = []
@@ -176,7 +177,8 @@ def _record(
 
 
 def _each_kept(keeper: Keeper, places: Iterable[str], location: str) -> Iterator[Kept | None]:
-    """Keeps files in turn; None for one that vanished. Those of a store that answers slowly are asked for together."""
+    """Retains files one after another; yields None for one that vanished. Reads files on remote stores in parallel,
+    because of their latency."""
     if is_local(location):
         for place in places:
             yield _kept(keeper, place)
@@ -194,9 +196,9 @@ def _kept(keeper: Keeper, place: str) -> Kept | None:
 
 
 def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
-    """Whether a file needs no reading: size, times and identity as recorded, and kept where it is to be kept.
-    A null version is safe only while its bucket has versioning; native is less than any other keeper.
-    A snapshot is safe only while there are later ones."""
+    """Returns True if a file need not be read: size, times and identity are as recorded, and it is retained as
+    required. A null version is safe only while its bucket has versioning; native retention is less safe than any other
+    keeper. A snapshot is safe only while there are later ones."""
     return (
         before.checksum is not None
         and now.is_recorded(before.size, before.mtime_ns, before.identity)
@@ -208,8 +210,8 @@ def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
 
 
 def _is_same_entry(before: KnownFile, kept: Kept, keeper: Keeper) -> bool:
-    """Whether a file that was read again is what its entry says: a change of owner or mode, or a link to it, moves the
-    change time."""
+    """Returns True if a file that was read again equals its entry: a change of owner or mode, or a hard link to it,
+    updates the change time."""
     now = (kept.size, kept.mtime_ns, kept.checksum, keeper.name != "none", kept.version)
     return (before.size, before.mtime_ns, before.checksum, bool(before.kept), before.version) == now
 

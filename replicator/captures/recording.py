@@ -1,7 +1,7 @@
-"""Recording: what one capture finds, on its way into the log: records and file rows become a segment and the manifest.
+"""Recording: writes what one capture finds to the log. Records and file rows become a segment, and the manifest.
 
-The segment is published before the manifest's transaction commits, and the manifest is only an index: a crash anywhere
-leaves the log as it was, or whole.
+The segment is published before the manifest's transaction commits, and the manifest is only an index: after a crash at
+any point, the log is either unchanged or complete.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from replicator.captures.unlistable import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, Report
 from replicator.metastore.client import MetastoreReader
 
-LISTED = 100  # lines of a following's lists, the first ones
+LISTED = 100  # maximum number of entries in the lists of a following capture
 
 
 @dataclass
 class Captured(Report):
-    """What a capture did. `through_event` and `position`: how far the captured log is; `keeper`: those used, such as
-    "link, version"; `unknown`: events kept unread, the first by name; `unknown_kinds`: all of
-    them, counted by kind; scan_seconds, compare_seconds: what looking at directories took (listing what changed in them
-    included), and comparing tables with the metastore;
-    scanned: how far a scan of limited time came;
+    """The report of a capture. `through_event` and `position`: the end of the captured log; `keeper`: those used, such
+    as "link, version"; `unknown`: events retained unread, the first ones by name; `unknown_kinds`: all of them, counted
+    by kind; scan_seconds, compare_seconds: the time to scan directories (including listing those that changed), and to
+    compare tables with the metastore;
+    scanned: progress of a time-limited scan;
     `databases`: all that the root captures, not only those of this call;
-    `formats`: tables whose format loads leave out, and why;
+    `formats`: tables whose format loads leave out, with the reason;
     `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
 
     root: str
@@ -67,7 +67,8 @@ class Captured(Report):
 
 
 class CapturesFollowed(Report):
-    """All captures of a following: counts are added, places and what is missing are the newest one's."""
+    """The report of a capture that follows its source: counts are summed; positions and missing objects are those of
+    the newest capture."""
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
@@ -94,8 +95,8 @@ class CapturesFollowed(Report):
 
 
 class Recording:
-    """The log of one capture, and the manifest as it will be. `base`: the position before it; `cursor`: the event up to
-    which it has read; `renames`: in the order of their positions; `before`: what the last capture did not see."""
+    """The log of one capture, and the manifest as of its end. `base`: the position before the capture; `cursor`: the
+    last event read; `renames`: in the order of their positions; `before`: what the last capture could not see."""
 
     def __init__(
         self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, clock: Callable[[], float], lease: Lease
@@ -104,7 +105,7 @@ class Recording:
         self.manifest = manifest
         self.base = self.position = manifest.position
         self.began_anew = manifest.event is None
-        # Invariant 1: the newest event id is taken before anything is listed.
+        # Invariant 1: the newest event id is read before anything is listed.
         self.cursor = source.current_event_id() if manifest.event is None else manifest.event
         self.renames: list[Rename] = []
         self.before = sight_at(segments(root.place), self.base)
@@ -112,12 +113,12 @@ class Recording:
         self._segment: SegmentWriter | None = None
 
     def observe(self, change: Change) -> int:
-        """A change that no event announced. Returns its position."""
+        """Records a change without an event. Returns its position."""
         self.report.observed += 1
         return self.append(change, self.cursor, self.now(), observed=True)
 
     def append(self, change: Change, event: int, time: int, *, observed: bool = False) -> int:
-        """Returns the record's position."""
+        """Appends a record. Returns its position."""
         self.position += 1
         record = ChangeRecord(position=self.position, event=event, time=time, change=change, observed=observed)
         self._writer().append_record(encode(record))
@@ -128,15 +129,15 @@ class Recording:
         return self.position
 
     def files(self, rows: pa.Table) -> None:
-        """File entries, with the positions of their records."""
+        """Appends file entries that have the positions of their records."""
         if rows.num_rows:
             self._writer().append_files(rows)
             self.manifest.apply_files(rows)
 
     def publish(self, keeper: str, sight: Sight) -> None:
-        """Makes the segment durable, then the manifest. `keeper`: those used, as the report names them; `sight`: what
-        this capture did not see, which the marker says. Raises LeaseHeld when the lease was taken over; then nothing
-        was published."""
+        """Makes the segment durable, then the manifest. `keeper`: those used, as named in the report; `sight`: what
+        this capture could not see, stored in the segment's marker. Raises LeaseHeld if the lease was taken over; in
+        that case nothing was published."""
         if self._segment is None and (self.cursor != self.manifest.event or sight.differs(self.before)):
             self.append(EventsRead(), self.cursor, self.now())
         self.report.position, self.report.through_event = self.position, self.cursor
@@ -161,13 +162,13 @@ class Recording:
         self.manifest.commit()
 
     def abandon(self) -> None:
-        """Leaves no trace but kept bytes, which a later capture finds in place."""
+        """Discards everything except retained bytes, which a later capture finds in place."""
         self.manifest.rollback()
         if self._segment is not None:
             self._segment.abort()
 
     def now(self) -> int:
-        """In whole seconds since 1970."""
+        """Returns the time in whole seconds since 1970."""
         return int(self._clock())
 
     def _writer(self) -> SegmentWriter:
@@ -177,25 +178,26 @@ class Recording:
 
 
 # ---- intercepts ------------------------------------------------------------------------------------------------------
-# Intercepted files: moved into `$cmroot` before the event of their drop, recorded by the capture that reads it.
+# Intercepted files: moved into `$cmroot` before the event of their drop, and recorded by the capture that reads it.
 #
-# A table that is made, filled and dropped between two captures is recorded with its bytes, if who dropped it went
-# through the gateway. What was taken is known by the id of the event (cmroot.log.references).
+# A table that is created, filled and dropped between two captures is recorded with its bytes if it was dropped through
+# the gateway. Intercepted files are identified by the id of the event (cmroot.log.references).
 
 
 class Intercepts:
-    """What lies ready for the events of one capture."""
+    """The intercepted files stored for the events of one capture."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._found: list[Intercepted] = []
 
     def look(self, until: int) -> None:
-        """Finds what was taken for events up to one; after these were read, so that nothing is missed."""
+        """Finds the files intercepted for events up to `until`. Called after these events are read, so that no file is
+        missed."""
         self._found = read_intercepted(self._root, until)
 
     def of(self, event: int, db: str, table: str) -> Iterator[tuple[str, pa.Table]]:
-        """(partition, file entries) of what was taken of a table before an event."""
+        """Yields (partition, file entries) of the files of a table intercepted before an event."""
         for taken in self._found:
             if taken.event == event:
                 rows = taken.rows()
@@ -205,13 +207,14 @@ class Intercepts:
                     yield partition, rows.filter(pc.equal(rows["partition"], partition))
 
     def finish(self) -> None:
-        """After the segment is published: what its events brought is recorded, or was nobody's business here."""
+        """Removes the intercepted files after the segment is published: each is either recorded now or outside the
+        captured databases."""
         for taken in self._found:
             remove_intercepted(taken)
 
 
 def not_known(rows: pa.Table, known: Mapping[str, KnownFile]) -> pa.Table:
-    """The entries whose bytes are not recorded for their path already."""
+    """Returns the entries whose bytes are not already recorded for their path."""
     fresh = [
         path not in known or known[path].checksum != checksum
         for path, checksum in zip(rows["path"].to_pylist(), rows["checksum"].to_pylist(), strict=True)

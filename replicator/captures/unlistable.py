@@ -1,7 +1,9 @@
-"""What a capture could not list: objects whose directory was absent or unreadable, and files without a UTF-8 name.
+"""Objects that a capture could not list, because their directory was absent or unreadable, and files without a UTF-8
+name.
 
-Not to be seen is not to be empty: a mount that went away, a directory that somebody moves. What the log knew of such
-an object stays, and each capture's marker names it, until it is seen again, dropped, or declared empty by a person.
+An unreadable object is not necessarily empty: a mount may have gone away, or a directory may be moved by a user. The
+files known to the log are retained, and each capture's marker names the object, until it is readable again, dropped, or
+declared empty by the operator.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 
 UNSEEN, EMPTY = "unseen", "declared_empty"  # keys of a marker's `about`
-REFUSED = "the metastore does not give it"  # begin of the reason of such a table
+REFUSED = "the metastore does not give it"  # start of the reason of such a table
 NAMED = 20  # partitions of one table that are named; of more the table is, so that a marker stays small
 
 Key = tuple[str, str, str]
 
 
 class Uncaptured(Value, frozen=True, omit_defaults=True):
-    """One object, or a table for many of its partitions. `reason`: a sentence. `bytes`: of the files that were seen
-    last; `since`: the first capture that did not see it, in seconds."""
+    """One object, or one table that stands for many of its partitions. `reason`: a sentence. `bytes`: size of the files
+    last seen; `since`: start of the first capture that could not read it, in seconds."""
 
     db: str
     table: str
@@ -52,7 +54,7 @@ class Uncaptured(Value, frozen=True, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """For people: `db.table/partition at location`."""
+        """The object in messages: `db.table/partition at location`."""
         name = f"{self.db}.{self.table}" + (f"/{self.partition}" if self.partition else "")
         return f"{name} at {self.location}" if self.location else name
 
@@ -63,8 +65,8 @@ class Uncaptured(Value, frozen=True, omit_defaults=True):
 
 
 class Empty(Value, frozen=True, omit_defaults=True):
-    """An object without a directory that a person has declared empty; a table: so are all of its partitions that have
-    neither a directory nor files in the log."""
+    """An object without a directory that the operator has declared empty. A table stands for all of its partitions that
+    have neither a directory nor files in the log."""
 
     db: str
     table: str
@@ -73,24 +75,24 @@ class Empty(Value, frozen=True, omit_defaults=True):
 
 
 class Sight(Value, frozen=True, omit_defaults=True):
-    """What the end of a capture did not see."""
+    """The objects that the end of a capture could not read."""
 
     unseen: tuple[Uncaptured, ...] = ()
     empty: tuple[Empty, ...] = ()
 
     def about(self) -> dict[str, Any]:
-        """For a segment's marker; nothing when everything was seen."""
+        """Returns the lists for a segment's marker; empty if everything was read."""
         lists = {UNSEEN: self.unseen, EMPTY: self.empty}
         return {key: msgspec.to_builtins(value) for key, value in lists.items() if value}
 
     def differs(self, other: Sight) -> bool:
-        """Whether other objects are unseen, or declared; figures may move."""
+        """Returns True if other objects are unreadable or declared empty; sizes and times may differ."""
         return {(each.key, each.location) for each in self.unseen} != {
             (each.key, each.location) for each in other.unseen
         } or set(self.empty) != set(other.empty)
 
     def is_empty(self, obj: DataObject) -> bool:
-        """Whether it was declared so. `obj`: one of which the log has no file."""
+        """Returns True if the object was declared empty. `obj`: an object without files in the log."""
         return any(
             (each.db, each.table) == (obj.db, obj.table)
             and (not each.partition or each.partition == obj.partition)
@@ -100,7 +102,7 @@ class Sight(Value, frozen=True, omit_defaults=True):
 
 
 def sight_at(log: Sequence[Segment], position: int) -> Sight:
-    """What the last capture that ended at or before a position did not see."""
+    """Returns the sight of the last capture that ended at or before a position."""
     for segment in reversed(log):
         for capture in reversed(segment.captures) if segment.first <= position else ():
             if capture.last <= position:
@@ -116,7 +118,7 @@ def _read(about: Mapping[str, Any], place: str) -> Sight:
 
 
 def gathered(things: Iterable[Uncaptured], before: Sight, now: int) -> tuple[Uncaptured, ...]:
-    """Sorted, each with the moment since when it is unseen; tables in place of many partitions."""
+    """Returns the objects sorted, each with the time since when it is unreadable; tables replace many partitions."""
     tables: dict[tuple[str, str], list[Uncaptured]] = {}
     for each in things:
         tables.setdefault((each.db, each.table), []).append(each)
@@ -136,7 +138,7 @@ def _few(some: Sequence[Uncaptured]) -> Iterator[Uncaptured]:
 
 
 def parse_name(text: str) -> Key:
-    """`db.table` or `db.table/partition`. Raises UsageError for anything else."""
+    """Parses `db.table` or `db.table/partition`. Raises UsageError for anything else."""
     table, _, partition = text.partition("/")
     db, dot, name = table.lower().partition(".")
     if not (db and dot and name) or "." in name:
@@ -151,7 +153,7 @@ _SHOWN = 5  # names of one object that are reported; more are counted
 
 
 def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
-    """An object with files that have no name that could be shown."""
+    """Reports an object that has files with invalid names."""
     some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     files = "a file whose name is" if len(names) == 1 else f"{len(names)} files whose names are"
     what = "no path" if any(unsafe(name.rstrip("/")) for name in names) else "not UTF-8"
@@ -159,13 +161,14 @@ def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
 
 
 def remembered(manifest: Manifest) -> list[NotReplicated]:
-    """Of the objects that are there still."""
+    """Returns those reported before whose objects still exist."""
     found = msgspec.json.decode(manifest.recall(_KEY) or "[]", type=list[NotReplicated])
     return [each for each in found if _is_there(manifest, each)]
 
 
 def remember(manifest: Manifest, listed: Mapping[tuple[str, str, str], NotReplicated | None]) -> None:
-    """Of the objects that a capture has listed, by database, table and partition; None: all its names are text."""
+    """Updates them for the objects that a capture has listed, by database, table and partition; None: all its names are
+    valid."""
     before = remembered(manifest)
     kept = [each for each in before if (*_names(each), each.partition) not in listed]
     now = [*kept, *(each for each in listed.values() if each is not None)]
@@ -186,25 +189,27 @@ def _names(obj: NotReplicated) -> tuple[str, str]:
 
 
 # ---- ungiven ---------------------------------------------------------------------------------------------------------
-# Tables that the source's metastore does not give to a capture: one whose metadata is damaged, or kept from us.
+# Tables that the source's metastore does not return to a capture: their metadata is damaged, or access is denied.
 #
-# What the log knew of such a table stays, and each capture's marker names it, until the metastore gives or drops it.
+# The state known to the log is retained, and each capture's marker names the table, until the metastore returns or
+# drops it.
 
 
 class Refusals:
-    """Those of one capture. It asks for some tables only, so what earlier ones found stays for the others."""
+    """The refused tables of one capture. It requests only some tables; for the others, the refusals found by earlier
+    captures remain."""
 
     def __init__(self, before: Sight) -> None:
         self._found: dict[str, dict[str, str]] = {}  # database -> table -> the reason
         self._before = {(each.db, each.table): each.reason for each in before.unseen if each.reason.startswith(REFUSED)}
 
     def asked(self, db: str) -> dict[str, str]:
-        """All of a database is asked for; where to put what is refused."""
+        """Returns the dictionary for refusals of a database whose tables are all requested; discards earlier ones."""
         self._before = {key: reason for key, reason in self._before.items() if key[0] != db}
         return self._found.setdefault(db, {})
 
     def asked_again(self, db: str, names: Sequence[str]) -> dict[str, str]:
-        """The same of some tables."""
+        """Returns the dictionary for refusals of a database of which only some tables are requested."""
         for name in names:
             self.dropped(db, name)
         return self._found.setdefault(db, {})
@@ -219,9 +224,10 @@ class Refusals:
 
 
 # ---- left out --------------------------------------------------------------------------------------------------------
-# What no load brings: tables in formats of which a copy of the files is no copy of the table, and data connectors.
+# Objects that no load replicates: tables in formats for which a copy of the files is not a copy of the table, and data
+# connectors.
 #
-# Which tables tells the manifest; only of a Delta table the log has to be read, each of its files once.
+# The manifest determines which tables; only for a Delta table the log must be read, each of its files once.
 
 
 DEFAULT = "default"  # the database that every metastore has
@@ -231,8 +237,8 @@ _FORMAT_KEY = "connectors"  # state of a manifest
 def left_out(
     manifest: Manifest, root: str, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
 ) -> dict[str, str]:
-    """Tables of some databases at the manifest's position: "db.table" -> why it is not replicated. `root`: the
-    `$cmroot` that keeps their logs' bytes; `holds`: whether a table (db, name) is asked for."""
+    """Returns the tables of some databases at the manifest's position that are not replicated: "db.table" -> the
+    reason. `root`: the `$cmroot` that retains the bytes of their logs; `holds`: selects tables (db, name)."""
     found = {}
     for db in databases:
         for name, format in manifest.formats(db).items():
@@ -246,13 +252,13 @@ def left_out(
 
 
 def gaps(tables: dict[str, str]) -> list[NotReplicated]:
-    """What `left_out` found, as reports name it."""
+    """Converts the result of `left_out` for reports."""
     return [NotReplicated(name, reason) for name, reason in tables.items()]
 
 
 def data_connectors(source: MetastoreReader, databases: Collection[str]) -> list[NotReplicated]:
-    """The data connectors of a metastore, where these are all of its databases, but for a `default` without tables and
-    those of drills: they are in none."""
+    """Returns the data connectors of a metastore, if the databases are all that it has except for a `default` without
+    tables and those of drills: data connectors belong to no database."""
     names = source.data_connectors()
     if not names or not all(_is_aside(source, name) for name in source.database_names() if name not in databases):
         return []
@@ -267,20 +273,20 @@ def _is_aside(source: MetastoreReader, db: str) -> bool:
 
 
 def remember_connectors(manifest: Manifest, found: Sequence[NotReplicated]) -> None:
-    """What a capture found, for dumps."""
+    """Stores the data connectors that a capture found, for dumps."""
     if found or manifest.recall(_FORMAT_KEY):
         manifest.remember(_FORMAT_KEY, msgspec.json.encode(found).decode())
 
 
 def remembered_connectors(manifest: Manifest, databases: Collection[str]) -> list[NotReplicated]:
-    """What the last capture found, if these are all databases that are captured."""
+    """Returns the data connectors that the last capture found, if these are all captured databases."""
     if not {each.name for each in manifest.databases()}.issubset({DEFAULT, *databases}):
         return []
     return msgspec.json.decode(manifest.recall(_FORMAT_KEY) or "[]", type=list[NotReplicated])
 
 
 def _outside(manifest: Manifest, root: str, db: str, name: str) -> Iterator[bool]:
-    """For each file of a Delta table's log, whether it names files outside of the table."""
+    """Yields, for each file of a Delta table's log, True if it names files outside of the table."""
     for place, file, known in manifest.delta_log(db, name):
         if known is None and file.checksum is not None:
             known = _names_outside(place, file, root)
@@ -290,7 +296,8 @@ def _outside(manifest: Manifest, root: str, db: str, name: str) -> Iterator[bool
 
 
 def _names_outside(place: str, file: KnownFile, root: str) -> bool | None:
-    """None where its bytes are not to be had any more. One that cannot be understood is a file like any other."""
+    """Returns None if the bytes of a log file are no longer available. A file that cannot be parsed is treated as an
+    ordinary file."""
     for open_file in _openings(place, file, root):
         try:
             with open_file() as stream:

@@ -1,8 +1,8 @@
-"""Walking a database: everything the metastore holds of it, as changes. The first capture of a database is a walk, and
-so is the repair after lost events. Reads the metastore only; what is already known decides what counts as a change.
+"""Walks of a database: all its objects in the metastore, as changes. The first capture of a database is a walk, and so
+is the repair after lost events. Reads the metastore only; the known state determines what counts as a change.
 
-Tables are read side by side, in threads that see the metastore alone; the known side is looked at, and changes are
-given, in one thread and in the order of the server's names.
+Tables are read in parallel, in threads that access only the metastore. One thread reads the known state and yields the
+changes, in the order of the server's names.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader, answer_about_one
 from replicator.metastore.parallel import TABLE_BATCH, TABLE_WEIGHT, side_by_side
 
-ENGINES = "statistics_engines"  # state of a manifest: whose statistics were read of all tables
+ENGINES = "statistics_engines"  # state of a manifest: the engines whose statistics were read for all tables
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be read of a table, and the changes of the table itself. statistics: whether those of the table are
-    read; measured: partitions whose statistics are read although they do not say that they have any. constraints:
-    whether they are compared."""
+    """What to read of a table, and the changes of the table itself. statistics: True if those of the table are read;
+    measured: partitions whose statistics are read even if their parameters do not indicate any. constraints: True if
+    they are compared."""
 
     table: Table
     changes: Sequence[Change]
@@ -44,9 +44,9 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What the metastore holds of a table beside itself. partitions: those of the first call, with their statistics;
-    None: there are too many for one, and their names are to be compared first; rest: further ones, to be read;
-    error: instead of all that, such as that the table is there no more."""
+    """The contents of a table in the metastore, other than the table itself. partitions: those of the first call, with
+    their statistics; None if there are too many for one call, so that their names are compared first. rest: further
+    partitions, not yet read. error: set instead of everything else, for example if the table no longer exists."""
 
     plan: _Plan
     statistics: Statistics | None = None
@@ -65,15 +65,15 @@ def walk_database(
     deep: bool,
     chosen: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[Change]:
-    """Differences between the metastore's database and the known one. `deep` compares partitions and constraints too;
-    without it only those of tables that are new. `chosen`: tables that are compared; all that are gone are found.
-    `refused`: gets tables that the metastore does not give, with its answer. Raises ObjectNotFound when the database
-    does not exist.
+    """Yields the differences between a database in the metastore and its known state. `deep` also compares partitions
+    and constraints; without it, only those of new tables. `chosen`: selects the tables to compare; dropped tables are
+    always found. `refused`: receives the tables that the metastore refuses to return, with its answer. Raises
+    ObjectNotFound if the database does not exist.
 
-    Changes must be folded into `known` as they come: later ones depend on it."""
+    Changes must be folded into `known` as they are yielded: later ones depend on earlier ones."""
     database = source.database(db)
     yield from scope.database_change(known.database(db), database)
-    if database.connector:  # its tables are another system's
+    if database.connector:  # its tables belong to another system
         return
     yield from scope.function_changes(known.functions(db), source.functions(db))
     names = source.table_names(db)
@@ -97,8 +97,8 @@ def refresh_tables(
     *,
     deep: bool = True,
 ) -> Iterator[Change]:
-    """Differences of some tables of a database, deeply after changes that an event does not tell whole (a
-    cascade, a rename). Those that were dropped since are left to their events."""
+    """Yields the differences of some tables of a database. Used with `deep` after changes that an event does not
+    describe completely (a cascade, a rename). Tables dropped since then are left to their events."""
     read = partial(source.tables, db, refused=refused)
     found = side_by_side(source.traffic, read, batched(names, TABLE_BATCH), weigh=lambda _: 0)
     yield from _walk_tables(source, known, itertools.chain.from_iterable(found), refused, deep=deep)
@@ -107,8 +107,8 @@ def refresh_tables(
 def _walk_tables(
     source: MetastoreReader, known: Manifest, tables: Iterable[Table], refused: dict[str, str], *, deep: bool
 ) -> Iterator[Change]:
-    """Differences of tables: themselves, their partitions, their column statistics. One that goes away meanwhile is
-    left to the event that says so; if it was new, what was reported of it is taken back, so that a rename finds it
+    """Yields the differences of tables, their partitions and their column statistics. A table dropped concurrently is
+    left to its drop event; if it was new, the changes yielded for it are revoked, so that a later rename finds it
     unknown."""
     told = announces_statistics(source, known)
     plans = (_plan(known, table, told, deep=deep) for table in tables)
@@ -131,7 +131,7 @@ def _walk_tables(
 
 
 class _LookedAt:
-    """Tables whose constraints are compared, many at once: foreign keys are asked for by the database."""
+    """A buffer of tables whose constraints are compared together, because foreign keys are requested per database."""
 
     def __init__(self, source: MetastoreReader, known: Manifest) -> None:
         self._source, self._known = source, known
@@ -148,12 +148,12 @@ class _LookedAt:
 
 
 def announces_statistics(source: MetastoreReader, known: Manifest) -> bool:
-    """Whether events tell how the statistics of every engine differ from the known ones."""
+    """Returns True if events announce all later changes of the known statistics, for every engine."""
     return source.announces_statistics() and known.recall(ENGINES) == _engines(source)
 
 
 def note_engines(source: MetastoreReader, known: Manifest) -> None:
-    """After a comparison of all tables: the statistics of these engines have been read."""
+    """Records, after a comparison of all tables, that the statistics of these engines have been read."""
     if source.announces_statistics():
         known.remember(ENGINES, _engines(source))
 
@@ -163,8 +163,8 @@ def _engines(source: MetastoreReader) -> str:
 
 
 def _plan(known: Manifest, table: Table, told: bool, *, deep: bool) -> _Plan:
-    """told: events tell of statistics. What has lost both its statistics and their mark without one, only `deep`
-    finds."""
+    """Returns the plan for a table. told: True if events announce statistics. If a partition lost both its statistics
+    and the parameter that indicates them without an event, only `deep` finds it."""
     before = known.table(table.db, table.name)
     changes = list(scope.table_change(before, table))
     is_recreated = any(change.creates for change in changes)
@@ -191,7 +191,7 @@ def _weight(contents: _Contents) -> float:
 
 
 def _read(source: MetastoreReader, plan: _Plan) -> _Contents:
-    """Reads the metastore only: it runs in a thread."""
+    """Reads a table's contents. Reads the metastore only, because it runs in a thread."""
     table, own = plan.table, None
     try:
         if plan.statistics:
@@ -209,7 +209,8 @@ def _read(source: MetastoreReader, plan: _Plan) -> _Contents:
 
 
 def _content_changes(source: MetastoreReader, known: Manifest, contents: _Contents) -> Iterator[Change]:
-    """Raises ObjectNotFound for a table that is gone, MetastoreError for one of which it does not give all."""
+    """Yields the differences of a table's contents. Raises ObjectNotFound for a table that no longer exists,
+    MetastoreError for one that the metastore does not return completely."""
     plan, table = contents.plan, contents.plan.table
     if contents.error:
         raise contents.error
@@ -252,7 +253,7 @@ def _statistics(source: MetastoreReader, plan: _Plan, batch: Sequence[Partition]
 
 
 def _marked(plan: _Plan, batch: Sequence[Partition]) -> list[str]:
-    """Names of those that say that they have column statistics, or had some."""
+    """Returns the names of the partitions whose parameters indicate column statistics, or that had some."""
     table, measured = plan.table, plan.measured
     if table.storage is None:
         return []
@@ -274,8 +275,8 @@ def _columns(table: Table) -> list[str]:
 
 
 class Measured:
-    """Tables and partitions whose statistics are to be read again: an event has some columns of one, and not what else
-    changed with them."""
+    """Tables and partitions whose statistics are to be read again: an event contains only some columns, and not what
+    else changed with them."""
 
     def __init__(self) -> None:
         self._tables: dict[Name, set[str | None]] = {}
@@ -284,20 +285,20 @@ class Measured:
         return bool(self._tables)
 
     def note(self, change: SetStatistics) -> None:
-        """Of an event: what it is about."""
+        """Adds the table or partitions of an event."""
         about = self._tables.setdefault((change.db, change.table), set())
         about.update(each.partition for each in change.statistics)
 
     def renamed(self, change: Change) -> Name | None:
-        """A table, by the name it has after the change, of which a part that is noted here has another name now: all of
-        it is to be compared instead."""
+        """Returns a table, by its name after the change, if the change renames it or one of its partitions and it is
+        noted here: it must then be compared entirely. Removes it."""
         if change.rename is None or self._tables.pop((change.rename[0][0], change.rename[0][1]), None) is None:
             return None
         return change.rename[1][0], change.rename[1][1]
 
     def read(self, source: MetastoreReader, known: Manifest) -> Iterator[Change]:
-        """What is different now; afterwards nothing is noted. A table that is gone is left to the event that says so.
-        Changes must be folded into `known` as they come."""
+        """Yields the differences since then, and clears the notes. A dropped table is left to its drop event. Changes
+        must be folded into `known` as they are yielded."""
         noted, self._tables = self._tables, {}
         for (db, name), about in noted.items():
             before = known.table(db, name)
@@ -315,7 +316,7 @@ class Measured:
 
 
 def _table_statistics(source: MetastoreReader, known: Manifest, table: Table) -> Iterator[Change]:
-    """Differences of the statistics of a table itself."""
+    """Yields the differences of the statistics of a table itself."""
     columns = _columns(table)
     before = [each for each in known.statistics(table.db, table.name) if each.partition is None]
     if columns and (before or scope.has_column_statistics(table.parameters)):

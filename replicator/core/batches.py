@@ -1,4 +1,4 @@
-"""Items in batches: for calls that take many names at once, and for tasks. Pure."""
+"""Batches of items, for calls that take many names at once and for tasks. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ T = TypeVar("T")
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """In order, `size` at a time, the last batch perhaps fewer; reads no further than the batch that is asked for."""
+    """Yields the items in order, `size` at a time; the last batch may be smaller. Reads no further than the requested
+    batch."""
     waiting = iter(items)
     while batch := list(islice(waiting, size)):
         yield batch
 
 
 def shared(items: Sequence[T], workers: int, most: int) -> Iterator[list[T]]:
-    """Batches for so many workers: a share of the items each, and no batch of more than `most`."""
+    """Yields batches for `workers` workers: an equal share of the items each, and at most `most` items in a batch."""
     return batched(items, max(1, min(most, -(-len(items) // workers))))

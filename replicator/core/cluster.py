@@ -1,4 +1,4 @@
-"""What the Python of a cluster's executors is and has: asked by a first job, before anything is changed."""
+"""Python environments of a cluster's executors: queried by a first job, before anything is changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cmroot.store.place import is_local, local_path
 from replicator.errors import Error
 
 ARROW = (20, 0)
-"""The oldest pyarrow that nodes may have, as pyproject.toml says of the driver."""
+"""The oldest pyarrow allowed on nodes, as pyproject.toml requires of the driver."""
 
 HINT = "give the executors another Python by PYSPARK_PYTHON or spark.pyspark.python (docs/on-a-cluster.md)"
 _NOT_ALIKE = ("PYTHON_VERSION_MISMATCH", "different version than that in driver", "has different version")
@@ -36,7 +36,8 @@ _NO_PYTHON = ("Cannot run program", "error=2, No such file")
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A host's Python: version, platform, pyarrow's version (empty: it has none), and which modules are not there."""
+    """The Python of a host: version, platform, version of pyarrow (empty: not installed), and the modules that are
+    missing."""
 
     host: str
     python: str
@@ -46,8 +47,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def ask_nodes(context: Any, modules: Collection[str]) -> list[Node]:
-    """Asks as many executors as have registered. Raises Error when their Python cannot run tasks of this driver, or has
-    no pyarrow that is new enough."""
+    """Queries as many executors as are registered. Raises Error if their Python cannot run tasks of this driver, or if
+    their pyarrow is missing or too old."""
     count = max(2, int(context.defaultParallelism))
     try:
         answers = context.parallelize(range(count), count).mapPartitions(_question(tuple(modules))).collect()
@@ -60,7 +61,7 @@ def ask_nodes(context: Any, modules: Collection[str]) -> list[Node]:
 
 
 def _question(modules: tuple[str, ...]) -> Callable[[Iterable[int]], Iterator[tuple[Any, ...]]]:
-    """A function that travels by its code: executors may have no module of ours."""
+    """Returns a function that is pickled by value: executors may have no module of this program."""
 
     def ask(_: Iterable[int]) -> Iterator[tuple[Any, ...]]:
         try:
@@ -98,11 +99,12 @@ def _refuse_arrow(node: Node) -> None:
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
-# Failures of Spark jobs: errors of ours come back as they were, those of Spark are told in a line.
+# Failures of Spark jobs: errors of this program are returned unchanged, errors of Spark are summarised in one line.
 
 
 class Careful:
-    """A function whose errors of ours are returned: trying again on another executor would not help."""
+    """A function that returns this program's errors instead of raising them: a retry on another executor would not
+    help."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -115,8 +117,8 @@ class Careful:
 
 
 def hint_of(error: Exception, otherwise: str) -> str:
-    """What helps against an error of Spark's. Its own client of a metastore is that of Hive 2.3, and Hive 4 has no
-    `get_table` any more."""
+    """Returns a hint for an error of Spark. Spark's built-in metastore client is that of Hive 2.3, and Hive 4 no longer
+    has `get_table`."""
     said = f"{error} {getattr(error, 'java_exception', '')}"
     if "S3AFileSystem not found" in said or "No FileSystem for scheme" in said:
         return (
@@ -132,26 +134,27 @@ def hint_of(error: Exception, otherwise: str) -> str:
 
 
 def cause_of(error: Exception) -> str:
-    """The last error of the Python traceback inside a Java one, else the beginning."""
+    """Returns the last error of the Python traceback inside a Java exception, or else the beginning of the text."""
     text = str(getattr(error, "java_exception", error))
     found = [line for line in text.splitlines() if _RAISED.match(line)]
     return (found[-1] if found else text[:300])[:500]
 
 
 _RAISED = re.compile(r"(?!org\.|java\.|Traceback|Caused by)[A-Za-z_][\w.]*: ")
-"""A traceback's last line: it alone is not indented. Java's own errors are of packages."""
+"""The last line of a traceback, the only one that is not indented. Names of Java's own errors begin with a package."""
 
 
 # ---- shared places ---------------------------------------------------------------------------------------------------
-# Whether executors on other hosts see the local places of their tasks as the driver does: asked before the first tasks
-# that name a place. A place that is no mount of all hosts would look empty there, or get files that nobody finds.
+# Checks that executors on other hosts see the local paths of their tasks as the driver does, before the first tasks
+# that name a path run. A path that is not a mount shared by all hosts would look empty there, or would receive files
+# that are never found.
 
 
 MANY = 16
-"""Places that are asked for at one time, of the first tasks."""
+"""The number of paths that are checked at one time, and of first tasks that are searched for paths."""
 
 DEEP = 4
-"""Of values in values of a task, that are looked through for places."""
+"""Levels of nested values of a task that are searched for paths."""
 
 _HINT = (
     "a local place must be one mount that all hosts have under this name; or put it on HDFS or an object store, or run"
@@ -160,23 +163,24 @@ _HINT = (
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """A directory as one host sees it. format: bytes of its FORMAT file, which has a root's own id; b"": no root."""
+    """A directory as one host sees it. format: bytes of its FORMAT file, which contains the id of a root; b"": not a
+    root."""
 
     path: str
     format: bytes = b""
 
 
 class SharedPlaces:
-    """Those that all executors of an application were found to share. Executors that come later are not asked.
-    elsewhere: they may be on other hosts; else nothing is asked."""
+    """Paths that all executors of an application were found to share. Executors that are added later are not checked.
+    elsewhere: executors may run on other hosts; otherwise nothing is checked."""
 
     def __init__(self, *, elsewhere: bool) -> None:
         self._elsewhere = elsewhere
         self._known: set[str] = set()
 
     def check(self, context: Any, tasks: Sequence[Any]) -> None:
-        """Of tasks that are about to run. Raises Error, which names host and place. Writes nothing; a directory that is
-        there and is no root is taken for the same one."""
+        """Checks the paths of tasks that are about to run. Raises Error naming host and path. Writes nothing; a
+        directory that exists and is not a root is assumed to be the same directory."""
         sights: dict[str, Sight] = {}
         for task in tasks[:MANY] if self._elsewhere else ():
             for path in _local_directories(task, DEEP):
@@ -193,13 +197,14 @@ class SharedPlaces:
                 f"the executors do not answer: {cause_of(error)}", hint="look at the executors' logs"
             ) from error
         for host, path, what in sorted(set(answers)):
-            if os.path.isdir(path) and _format(path) == sights[path].format:  # else it has changed meanwhile
+            if os.path.isdir(path) and _format(path) == sights[path].format:  # otherwise it has changed concurrently
                 raise Error(f"{host} has {what} at {path}, which {socket.gethostname()} has", hint=_HINT)
         for path, sight in sights.items():
             self._known |= {path} if sight.format else {path, os.path.dirname(path)}
 
     def _is_known(self, path: str) -> bool:
-        """A root is asked for itself; of others, what is beside or below one is on the same mount."""
+        """Returns True if the path was checked already. A root is checked itself; any other path next to or below a
+        known path is on the same mount."""
         if path in self._known:
             return True
         above = path
@@ -210,7 +215,7 @@ class SharedPlaces:
 
 
 class _Asking:
-    """Runs on executors."""
+    """The check that runs on executors."""
 
     def __init__(self, sights: tuple[Sight, ...]) -> None:
         self._sights = sights
@@ -232,7 +237,7 @@ def _format(directory: str) -> bytes:
 
 
 def _local_directories(value: Any, deep: int) -> Iterator[str]:
-    """That a task names, or in which a file lies that it names; those that exist."""
+    """Yields the existing directories that a task names, or that contain a file that it names."""
     if isinstance(value, str):
         if value.startswith(("/", "file:")) and is_local(value):
             with contextlib.suppress(ValueError, Error):
@@ -253,26 +258,26 @@ def _local_directories(value: Any, deep: int) -> Iterator[str]:
 
 
 # ---- shipping --------------------------------------------------------------------------------------------------------
-# What executors are given: this program, and the libraries of its tasks that a node lacks.
+# Packages for the executors: this program, and the libraries of its tasks that a node is missing.
 #
-# The program is a zip file, which Python imports from; it comes before what a node may have installed, so that all
-# run the same version. Libraries with compiled parts cannot be imported from a zip file: Spark unpacks them beside it,
-# where `cmroot` looks for them.
+# The program is a zip file from which Python imports; it precedes any version installed on a node, so that all run the
+# same version. Libraries with compiled parts cannot be imported from a zip file: Spark unpacks them next to it, in the
+# directory that `cmroot` searches.
 
 
 LIBRARIES = {name: name for name in ("fsspec", "hmsclient", "msgspec", "packaging", "tenacity", "thrift", "xxhash")}
 """Modules that tasks import, and their distributions."""
 
 EXTRAS = {"adlfs": "adlfs", "gcsfs": "gcsfs", "hdfs_native": "hdfs-native", "s3fs": "s3fs"}
-"""Those that they import for some stores: given where the driver has them."""
+"""Modules that tasks import for some stores: shipped if the driver has them."""
 
 OF_NODES = frozenset({"numpy", "pandas", "py4j", "pyarrow", "pyspark"})
-"""Distributions that are a node's own, or Spark's."""
+"""Distributions that are provided by the node or by Spark."""
 
 
 def ship(context: Any, directory: Path) -> list[Node]:
-    """Gives the executors of an application what they need. The files stay in `directory` while it runs. May run twice
-    for one application. Raises Error when a node's Python cannot have it."""
+    """Ships the missing packages to the executors of an application. The files are retained in `directory` while the
+    application runs. May run twice for one application. Raises Error if the Python of a node cannot use them."""
     program = pack_program(directory)
     if program.name in context._python_includes:
         return []
@@ -288,7 +293,7 @@ def ship(context: Any, directory: Path) -> list[Node]:
 
 
 def pack_program(directory: Path) -> Path:
-    """A zip file with all modules of this program, named by its contents."""
+    """Writes a zip file with all modules of this program, named by its contents."""
     files = [
         (f"{package}/{path.relative_to(top)}", path)
         for package in ("cmroot", "replicator")
@@ -300,8 +305,8 @@ def pack_program(directory: Path) -> Path:
 
 
 def pack_libraries(directory: Path, distributions: Iterable[str]) -> Path:
-    """A zip file with installed distributions and all that they require. Raises Error for one that is not installed as
-    files."""
+    """Writes a zip file with installed distributions and all that they require. Raises Error for a distribution that is
+    not installed as files."""
     files: list[tuple[str, Path]] = []
     for distribution in sorted(_closure(distributions), key=lambda each: each.name):
         for file in distribution.files or ():
@@ -340,7 +345,7 @@ def _packed(directory: Path, name: str, files: Sequence[tuple[str, Path]]) -> Pa
 
 
 def _refuse_others(lacking: Iterable[Node]) -> None:
-    """Compiled libraries of the driver run on its platform alone."""
+    """Raises Error for nodes of another platform: compiled libraries of the driver run only on its own platform."""
     for node in lacking:
         if node.platform != sysconfig.get_platform():
             raise Error(

@@ -1,4 +1,4 @@
-"""Configuration: `replicator.toml` as a value. What a key means to a command is the command's; see docs/cli.md.
+"""Configuration: `replicator.toml` as a value. Each command defines what its keys mean; see docs/cli.md.
 Policies are read by `policy`; see docs/policies.md.
 
 [metastores.prod]
@@ -47,7 +47,7 @@ NAME = "replicator.toml"
 
 
 class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Values of options that neither the command line nor the environment gives."""
+    """Values of options that are set neither on the command line nor in the environment."""
 
     source: str | None = None
     target: str | None = None
@@ -63,7 +63,8 @@ class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of one run of a job that removes data: see `lifecycle.removal.removal.Limits`. max_bytes: a size."""
+    """Removal limits of one run of a job that removes data: see `lifecycle.removal.removal.Limits`. max_bytes: a
+    size."""
 
     max_share: float | None = None
     max_bytes: int | str | None = None
@@ -72,8 +73,8 @@ class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where items of housekeeping are kept (a URL; default: beside the log), and periods for tables that give none.
-    Names of the delays as in Beekeeper's configuration."""
+    """Store of the housekeeping items (a URL; default: next to the log), and periods for tables that do not set their
+    own. The delays are named as in Beekeeper's configuration."""
 
     store: str | None = None
     default_cleanup_delay: str = "P3D"
@@ -82,17 +83,19 @@ class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`environment`: names of the process's environment that a job file or config store may read as `${NAME}`."""
+    """`[retention]`. `environment`: names of the environment variables that a job file or config store may read as
+    `${NAME}`."""
 
     environment: tuple[str, ...] = ()
 
     def allowed(self, environment: Mapping[str, str]) -> dict[str, str | None]:
-        """The environment as `replicator.lifecycle.retention.job.read_job` takes it: None for what may not be read."""
+        """Returns the environment as `replicator.lifecycle.retention.job.read_job` expects it: None for variables that
+        must not be read."""
         return {name: text if name in self.environment else None for name, text in environment.items()}
 
 
 class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Values of options of `replicator purge` that the command line does not give; durations as there."""
+    """Values of options of `replicator purge` that the command line does not set; durations as on the command line."""
 
     ids: str | None = None
     table_whitelist: str | None = None
@@ -105,13 +108,14 @@ class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DumpsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of every dump that is written or loaded. key_file: its keys sign and verify them (docs/decisions/0009)."""
+    """Settings of every dump that is written or loaded. key_file: its keys sign and verify dumps
+    (docs/decisions/0009)."""
 
     key_file: str | None = None
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
+    """The entire file. `spark`: settings for Spark, with full names as keys. `policies`: by name, parsed and valid."""
 
     metastores: dict[str, MetastoreConfig] = {}
     defaults: OptionDefaults = OptionDefaults()
@@ -129,10 +133,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spark: dict[str, str] = {}
     stores: dict[str, Endpoint] = {}
     policies: dict[str, Policy] = {}
-    looked_for: str = NAME  # no key of the file, but which file it was
+    looked_for: str = NAME  # not a key of the file: the path of the file that was read
 
     def policy(self, name: str) -> Policy:
-        """A policy by its name. Raises UsageError, with the names there are, for another one."""
+        """Returns a policy by its name. Raises UsageError, listing the known names, if there is no such policy."""
         if name in self.policies:
             return self.policies[name]
         known = ", ".join(sorted(self.policies)) or "(none is configured)"
@@ -143,13 +147,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def metastore_uri(self, given: str | MetastoreConfig) -> str:
-        """The URI of `metastore`."""
+        """Returns the URI of `metastore`."""
         return self.metastore(given).uri
 
     def metastore(self, given: str | MetastoreConfig, catalog: str | None = None) -> MetastoreConfig:
-        """A metastore by its name in this file, by its URI, or as a value. A URI that one table of the file has is that
-        table's metastore, with its identity. catalog: in place of its own. Raises UsageError for none of these, and for
-        a URI that several tables have with different keys; ConfigError for a value whose keys do not fit together."""
+        """Returns a metastore by its name in this file, by its URI, or by value. A URI that one table of the file
+        contains is resolved to that table's metastore, with its identity. catalog: replaces the metastore's own. Raises
+        UsageError if it is none of these, and for a URI that several tables contain with different keys; ConfigError
+        for a value whose keys do not fit together."""
         if isinstance(given, MetastoreConfig):
             return checked(_in(given, catalog))
         if given in self.metastores:
@@ -169,7 +174,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def default_values(self) -> dict[str, Any]:
-        """The defaults that are set, by name."""
+        """Returns the defaults that are set, by name."""
         values = msgspec.to_builtins(self.defaults)
         return {key: value for key, value in values.items() if value is not None}
 
@@ -179,15 +184,17 @@ def _in(metastore: MetastoreConfig, catalog: str | None) -> MetastoreConfig:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The beginning of a hint for a name that is none: those that are like it."""
+    """Returns the beginning of a hint for an unknown name: the known names that are similar."""
     found = difflib.get_close_matches(name, list(known))
     return f"did you mean {' or '.join(found)}? " if found else ""
 
 
 def read_config(path: Path | None) -> Config:
-    """The file at `path`; None: `replicator.toml` of the working directory, or nothing configured when there is none.
+    """Reads the file at `path`; None: `replicator.toml` of the working directory, or an empty configuration if it does
+    not exist.
 
-    Raises ConfigError naming the key that is unknown or wrong."""
+    Raises ConfigError naming the key that is unknown or wrong.
+    """
     given = path is not None
     path = path or Path(NAME)
     try:
@@ -204,7 +211,7 @@ def read_config(path: Path | None) -> Config:
 
 
 def parse_config(values: Mapping[str, Any], name: str) -> Config:
-    """Raises ConfigError naming the key; `name` says where the values are from."""
+    """Parses the configuration. Raises ConfigError naming the key; `name` is the origin of the values, for messages."""
     values = dict(values)
     for table, key in ((values, "looked_for"), (values.get("ingestion"), "replicating")):
         if isinstance(table, dict) and key in table:
@@ -244,7 +251,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         check_lineage(config.lineage)
         if LINEAGE in config.ingestion.notify.schemas and not (config.lineage.file or config.lineage.url):
             raise ConfigError("ingestion.notify.schemas: [lineage] has neither file nor url", hint="give one of them")
-        _ = config.log.interval  # raises for what is none
+        _ = config.log.interval  # raises ConfigError if invalid
         read = {key: parse_policy(key, value, config.metastore) for key, value in written.items()}
         refuse_shared_queues(read.values())
         _check_scopes(config.ingestion, read)
@@ -265,7 +272,7 @@ def _check_scopes(ingestion: IngestionConfig, policies: Mapping[str, Policy]) ->
 
 
 def _replicating(config: Config, policies: Mapping[str, Policy]) -> tuple[Policy, ...]:
-    """Policies that replicate from the metastore of landing tables."""
+    """Returns the policies that replicate from the metastore of landing tables."""
     if not config.ingestion.metastore:
         return ()
     landing = config.metastore(config.ingestion.metastore)
@@ -273,7 +280,7 @@ def _replicating(config: Config, policies: Mapping[str, Policy]) -> tuple[Policy
 
 
 def parse_settings(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
-    """`key=value` arguments as a mapping; a value may hold further equals signs. Raises UsageError."""
+    """Parses `key=value` arguments to a mapping; a value may contain further equals signs. Raises UsageError."""
     settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -284,13 +291,13 @@ def parse_settings(pairs: Iterable[str], option: str = "--set") -> dict[str, str
 
 
 class _Policies(msgspec.Struct):
-    """`[policies.NAME]` before each is read by itself, so that its errors can name it."""
+    """`[policies.NAME]` before each policy is parsed separately, so that errors can name the policy."""
 
     policies: dict[str, dict[str, Any]]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """TOML reads a dotted key as tables in tables: back to dotted keys."""
+    """Flattens nested tables to dotted keys: TOML reads a dotted key as nested tables."""
     found = []
     for key, value in values.items():
         if isinstance(value, dict):
@@ -305,6 +312,6 @@ def _spark_key(key: str) -> str:
 
 
 def _as_key(text: str) -> str:
-    """msgspec's "Object contains unknown field `x` - at `$.defaults`" with the whole key."""
+    """Rewrites msgspec's "Object contains unknown field `x` - at `$.defaults`" with the full key."""
     text = text.replace("Object contains unknown field", "unknown key")
     return text.replace(" - at `$.", " in `").replace("`$.", "`")

@@ -1,4 +1,4 @@
-"""How a metastore is reached: `[metastores.NAME]` as a value, which Python callers pass in place of a URI.
+"""Connection settings of a metastore: `[metastores.NAME]` as a value, which Python callers pass in place of a URI.
 
 MetastoreConfig("thrift://meta-1:9083,thrift://meta-2:9083", auth="kerberos", principal="hive/_HOST@EXAMPLE.COM")
 
@@ -21,8 +21,8 @@ from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError, UsageError
 
 # ---- secret ----------------------------------------------------------------------------------------------------------
-# Secrets by reference: `file:PATH`, `env:NAME` or `command:PROGRAM ARGUMENT...`. The configuration holds the
-# reference. Each use reads the secret again, and no message shows it.
+# Secrets by reference: `file:PATH`, `env:NAME` or `command:PROGRAM ARGUMENT...`. The configuration contains the
+# reference. Each use reads the secret again, and no message contains it.
 
 
 KINDS = ("file", "env", "command")
@@ -35,8 +35,8 @@ def is_reference(text: str) -> bool:
 
 
 def read_secret(reference: str, name: str) -> str:
-    """The first line of what it names. `name`: of the key, for the error. Raises ConfigError for a secret that is not
-    there, or empty."""
+    """Returns the first line of the referenced secret. `name`: the key, for the error. Raises ConfigError if the secret
+    does not exist or is empty."""
     kind, _, place = reference.partition(":")
     try:
         text = {"file": _file, "env": _variable, "command": _output}[kind](place)
@@ -92,14 +92,15 @@ _ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
 class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One metastore and its connections.
 
-    uri: thrift URIs, separated by commas for failover. auth: how the client proves who it is. principal: the server's,
-    `_HOST` is the host of the URI. keytab, client_principal: whose tickets are taken; else those of ticket_cache, or of
-    the default cache. user: the identity to act as; with "plain" the user's name. password, token, jwt, key_password:
-    references to secrets. protection: the least of the connection's SASL layer. tls: with ca, certificate and key as
-    PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
-    max_connections, max_calls_per_second: of one process. catalog: whose databases are meant, on Hive 3 and newer;
-    None: the server's default one. statistics_engines: whose column statistics are replicated beside those of `hive`,
-    on Hive 4 and newer. zone: the class of warehouses that this one is of; see `[ingestion]`.
+    uri: thrift URIs, separated by commas for failover. auth: the client's authentication. principal: the server's;
+    `_HOST` is the host of the URI. keytab, client_principal: the source of tickets; default: ticket_cache, or the
+    default cache. user: the identity to act as; with "plain" the user's name. password, token, jwt, key_password:
+    references to secrets. protection: the minimum protection of the connection's SASL layer. tls: with ca, certificate
+    and key as PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
+    max_connections, max_calls_per_second: limits of one process. catalog: the catalog of the databases, on Hive 3 and
+    newer; None: the server's default catalog. statistics_engines: engines whose column statistics are replicated in
+    addition to those of `hive`, on Hive 4 and newer. zone: the class of warehouses that this one belongs to; see
+    `[ingestion]`.
     """
 
     uri: str
@@ -136,12 +137,12 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return addresses(self.uri)
 
     def seconds(self, key: Literal["connect_timeout", "answer_timeout"], default: float) -> float:
-        """A timeout; the default where none is given."""
+        """Returns a timeout in seconds; the default if it is not set."""
         given = getattr(self, key)
         return default if given is None else parse_duration(str(given)).total_seconds()
 
     def described(self) -> str:
-        """Identity and transport for a person: `Kerberos as me@REALM, TLS`; nothing for a plain connection."""
+        """Returns identity and transport for messages: `Kerberos as me@REALM, TLS`; empty for a plain connection."""
         names = {
             "none": "",
             "kerberos": f"Kerberos as {self.client_principal or self.ticket_cache or 'the owner of the tickets'}",
@@ -163,8 +164,8 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def checked(config: MetastoreConfig | str, name: str = "") -> MetastoreConfig:
-    """The value, or that of a URI, if its keys fit together. Raises ConfigError naming the key, below `name`;
-    UsageError for a URI that is none."""
+    """Returns the value, or the value for a URI, if its keys fit together. Raises ConfigError naming the key, below
+    `name`; UsageError for an invalid URI."""
     if isinstance(config, str):
         config = MetastoreConfig(config)
     begin = f"{name}." if name else ""
@@ -192,8 +193,8 @@ def checked(config: MetastoreConfig | str, name: str = "") -> MetastoreConfig:
 
 
 def addresses(uri: str) -> list[Address]:
-    """`thrift://host:port[,thrift://host:port...]` -> addresses. The scheme and the port may be left out. Raises
-    UsageError, which never shows a password."""
+    """Parses `thrift://host:port[,thrift://host:port...]` to addresses. The scheme and the port are optional. Raises
+    UsageError, whose message never contains a password."""
     return [_address(part.strip(), uri) for part in uri.split(",")]
 
 
@@ -223,7 +224,7 @@ def _address(part: str, uri: str) -> Address:
 
 
 def _check_secrets(config: MetastoreConfig, begin: str) -> None:
-    """References only: a secret that was written out is not shown either."""
+    """Accepts references only. The message does not contain a secret that was written in plain text."""
     written = {key: getattr(config, key) for key in _SECRETS}
     written |= {f"headers.{key}": value for key, value in config.headers.items() if _SECRET_HEADER.search(key)}
     for key, value in written.items():
@@ -251,7 +252,8 @@ def _needs(config: MetastoreConfig) -> list[tuple[str, str]]:
 
 
 # ---- gateway config --------------------------------------------------------------------------------------------------
-# What a gateway asks of its clients: `[gateway]` as a value.
+# Requirements of a gateway for its clients: `[gateway]` as a value.
+#
 #
 # GatewayConfig(principal="hive/gateway.example.com@EXAMPLE.COM", keytab="/etc/gateway.keytab", protection="privacy")
 
@@ -263,11 +265,11 @@ REFERENCES = 'write "file:/path", "env:NAME" or "command:program argument"'
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The side of the clients. certificate, key: of TLS, PEM files; key_password: a reference to a secret; client_ca:
-    who signs certificates that clients must have. principal, keytab: of Kerberos; realms: of clients, else that of the
-    principal; protection: the least that a client may choose. token_key: a reference to the secret that signs
-    delegation tokens; proxy_users: who gets them for other users. transport: "framed" for clients that are set so.
-    allow: risks that are taken, see docs/gateway.md."""
+    """Settings of the gateway for its clients. certificate, key: of TLS, PEM files; key_password: a reference to a
+    secret; client_ca: the CA of the certificates that clients must have. principal, keytab: of Kerberos; realms: of
+    clients, default: the principal's; protection: the minimum that a client may choose. token_key: a reference to the
+    secret that signs delegation tokens; proxy_users: users that may get tokens for other users. transport: "framed" for
+    clients with that setting. allow: risks that are accepted, see docs/gateway.md."""
 
     certificate: str | None = None
     key: str | None = None
@@ -292,7 +294,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.certificate) or (bool(self.principal) and self.protection == "privacy")
 
     def described(self) -> str:
-        """For a person: `Kerberos, TLS, client certificates`; nothing for a plain one."""
+        """Returns a summary for messages: `Kerberos, TLS, client certificates`; empty for a plain gateway."""
         parts = [
             "Kerberos" if self.principal else "",
             "TLS" if self.certificate else "",
@@ -303,7 +305,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_gateway(config: GatewayConfig) -> GatewayConfig:
-    """The value, if its keys fit together. Raises ConfigError naming the key."""
+    """Returns the value if its keys fit together. Raises ConfigError naming the key."""
     for wrong, key, why in (
         (bool(config.certificate) != bool(config.key), "certificate", "certificate and key are given together"),
         (bool(config.client_ca) and not config.certificate, "client_ca", "only with certificate and key"),

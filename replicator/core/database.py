@@ -1,4 +1,5 @@
-"""A database of our own: SQLite in a file, or PostgreSQL by URL; opened, migrated, its errors in our words."""
+"""A database of this program: SQLite in a file, or PostgreSQL by URL. Opens and migrates it, and translates its
+errors."""
 
 from __future__ import annotations
 
@@ -20,50 +21,55 @@ from sqlalchemy.pool import NullPool, QueuePool
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable
 
 WROTE = "replicator.wrote"
-"""Of a connection: its transaction has changed something."""
+"""Key in a connection's info: its transaction has changed something."""
 
 LITTLE = 256
-"""KiB of SQLite's pages that one of several connections remembers: each fills its own, and the system has them, too."""
+"""KiB of SQLite's page cache for each of several connections: each fills its own, and the operating system caches the
+pages as well."""
 
-WAIT = 10.0  # seconds for one of several connections, while all are in use
+WAIT = 10.0  # seconds to wait for one of several connections while all are in use
 PATIENCE = 30.0
-"""Seconds that one writer of SQLite waits for others."""
+"""Seconds that a writer of SQLite waits for other writers."""
 
 LOOK = 0.001
-"""Seconds from one look to the next of who waits to write in SQLite. Its own handler sleeps longer each time, up to
-0.1 s, while others write that came later: of 400 changes beside another process, the slowest took 0.4 s so."""
+"""Seconds between two attempts to begin a write transaction in SQLite. SQLite's own handler sleeps longer each time, up
+to 0.1 s, while writers that came later proceed: of 400 changes concurrent with another process, the slowest took 0.4 s
+that way."""
 
 ANSWER = 20.0
-"""Seconds for one answer to who asks all the time: PostgreSQL gives up then, and its client a quarter later, also where
-a server hangs."""
+"""Seconds for one query of a client that sends queries all the time: PostgreSQL aborts the query then, and its client a
+quarter later, even if the server hangs."""
 
 IDLE = 30.0
-"""Seconds after which PostgreSQL ends a transaction whose process asks nothing more: one that is stopped, or whose
-machine sleeps, would keep all others waiting for what it has locked."""
+"""Seconds after which PostgreSQL ends a transaction whose process sends no more queries: a stopped process, or a
+machine that sleeps, would block all others with its locks."""
 
 LIVELY = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
-"""Of connections to PostgreSQL, where its URL says nothing else: a host that is gone is known after a minute."""
+"""Settings of connections to PostgreSQL, unless its URL sets them: the loss of a host is detected after a minute."""
 
 AWAY = ("SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT", "SQLITE_LOCKED", "40001", "40P01", "57P01", "57014")
-"""Codes of errors after which the same query may be repeated."""
+"""Error codes after which the same query may be repeated."""
 
 _ALEMBIC = threading.Lock()
-"""It has one context for a whole process."""
+"""Alembic has one context for an entire process."""
 
 UNANSWERED = ("OperationalError", "ConnectionTimeout")
 """Errors of PostgreSQL's client that have no code."""
 
 
 class Database:
-    """Connections to one database. Several threads may use it. All that it does raises StoreUnreachable (try again),
-    NoSpace, or Error with the database's words.
+    """Connections to one database. Several threads may use it. All methods raise StoreUnreachable (try again), NoSpace,
+    or Error with the database's message.
 
-    url: without its password. file: of SQLite; None for PostgreSQL. changes: transactions of this object that wrote."""
+    url: without its password. file: of SQLite; None for PostgreSQL. changes: the number of transactions of this object
+    that wrote.
+    """
 
     def __init__(self, url: str, name: str, given_by: str, connections: int = 0) -> None:
-        """Nothing is sent before the first query. name, given_by: in messages, the database and the option or key of
-        its URL. connections: that stay open, for who asks all the time, remember little, and wait for no answer
-        longer than `ANSWER`; 0: few. Raises ConfigError for a URL that names no known database."""
+        """Sends nothing before the first query. name, given_by: for messages, the database and the option or key of its
+        URL. connections: the number of connections that stay open, for a client that sends queries all the time; they
+        cache little and wait for no query longer than `ANSWER`; 0: few. Raises ConfigError for a URL of an unknown
+        database."""
         try:
             parsed = make_url(url)
             if parsed.drivername in ("postgresql", "postgres"):
@@ -71,7 +77,7 @@ class Database:
             if parsed.get_backend_name() not in ("sqlite", "postgresql"):
                 raise ConfigError(f"{given_by}: {parsed.drivername}: only sqlite and postgresql are known")
             self._engine = _engine(parsed, connections)
-        except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is no number
+        except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is not a number
             raise ConfigError(f"{given_by}: {error}", hint="e.g. postgresql://user@host/replicator") from error
         except ModuleNotFoundError as error:
             raise ConfigError(f"{given_by}: {error}", hint="pip install 'replicator[postgres]'") from error
@@ -92,7 +98,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """All that is done in the block becomes durable together, or nothing."""
+        """Runs the block in one transaction: all of its changes become durable together, or none."""
         if (shared := getattr(self._open, "connection", None)) is not None:
             yield shared
             return
@@ -105,8 +111,8 @@ class Database:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """All queries of this thread in the block are one transaction: many small ones cost more to begin and end
-        than to answer."""
+        """Runs all queries of this thread in the block in one transaction: for many small queries, begin and commit
+        cost more than the queries."""
         with self.transaction() as connection:
             before, self._open.connection = getattr(self._open, "connection", None), connection
             try:
@@ -116,8 +122,8 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """As `together`, for who is going to write: in SQLite it first waits until no other transaction does, and keeps
-        them waiting. PostgreSQL does this by itself, row by row."""
+        """Same as `together`, for writers: in SQLite it first waits until no other write transaction is open, and makes
+        others wait. PostgreSQL locks row by row itself."""
         within = getattr(self._open, "connection", None) is not None
         with self.together(), self.transaction() as connection:
             if self.file is not None and not within:
@@ -125,8 +131,8 @@ class Database:
             yield connection
 
     def revision(self, table: str, newest: str) -> str | None:
-        """Its migrations' state, which stands in `table`; None without tables. Raises FormatError for one above
-        `newest`."""
+        """Returns the revision of its migrations, which is stored in `table`; None without tables. Raises FormatError
+        for a revision above `newest`."""
         if self.file is not None and not self.file.exists():
             return None
         with self.transaction() as connection:
@@ -138,8 +144,8 @@ class Database:
         return None if found is None else str(found)
 
     def migrate(self, migrations: Path) -> None:
-        """Brings its tables to the newest revision of a directory of migrations, or leaves them as they are."""
-        from alembic import command  # half a second, which reading does not need
+        """Migrates its tables to the newest revision of a directory of migrations, or leaves them unchanged."""
+        from alembic import command  # takes half a second, and readers do not require it
         from alembic.config import Config
 
         config = Config()
@@ -150,7 +156,7 @@ class Database:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What a database says of itself, in our words."""
+        """Translates errors of the database to those of this program."""
         try:
             yield
         except DBAPIError as error:
@@ -174,15 +180,15 @@ class Database:
 
 
 def _without_secrets(url: URL) -> str:
-    """libpq takes passwords in the query, too."""
+    """Returns the URL without passwords; libpq accepts passwords in the query as well."""
     hidden = {key: "***" if "password" in key.lower() else value for key, value in url.query.items()}
     return url.set(query=hidden).render_as_string(hide_password=True)
 
 
 @functools.lru_cache(maxsize=16)
 def _engine(url: URL, connections: int) -> Engine:
-    """The same one for the same database: it remembers compiled queries, which take longer to compile than to run.
-    Who closes it closes the connections that are idle."""
+    """Returns the same engine for the same database: it caches compiled queries, which take longer to compile than to
+    run. Closing it closes the idle connections."""
     engine = _made(url, connections)
 
     @event.listens_for(engine, "after_cursor_execute")
@@ -211,7 +217,7 @@ def _made(url: URL, connections: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # SQLAlchemy says when a transaction begins
+        connection.isolation_level = None  # SQLAlchemy begins transactions
         cache = f"cache_size=-{LITTLE if connections else 65536}"
         for pragma in (f"busy_timeout={PATIENCE * 1000:.0f}", "journal_mode=WAL", "synchronous=FULL", cache):
             connection.execute(f"PRAGMA {pragma}")
@@ -231,12 +237,12 @@ def _end_idle(engine: Engine, seconds: float) -> None:
 
 
 def _hurry(engine: Engine, seconds: float) -> None:
-    """Ends queries to PostgreSQL that take longer, there and here. A process that hangs says nothing, while its
-    machine still takes what is sent: only the client's own clock ends that."""
+    """Ends queries to PostgreSQL that take longer, on the server and on the client. A hung process sends nothing while
+    its machine still accepts packets: only the client's own clock ends that."""
     import psycopg
 
     class Impatient(psycopg.Connection[Any]):
-        """Closed when an answer takes longer than `patience`."""
+        """A connection that is closed when a query takes longer than `patience`."""
 
         patience: float | None = 1.25 * seconds
 
@@ -244,7 +250,8 @@ def _hurry(engine: Engine, seconds: float) -> None:
             return super().wait(gen if self.patience is None else self._in_time(gen, self.patience), *arguments, **more)
 
         def _in_time(self, asking: Generator[Any, Any, Any], patience: float) -> Generator[Any, Any, Any]:
-            """As psycopg's own generators: gives what it waits for; is given what is ready, now and then nothing."""
+            """Wraps one of psycopg's generators: yields what it waits for, and receives what is ready, which is
+            sometimes nothing."""
             deadline = time.monotonic() + patience
             try:
                 wanted = next(asking)
@@ -266,7 +273,8 @@ def _hurry(engine: Engine, seconds: float) -> None:
 
 
 def _await_writers(connection: Connection) -> None:
-    """Begins a transaction of SQLite anew, as one that writes: one that has read before another wrote may not."""
+    """Restarts a transaction of SQLite as a write transaction: one that has read before another process wrote must not
+    write."""
     driver: Any = connection.connection.driver_connection
     driver.execute("COMMIT")
     driver.execute("PRAGMA busy_timeout=0")
@@ -280,14 +288,14 @@ def _await_writers(connection: Connection) -> None:
                 if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
                     break
             time.sleep(LOOK)
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # says why in the words of all other errors
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # raises its error as all other errors are raised
     finally:
         driver.execute(f"PRAGMA busy_timeout={PATIENCE * 1000:.0f}")
 
 
 @contextmanager
 def unhurried(connection: Connection) -> Iterator[None]:
-    """A migration may take long, and wait for another server's."""
+    """Lifts the time limit: a migration may take long, and may wait for that of another server."""
     driver: Any = connection.connection.driver_connection
     before = getattr(driver, "patience", None)
     if before is None:

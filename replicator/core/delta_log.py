@@ -1,7 +1,7 @@
-"""Contents of a Delta table's log: which files its last version names. Reads JSON and Parquet; knows no store.
+"""Contents of a Delta table's log: the files that its last version names. Reads JSON and Parquet; accesses no store.
 
-Follows the protocol (github.com/delta-io/delta, PROTOCOL.md): the newest complete checkpoint, with its sidecars, then
-the commits after it. Paths are URL-encoded and relative to the table, or whole when they lie outside of it.
+Follows the protocol (github.com/delta-io/delta, PROTOCOL.md): the newest complete checkpoint with its sidecars, then
+the commits after it. Paths are URL-encoded and relative to the table, or absolute if they are outside of it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DIGITS = {letter: number for number, letter in enumerate(_ALPHABET)}
 
 
 def names_outside(path: str, file: BinaryIO) -> bool:
-    """Whether a file of a log names files by whole paths. `path`: of that file, for what kind it is; one that names no
-    files does not."""
+    """Returns True if a file of a log names files by absolute paths. `path`: path of the log file, which determines its
+    kind; False for a kind that names no files."""
     name = in_log(path) or ""
     if name.endswith(".crc") or not name.endswith((".json", ".parquet")):
         return False
@@ -37,8 +37,8 @@ def names_outside(path: str, file: BinaryIO) -> bool:
 
 
 def named_files(names: Iterable[str], open_file: Open) -> set[str]:
-    """Every file that the last version of a log names, deletion vectors too: relative to the table, or whole where
-    that is how it is named. `names`: all names in the log. Raises FormatError for a log that cannot be read."""
+    """Returns every file that the last version of a log names, including deletion vectors: relative to the table, or
+    absolute if the log names it so. `names`: all names in the log. Raises FormatError for a log that cannot be read."""
     names = list(names)
     last = last_version(names)
     if last is None:
@@ -61,7 +61,7 @@ def named_files(names: Iterable[str], open_file: Open) -> set[str]:
 
 
 def is_whole(path: str) -> bool:
-    """Whether a path in a log is no relative one."""
+    """Returns True if a path in a log is not relative."""
     return path.startswith("/") or bool(_SCHEME.match(path))
 
 
@@ -80,7 +80,7 @@ def _read(name: str, open_file: Open) -> Iterator[Action]:
 
 
 def _actions(name: str, file: BinaryIO) -> Iterator[Action]:
-    """The adds, removes and sidecars in a file of a log."""
+    """Yields the adds, removes and sidecars in a file of a log."""
     if name.endswith(".json"):
         for line in file:
             if line.strip():
@@ -119,7 +119,7 @@ def _paths(add: Action) -> Iterator[str]:
 
 
 def _vector_path(text: str) -> str:
-    """`<random prefix><20 letters of Z85>`: a UUID, which names the file that holds the vector."""
+    """Decodes `<random prefix><20 letters of Z85>`: a UUID, which names the file that contains the vector."""
     prefix, encoded = text[:-20], text[-20:]
     words = (encoded[start : start + 5] for start in range(0, 20, 5))
     number = 0

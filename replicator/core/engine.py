@@ -1,7 +1,7 @@
-"""Engines: where work that grows with the data runs. `spark` has the large one.
+"""Engines: run work that grows with the data. The engine for large work is in `spark`.
 
 Work is a picklable function and a stream of tasks; the same function runs in threads for small work and on Spark for
-large. Tasks are few and fat: a Spark task costs 25 to 50 ms of Python start-up whatever it does.
+large work. Tasks are few and large: each Spark task costs 25 to 50 ms of Python start-up.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Source = TypeVar("Source")
 
 
 class Engine(Protocol):
-    """Runs a function over tasks, several at once; results come in any order. A task's error is raised."""
+    """An engine runs a function over tasks, several at once; results come in any order. An error of a task is
+    raised."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def parallelism(self) -> int:
-        """How many tasks run at once."""
+        """The number of tasks that run at once."""
         ...
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
@@ -44,14 +45,14 @@ class Engine(Protocol):
         decide: Callable[[pa.Table], pa.Table],
         schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
-        """Bring together all rows that have one value in the column `key` (a string), and decide over each such group:
-        one call of `decide` for a value, with the rows of all sources in any order. What it answers is cast to
-        `schema` and comes in any order, in flat memory. `read` and `decide` may run twice for the same work."""
+        """Groups all rows by the column `key` (a string) and decides over each group: one call of `decide` for each
+        value, with the rows of all sources in any order. Its results are cast to `schema` and returned in any order, in
+        bounded memory. `read` and `decide` may run twice for the same work."""
         ...
 
 
 class LocalEngine:
-    """Threads of this process. The loops inside spend their time in system calls and hashing, outside the lock."""
+    """Threads of this process. The inner loops spend their time in system calls and hashing, which release the GIL."""
 
     name = "local"
 
@@ -59,7 +60,8 @@ class LocalEngine:
         self.parallelism = threads or min(8, os.cpu_count() or 2)
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """Reads at most 2 x `parallelism` tasks ahead, so a long stream of tasks stays a stream."""
+        """Runs the function in a pool of threads. Reads at most 2 x `parallelism` tasks ahead, so that a long stream of
+        tasks is never held in memory."""
         source = iter(tasks)
         with ThreadPoolExecutor(self.parallelism) as pool:
             running: deque[Future[Result]] = deque(
@@ -82,12 +84,12 @@ class LocalEngine:
         decide: Callable[[pa.Table], pa.Table],
         schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
-        """In memory: the rows of all sources at once."""
+        """Groups in memory: holds the rows of all sources at once."""
         return decide_local(self.run, BatchReader(read, key), sources, Deciding(decide, schema))
 
 
 class AutoEngine:
-    """Threads for small work, Spark for large: `for_work` chooses by the number of things and of bytes."""
+    """Threads for small work, Spark for large work: `for_work` chooses by the number of items and of bytes."""
 
     SMALL_ITEMS = 20_000  # below, Spark's start (4 to 9 s) costs more than the work itself
     SMALL_BYTES = 4 << 30
@@ -97,14 +99,14 @@ class AutoEngine:
         self._local, self._spark, self._choice = local, spark, choice
 
     def for_work(self, items: int, size: int = 0) -> Engine:
-        """The engine for work on `items` things of `size` bytes together."""
+        """Returns the engine for work on `items` items with a total size of `size` bytes."""
         if self._choice == "local":
             return self._local
         small = items <= self.SMALL_ITEMS and size <= self.SMALL_BYTES
         return self._local if small and self._choice == "auto" else self._spark
 
     def preferring(self, choice: str) -> AutoEngine:
-        """The same threads and Spark, with `choice` where theirs is auto."""
+        """Returns an engine with the same threads and Spark, with `choice` if the current choice is auto."""
         return AutoEngine(self._local, self._spark, choice) if self._choice == "auto" else self
 
     @property
@@ -113,12 +115,12 @@ class AutoEngine:
         return self._spark.settings
 
     def session(self, settings: Mapping[str, str]) -> Any:
-        """A Spark session on a metastore, whatever the choice; see SparkEngine.session."""
+        """Returns a Spark session on a metastore, regardless of the choice; see SparkEngine.session."""
         return self._spark.session(settings)
 
     @property
     def start_seconds(self) -> float:
-        """How long Spark took to start; 0 when it was not used."""
+        """Seconds that Spark took to start; 0 if it was not used."""
         return self._spark.start_seconds
 
     def stop(self) -> None:

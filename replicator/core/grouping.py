@@ -1,6 +1,5 @@
-"""Rows brought together by a key, as engines do it: Arrow batches are cut by the key, travel packed, and are put
-together again. What is read and what is decided is the caller's; where it runs is the engine's.
-"""
+"""Grouping of rows by a key, as engines do it: Arrow batches are split by the key, serialised, and merged again. The
+caller defines what is read and decided; the engine defines where it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from replicator.errors import Error
 
 READ_AHEAD = 256 * 1024
-"""Rows that a task collects before it cuts them by key: fewer and larger pieces travel."""
+"""Rows that a task collects before it splits them by key: fewer and larger batches are shuffled."""
 
 Pieces = Iterator[tuple[str, pa.RecordBatch]]
 
@@ -28,7 +27,7 @@ class EngineRun(Protocol):
 
 @dataclass(frozen=True)
 class BatchReader:
-    """Reads a source and cuts its batches by the key."""
+    """A reader of a source that splits its batches by the key."""
 
     read: Callable[[Any], Iterator[pa.RecordBatch]]
     key: str
@@ -49,7 +48,8 @@ class BatchReader:
         return list(self.pieces(source))
 
     def partition(self, sources: Iterator[Any]) -> Iterator[tuple[str, bytes | Error]]:
-        """Packed, for a shuffle. An error of ours travels like a group, as trying again would not help."""
+        """Yields serialised batches for a shuffle. An error of this program is shuffled like a group, because a retry
+        would not help."""
         for source in sources:
             try:
                 for value, batch in self.pieces(source):
@@ -60,7 +60,7 @@ class BatchReader:
 
 @dataclass(frozen=True)
 class Deciding:
-    """Decides over one group, given as its pieces."""
+    """A function that decides over one group, given as its batches."""
 
     decide: Callable[[pa.Table], pa.Table]
     schema: pa.Schema
@@ -88,7 +88,7 @@ class Deciding:
 def decide_local(
     run: EngineRun, reading: BatchReader, sources: Iterable[Any], deciding: Deciding
 ) -> Iterator[pa.RecordBatch]:
-    """Both halves in this process, with all rows in memory between them."""
+    """Runs both steps in this process, and holds all rows in memory between them."""
     groups: dict[str, list[pa.RecordBatch]] = {}
     for pieces in run(reading.collect, sources):
         for value, batch in pieces:
@@ -98,7 +98,7 @@ def decide_local(
 
 
 def cut(batches: list[pa.RecordBatch], key: str) -> Pieces:
-    """Pieces of one value of the key each. Raises ValueError for a null."""
+    """Yields batches that each contain one value of the key. Raises ValueError for a null."""
     table = pa.Table.from_batches(batches)
     if table.column(key).null_count:
         raise ValueError(f"null in the key column {key}")
@@ -112,7 +112,7 @@ def cut(batches: list[pa.RecordBatch], key: str) -> Pieces:
 
 
 def by_partition(value: str) -> int:
-    """Spark's own hash of strings differs between Python processes."""
+    """Returns a hash of the value; Spark's own hash of strings differs between Python processes."""
     return zlib.crc32(value.encode())
 
 

@@ -22,16 +22,17 @@ from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError
 
 # ---- step logging ----------------------------------------------------------------------------------------------------
-# Steps: a log line when one begins, and one with its seconds when it ends.
+# Steps: one log line at the begin, and one with the seconds at the end.
 
 
 log = logging.getLogger(__name__)
-progress_log = logging.getLogger(f"{__name__}.progress")  # the command line shows its lines more often than others
+progress_log = logging.getLogger(f"{__name__}.progress")  # the command line shows its lines more often
 
 
 @contextmanager
 def step(name: str, **facts: object) -> Iterator[dict[str, object]]:
-    """Tells a step's begin and end. facts: fields of both lines; what is put into the value, of the last one."""
+    """Logs begin and end of a step. facts: fields of both lines; fields that are added to the yielded value are in the
+    last line."""
     log.info("%s begins", name, extra={"step": name, "state": "begun", **facts})
     began, more = clocks.monotonic(), dict(facts)
     state = "failed"
@@ -44,7 +45,7 @@ def step(name: str, **facts: object) -> Iterator[dict[str, object]]:
 
 
 def tell_event(what: str, event: int | None, position: int | None = None) -> None:
-    """Tells up to which event and position of the log something was done."""
+    """Logs the event and the position of the log up to which something was done."""
     log.info("%s to event %s", what, event, extra={"event_id": event, "position": position})
 
 
@@ -56,8 +57,8 @@ TOLD = 30.0
 
 
 class Watch:
-    """A Progress that shows tasks as another one does, and logs them: each `every` seconds, of which those are marked
-    (`often`) that come before `told` seconds of `clock` are over."""
+    """A Progress that shows tasks by another Progress and logs them every `every` seconds. Lines that come less than
+    `told` seconds of `clock` after the last are marked (`often`)."""
 
     def __init__(
         self, shown: Progress, *, every: float = TOLD, told: float = TOLD, clock: Callable[[], float] = clocks.monotonic
@@ -97,7 +98,7 @@ class Watch:
 
     @contextlib.contextmanager
     def _watched(self, done: Amounts) -> Iterator[None]:
-        """A thread looks while any task is open."""
+        """Runs a thread that logs progress while any task is open."""
         with self._lock:
             self._open.append(done)
             if len(self._open) == 1:
@@ -128,30 +129,31 @@ class Watch:
 
 
 # ---- about -----------------------------------------------------------------------------------------------------------
-# What the log lines of this process are about: its run, command and policy. Of the process: all threads of a command
-# work for one run. A thread that works on something of its own, as on one of several jobs, adds that.
+# Fields of the log lines of this process: its run, command and policy. They belong to the process: all threads of a
+# command work for one run. A thread that works on one of several jobs adds its own.
 
 
 SERVICE_RUN = "REPLICATOR_SERVICE_RUN"
-"""In the environment of a run that the service began: its id there."""
+"""Environment variable of a run that the service started: its id in the service."""
 
 _about: dict[str, object] = {}
 _mine: ContextVar[Mapping[str, object]] = ContextVar("mine", default={})  # noqa: B039 (never changed)
 
 
 def about() -> Mapping[str, object]:
-    """The fields that a line of this thread has now."""
+    """Returns the current fields of a line of this thread."""
     return {**_about, **_mine.get()}
 
 
 def now_about(**fields: object) -> None:
-    """Adds fields to every line, or replaces them, until the block of `lines_about` ends; None: leaves one as it is."""
+    """Adds fields to every line, or replaces them, until the block of `lines_about` ends; None leaves a field
+    unchanged."""
     _about.update({name: value for name, value in fields.items() if value is not None})
 
 
 @contextmanager
 def lines_about(**fields: object) -> Iterator[None]:
-    """The same for the length of a block."""
+    """Adds fields to every line within a block."""
     before = dict(_about)
     now_about(**fields)
     try:
@@ -163,7 +165,7 @@ def lines_about(**fields: object) -> Iterator[None]:
 
 @contextmanager
 def own_lines_about(**fields: object) -> Iterator[None]:
-    """Adds fields to the lines of this thread, for the length of a block."""
+    """Adds fields to the lines of this thread within a block."""
     before = _mine.set({**_mine.get(), **fields})
     try:
         yield
@@ -172,7 +174,7 @@ def own_lines_about(**fields: object) -> Iterator[None]:
 
 
 # ---- log config ------------------------------------------------------------------------------------------------------
-# `[log]` of the configuration: how much is logged, in which form, and where.
+# `[log]` of the configuration: level, format and destination of the log.
 
 
 LogFormat = Literal["console", "json"]
@@ -180,8 +182,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`file`: in place of standard error. `level`: None: info with a file or `--verbose`, else warning. `heartbeat`: a
-    duration, between two lines of what goes on and on."""
+    """`[log]`. `file`: replaces standard error. `level`: None: info with a file or `--verbose`, else warning.
+    `heartbeat`: a duration, the interval between two log lines of a continuous job."""
 
     format: LogFormat | None = None
     level: LogLevel | None = None
@@ -190,7 +192,7 @@ class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def interval(self) -> timedelta:
-        """Of heartbeats. Raises ConfigError."""
+        """The interval of heartbeats. Raises ConfigError."""
         try:
             found = parse_duration(self.heartbeat)
         except ValueError as error:
@@ -201,18 +203,18 @@ class LogConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # ---- progress file ---------------------------------------------------------------------------------------------------
-# Progress as a file, for a program that looks on.
+# Progress as a file, for a program that monitors the command.
 
 
 VARIABLE = "REPLICATOR_PROGRESS_FILE"
-"""Of the environment: where a command writes its progress."""
+"""Environment variable: the path to which a command writes its progress."""
 
 OFTEN = 0.5
-"""Seconds between two states of the file; a task's begin and end are written at once."""
+"""Seconds between two writes of the file; begin and end of a task are written at once."""
 
 
 class AdvanceTask(Protocol):
-    """Tells that so many steps, files and bytes more are done."""
+    """A callback that adds completed steps, files and bytes."""
 
     def __call__(self, steps: int = 1, *, files: int = 0, size: int = 0) -> None: ...
 
@@ -233,10 +235,10 @@ class _OpenTask:
 
 
 class ProgressFile:
-    """Writes one JSON object to `file`, replaced as a whole: `{"tasks": [{"title": "copy", "steps": 3, "of_steps":
-    10, "seconds": 1.5}]}`: those that are open, the outermost first; of_steps: null where nobody knows it; files,
-    of_files, bytes, of_bytes where they are told. A file that cannot be written is left: the work continues. Any thread
-    may advance a task."""
+    """A writer of one JSON object to `file`, which is replaced atomically: `{"tasks": [{"title": "copy", "steps": 3,
+    "of_steps": 10, "seconds": 1.5}]}`: the open tasks, the outermost first; of_steps: null if unknown; files, of_files,
+    bytes, of_bytes if they are reported. If the file cannot be written, the work continues without it. Any thread may
+    advance a task."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -254,7 +256,7 @@ class ProgressFile:
         size: int | None = None,
         live: Callable[[], int] | None = None,
     ) -> Iterator[AdvanceTask]:
-        """As of Progress; live: not looked at."""
+        """Same as Progress.task; `live` is ignored."""
         task = _OpenTask(title, steps=total, files=files, bytes=size)
 
         def advance(steps: int = 1, *, files: int = 0, size: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Objects that a replica does not have as the source has them, each by name and with the reason. Pure.
 
-Captures find them, dumps carry them, loads and runs hand them on: whoever looks at any of these reports sees what is
-lacking, and the exit code says that something is (3).
+Captures find them, dumps contain them, loads and runs pass them on: each of these reports lists what is missing, and
+exit code 3 indicates that something is.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import msgspec
 
 from replicator.core.model import Table
 
-INCOMPLETE = "incomplete"  # the status of a report that names any
+INCOMPLETE = "incomplete"  # the status of a report that lists any
 PARTIAL = 3  # its exit code
-PROPERTY = "replicator.not_replicated"  # of a replica's database: its own word, whatever becomes of its source
+PROPERTY = "replicator.not_replicated"  # property of a replica's database, available even if its source is not
 REMOTE = (
     "it is REMOTE: its tables are another system's, and its data connector, which may have passwords, is not replicated"
 )
-"""Of a database."""
-CONNECTOR = "data connector "  # begin of the name of such an object, which is in no database
+"""Reason for a REMOTE database."""
+CONNECTOR = "data connector "  # begin of the name of such an object, which belongs to no database
 NO_CONNECTOR = "it may have passwords: make it by hand where it is wanted"
 NOT_TAKEN = "the target's metastore does not take it"  # begin of the reason of such an object
-ROOM = 3500  # characters of its value: metastores keep 4000 of a property
+ROOM = 3500  # characters of its value: metastores store at most 4000 of a property
 
 
 @dataclass(frozen=True)
 class NotReplicated:
-    """`object`: "db.table" (or a database alone, or a data connector), as the source calls it; `partition`: its escaped
-    name, empty for the whole object; `reason`: a sentence. `bytes`: that are concerned, None where nobody knows;
-    `since`: seconds since the epoch at which it was noticed. `unknown`: nobody could see which files it has, so what
-    the replica has of it stays; the dump names the files that were seen last."""
+    """An object that is not replicated. `object`: "db.table" (or only a database, or a data connector), by its name in
+    the source; `partition`: its escaped name, empty for the entire object; `reason`: a sentence. `bytes`: the bytes
+    concerned, None if unknown; `since`: seconds since the epoch at which it was noticed. `unknown`: its files could not
+    be listed, so the replica retains what it has; the dump names the files of the last listing."""
 
     object: str
     reason: str
@@ -50,18 +50,18 @@ class NotReplicated:
         return f"{self.object}/{self.partition}" if self.partition else self.object
 
     def __str__(self) -> str:
-        """For people."""
+        """Formats the entry for messages."""
         return f"{self.name}: {self.reason}"
 
 
 def merged(*lists: Iterable[NotReplicated]) -> list[NotReplicated]:
-    """All of several lists, each thing once: what is reported last of it counts."""
+    """Returns all entries of several lists, each object once; the last entry of an object counts."""
     found = {(each.object, each.partition): each for some in lists for each in some}
     return [found[key] for key in sorted(found)]
 
 
 def renamed(things: Iterable[NotReplicated], databases: dict[str, str]) -> list[NotReplicated]:
-    """The same by the names that databases have elsewhere."""
+    """Returns the entries with the names that databases have elsewhere."""
     changed = []
     for each in things:
         db, dot, table = each.object.partition(".")
@@ -78,7 +78,7 @@ class _Word(msgspec.Struct, frozen=True):
 
 
 def as_property(things: Sequence[NotReplicated]) -> str:
-    """What a replica's database says of itself: how many there are, and as many of them as there is room for."""
+    """Returns the property of a replica's database: the number of entries, and as many of them as fit."""
     shown = [replace(each, reason=_short(each.reason)) for each in things]
     while True:
         text = json.dumps(msgspec.to_builtins(_Word(len(things), tuple(shown))))  # ASCII, for any database
@@ -88,7 +88,7 @@ def as_property(things: Sequence[NotReplicated]) -> str:
 
 
 def with_property(parameters: dict[str, str], things: Sequence[NotReplicated]) -> dict[str, str]:
-    """A database's parameters that say this, and nothing of before."""
+    """Returns a database's parameters with this property in place of any former one."""
     rest = {key: value for key, value in parameters.items() if key != PROPERTY}
     return rest | ({PROPERTY: as_property(things)} if things else {})
 
@@ -98,8 +98,8 @@ def _short(reason: str) -> str:
 
 
 def from_property(text: str | None, database: str) -> list[NotReplicated]:
-    """The other way; what there was no room for is one more entry, of the whole database. Empty for no property. One
-    that cannot be read says so."""
+    """Parses the property. Entries that did not fit become one more entry for the entire database. Empty without a
+    property; a property that cannot be read becomes an entry of its own."""
     if not text:
         return []
     try:
@@ -112,10 +112,12 @@ def from_property(text: str | None, database: str) -> list[NotReplicated]:
 
 
 # ---- table format ----------------------------------------------------------------------------------------------------
-# Formats of tables: which of them say in files of their own what a table is. Pure: from the metastore's word alone.
+# Formats of tables: which of them store table metadata in files of their own. Pure: from the metastore's metadata
+# alone.
 #
-# A table in Hive's layout is what lies in its directories, so a copy of its files is a copy of it. Others keep a log,
-# or name their files by whole paths: a copy of such files reads, and lets writers change, what is the source's.
+# A table in Hive's layout consists of the files in its directories, so a copy of its files is a copy of the table.
+# Other formats have a log, or name their files by absolute paths: readers of such a copy would read the source's files,
+# and writers would change them.
 
 
 Format = Literal["plain", "delta", "iceberg", "iceberg-view", "hudi", "acid", "paimon", "symlink", "handler"]
@@ -124,8 +126,8 @@ PLAIN: Format = "plain"
 DELTA: Format = "delta"
 ICEBERG: Format = "iceberg"
 FormatChoice = Literal["supported", "as-they-are"]
-SUPPORTED: FormatChoice = "supported"  # formats of which a copy of the files is a copy of the table are replicated
-AS_THEY_ARE: FormatChoice = "as-they-are"  # all are, as if they were plain ones
+SUPPORTED: FormatChoice = "supported"  # replicates formats for which a copy of the files is a copy of the table
+AS_THEY_ARE: FormatChoice = "as-they-are"  # replicates all formats as if they were plain
 
 _PROVIDERS: dict[str, Format] = {"iceberg": ICEBERG, "delta": DELTA, "hudi": "hudi", "paimon": "paimon"}
 _READERS: dict[str, Format] = {
@@ -156,8 +158,8 @@ SAID: dict[Format, str] = {
 
 
 def table_format(table: Table) -> Format:
-    """A table's format, by its properties, storage handler and input format. `handler`: its rows lie in no files at
-    all, but with another system (HBase, JDBC). Names and values count regardless of case."""
+    """Returns a table's format, by its properties, storage handler and input format. `handler`: its rows are not stored
+    in files, but in another system (HBase, JDBC). Names and values are case-insensitive."""
     given = {key.lower(): value.strip().lower() for key, value in table.parameters.items()}
     kind, provider = given.get("table_type", ""), given.get("spark.sql.sources.provider", "")
     handler = given.get("storage_handler", "")
@@ -175,31 +177,31 @@ def table_format(table: Table) -> Format:
 
 
 def why_not_replicated(table: Table) -> str:
-    """Why a copy of its files would not be a copy of a table; nothing when it is."""
+    """Returns why a copy of a table's files would not be a copy of the table; empty if it is."""
     return reason_of(table_format(table))
 
 
 def reason_of(format: Format) -> str:
-    """The same of all tables in a format."""
+    """Returns the same for all tables in a format."""
     return _REASONS.get(format, "")
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------
-# Reports: what a command did, as a value that prints as the JSON the command line gives.
+# Reports: the results of a command, as values that print as the JSON of the command line.
 
 
 class Report:
-    """A dataclass or struct that says what a command did. `print(report)` gives what `--json` gives."""
+    """A dataclass or struct with the results of a command. `print(report)` prints the output of `--json`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object of the command line."""
+        """Returns the JSON object of the command line."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def _repr_html_(self) -> str:
-        """A table of the fields, as notebooks show it."""
+        """Returns a table of the fields, for notebooks."""
         rows = (
             f"<tr><th>{html.escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in self.to_dict().items()
         )
@@ -208,8 +210,8 @@ class Report:
 
 @dataclasses.dataclass(kw_only=True)
 class CopyCounts(Report):
-    """Counts of copied files, by the origin of their bytes; files_skipped: already in place. `before`: the field of a
-    report that follows them in its JSON; "": the first."""
+    """Counts of copied files, by the source of their bytes; files_skipped: already up to date. `before`: the field of a
+    report that follows the counts in its JSON; "": the counts come first."""
 
     files_copied: int = 0
     bytes_copied: int = 0
@@ -220,7 +222,7 @@ class CopyCounts(Report):
     before: ClassVar[str] = ""
 
     def count(self, done: CopyCounts) -> None:
-        """Adds the counts that both have."""
+        """Adds the counts that both reports have."""
         for name in self._counts():
             setattr(self, name, getattr(self, name) + getattr(done, name, 0))
 
@@ -236,31 +238,31 @@ class CopyCounts(Report):
 
 @dataclasses.dataclass(kw_only=True)
 class LoadCounts(CopyCounts):
-    """Counts of all that a load changed."""
+    """Counts of all changes of a load."""
 
     files_removed: int = 0
     objects_changed: int = 0
 
 
 class Rows(Report):
-    """A report that is a list: `listed` is the field with its rows. columns: their names, where the field's type does
-    not tell them."""
+    """A report that is a list: `listed` is the field with its rows. columns: their names, if the field's type does not
+    define them."""
 
     listed: ClassVar[str]
     columns: ClassVar[Sequence[str]] = ()
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows as mappings, as JSON has them."""
+        """Returns the rows as mappings, as in the JSON."""
         return list(self.to_dict()[self.listed])
 
     def to_arrow(self) -> Any:
-        """The rows as a pyarrow.Table, which pandas, Polars, DuckDB and Spark read."""
+        """Returns the rows as a pyarrow.Table, which pandas, Polars, DuckDB and Spark read."""
         return table_of(self.rows(), self.columns or listed_columns(cast(Hashable, type(self)), self.listed))
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
-    """Mappings as a pyarrow.Table: `columns`, and what else rows have."""
-    import pyarrow as pa  # not for every command that has a report
+    """Returns mappings as a pyarrow.Table with `columns`, and any other columns of the rows."""
+    import pyarrow as pa  # loaded only by commands that use it
 
     names = dict.fromkeys((*columns, *(name for row in rows for name in row)))
     return pa.table({name: [row.get(name) for row in rows] for name in names})
@@ -268,7 +270,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
 
 @functools.cache
 def listed_columns(kind: Hashable, listed: str) -> tuple[str, ...]:
-    """Of the dataclasses or structs that a field lists."""
+    """Returns the field names of the dataclasses or structs that a field lists."""
     (row,) = get_args(get_type_hints(kind)[listed])
     kinds = get_args(row) or (row,)
     names = (

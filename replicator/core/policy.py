@@ -1,6 +1,6 @@
 """Policies: what is replicated from where to where, and how often, as a frozen value of `replicator.toml`. Pure.
 
-What a policy remembers between its runs is no part of it (docs/decisions/0006). Keys: docs/policies.md.
+The state of a policy between its runs is not part of it (docs/decisions/0006). Keys: docs/policies.md.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Keeper = Literal["auto", "link", "version", "snapshot", "native", "copy", "none"
 Publish = Literal["mirror", "snapshot"]
 EngineName = Literal["auto", "local", "spark"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a policy's name is a slot's (cmroot.pins) and a directory's
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # also the name of a slot (cmroot.pins) and of a directory
 _DEFAULT_PORT = "9083"
-_CATALOG = "hive"  # the default one, unless a server has another
+_CATALOG = "hive"  # the default catalog, unless a server has another
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+")
 
 
 class VerifyBudget(msgspec.Struct, frozen=True):
-    """How much one run compares after its load: at most so many objects, and so many bytes; None: no limit of this
-    kind. One of both is given."""
+    """The budget of the comparison after a load: at most so many objects, and so many bytes; None: no such limit. At
+    least one of the two is set."""
 
     objects: int | None = None
     bytes: int | None = None
@@ -48,17 +48,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """One policy, valid when complete.
 
     source, target: URIs; names of the file are resolved when it is read. databases, include, exclude: regular
-    expressions for whole names of databases and tables, regardless of case. partitions: "db.table" of the source, lower
-    case -> which of its partitions. rename_db: source name -> target name, lower case. map_location: source prefix ->
-    target prefix. cmroot: the source's; target_cmroot: the target's, which also remembers the policy's runs. dumps:
-    directory of the policies' dumps. warehouse: the target's, None: as its metastore says. external: "mirror",
-    "metadata", or a place below which external data go. schedule: from the begin of one run to the next. retention: of
-    dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing. publish_delay:
-    how long what a snapshot has replaced stays where it was.
-    smoke: queries on the replica that drills ask. key_file: of `[dumps]`, with the keys that sign its dumps. formats:
-    "as-they-are" replicates tables in every format as if it was a plain one. s3_events: URLs of the queues of the
-    source's buckets. bandwidth: bytes a second. source_metastore, target_metastore: how `source` and `target` are
-    reached."""
+    expressions for full names of databases and tables, case-insensitive. partitions: "db.table" of the source, lower
+    case -> filter of its partitions. rename_db: source name -> target name, lower case. map_location: source prefix ->
+    target prefix. cmroot: the source's; target_cmroot: the target's, which also stores the state of the policy's runs.
+    dumps: directory of the policies' dumps. warehouse: the target's, None: as its metastore reports. external:
+    "mirror", "metadata", or a base directory for external data. schedule: the interval between the begins of two runs.
+    retention: of dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing. publish_delay:
+    how long files replaced by a snapshot are retained in place. smoke: queries that drills run on the replica.
+    key_file: of `[dumps]`, with the keys that sign its dumps. formats: "as-they-are" replicates tables in every format
+    as if it were a plain one. s3_events: URLs of the queues of the source's buckets. bandwidth: bytes per second.
+    source_metastore, target_metastore: connection settings of `source` and `target`.
+    """
 
     name: str
     source: str
@@ -93,13 +93,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source_key(self) -> str:
-        """The source's URI, and its catalog where it names another than Hive's own default."""
+        """The source's URI, with its catalog if that is not Hive's own default."""
         catalog = self.source_metastore.catalog or _CATALOG
         return self.source if catalog == _CATALOG else f"{self.source}#{catalog}"
 
     @property
     def target_catalog(self) -> str:
-        """Its name; that of Hive's own default where none is named."""
+        """The name of the target's catalog; Hive's own default if it is not set."""
         return self.target_metastore.catalog or _CATALOG
 
     @property
@@ -109,16 +109,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def external_base(self) -> str | None:
-        """The place below which external data go; None for "mirror" and "metadata"."""
+        """The base directory for external data; None for "mirror" and "metadata"."""
         return None if self.external in (MIRROR, METADATA) else self.external
 
     def target_name(self, db: str) -> str:
-        """What a database of the source is called on the target."""
+        """Returns the name on the target of a database of the source."""
         return self.rename_db.get(db.lower(), db.lower())
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """Two policies that write one database: `policies` are their names, `sources` what they replicate there."""
+    """Two policies that write one database: `policies` are their names, `sources` the databases that they replicate
+    there."""
 
     target: str
     db: str
@@ -132,14 +133,14 @@ class Overlap(msgspec.Struct, frozen=True):
 
 
 def matching_databases(policy: Policy, existing: Iterable[str]) -> list[str]:
-    """Those of the source's databases that the policy replicates, in the order given."""
+    """Returns the source's databases that the policy replicates, in the given order."""
     patterns = [re.compile(text, re.IGNORECASE) for text in policy.databases]
     return [name for name in existing if any(pattern.fullmatch(name) for pattern in patterns)]
 
 
 def overlaps(policies: Sequence[Policy], existing: Mapping[str, Iterable[str]]) -> list[Overlap]:
-    """Pairs of policies that write one database of one target. `existing`: the databases of each source, by
-    `Policy.source_key`; a source that is not there has none."""
+    """Returns the pairs of policies that write one database of one target. `existing`: the databases of each source, by
+    `Policy.source_key`; a missing source has none."""
     names = {uri: list(found) for uri, found in existing.items()}
     written = {
         policy.name: {policy.target_name(db): db for db in matching_databases(policy, names.get(policy.source_key, ()))}
@@ -167,7 +168,7 @@ def refuse_overlaps(policies: Sequence[Policy], existing: Mapping[str, Iterable[
 
 
 def refuse_shared_queues(policies: Iterable[Policy]) -> None:
-    """Raises ConfigError for a queue that two roots read: each would miss what the other has taken."""
+    """Raises ConfigError for a queue that two roots read: each would miss the messages that the other received."""
     readers: dict[str, Policy] = {}
     for policy in policies:
         for url in policy.s3_events.values():
@@ -180,7 +181,7 @@ def refuse_shared_queues(policies: Iterable[Policy]) -> None:
 
 
 def same_metastore(one: str, other: str) -> bool:
-    """Whether two URIs name an address in common. Two names of one host are not noticed."""
+    """Returns True if two URIs have an address in common. Two names of one host are not detected."""
     return bool(_addresses(one) & _addresses(other))
 
 
@@ -199,7 +200,7 @@ class _VerifyInFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[policies.NAME]` as it is written; the meaning of the keys is that of Policy."""
+    """`[policies.NAME]` as written; the keys mean the same as those of Policy."""
 
     source: str
     target: str
@@ -235,9 +236,11 @@ KEYS = _InFile.__struct_fields__
 
 
 def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreConfig]) -> Policy:
-    """A policy from its table in the file. `metastore(text)`: a metastore by its name or URI, raising an Error.
+    """Parses a policy from its table in the file. `metastore(text)`: resolves a metastore by its name or URI; raises an
+    Error.
 
-    Raises ConfigError naming the policy and the key."""
+    Raises ConfigError naming the policy and the key.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"policies.{name}: not a name for a policy", hint="letters, digits, dot, dash, underscore; at most 63"
@@ -289,7 +292,7 @@ def _in(metastore: MetastoreConfig, catalog: str | None) -> MetastoreConfig:
 
 
 def _fits_together(reading: _Reading, policy: Policy) -> None:
-    """What no single key can be blamed for."""
+    """Checks combinations of keys."""
     if not policy.databases:
         raise reading.wrong("databases", "is empty", "'.*' is every database")
     if same_metastore(policy.source, policy.target):
@@ -308,7 +311,7 @@ def _fits_together(reading: _Reading, policy: Policy) -> None:
 
 
 class _Reading:
-    """The keys of one policy, one by one; each error names the policy and the key."""
+    """A parser of the keys of one policy; each error names the policy and the key."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
@@ -335,8 +338,8 @@ class _Reading:
         return found
 
     def place(self, key: str, text: str) -> str:
-        """Absolute: a run that cron starts has another working directory. As written: `s3a` and `s3` are one store to
-        us, and two to who reads the target's locations."""
+        """Checks that a path is absolute: a run started by cron has another working directory. Returns it as written:
+        `s3a` and `s3` are one store here, but two for readers of the target's locations."""
         if is_local(text) and not text.startswith(("/", "file:/", "local:/")):
             raise self.wrong(key, f"not an absolute path or URL: {text!r}", "write /a/b or s3a://bucket/a")
         self.key(key, as_written, text)
@@ -392,7 +395,7 @@ class _Reading:
 
 
 def _reported(text: str) -> str:
-    """msgspec's words with ours for a key: "unknown key `x`", "`x` is missing"."""
+    """Rewrites msgspec's messages for a key: "unknown key `x`", "`x` is missing"."""
     text = text.replace("Object contains unknown field", "unknown key")
     text = re.sub(r"Object missing required field (`\w+`)", r"\1 is missing", text)
     return text.replace(" - at `$.", " in `").replace("`$.", "`")

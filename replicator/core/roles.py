@@ -1,9 +1,9 @@
-"""Roles: which side of a replication a database is, and what may be done with it. Pure.
+"""Roles: the side of a replication that a database is on, and the operations that are allowed on it. Pure.
 
 A role is two properties of a database in its own metastore, `replicator.role` and `replicator.epoch`; a third,
-`replicator.role.by`, says who set them. The epoch grows at each change of roles, so of two sides that contradict each
-other, the one with the highest epoch is right. Exactly one side is `primary`. Reading and setting roles in a metastore
-is `replicator.policies.roles`; why it is so, docs/decisions/0006.
+`replicator.role.by`, records who set them. The epoch grows at each change of roles, so of two sides that contradict
+each other, the one with the highest epoch is right. Exactly one side is `primary`. `replicator.policies.roles` reads
+and sets roles in a metastore; for the reasons see docs/decisions/0006.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ PROPERTIES = (ROLE, EPOCH, BY)
 
 
 class Role(StrEnum):
-    """`primary`: takes writes, is dumped, never loaded into. `replica`: is loaded into, not dumped. `fenced`: neither;
-    on its way from one to the other, or a primary that was replaced. `none`: nobody's; no rule of roles holds."""
+    """The role of a database. `primary`: accepts writes, is dumped, never loaded into. `replica`: is loaded into, not
+    dumped. `fenced`: neither; it is changing from one to the other, or is a primary that was replaced. `none`: no role;
+    no rule of roles applies."""
 
     PRIMARY = "primary"
     REPLICA = "replica"
@@ -33,14 +34,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class RoleMark:
-    """A database's role and epoch (0: it never had one). `by`: who set them and when; no part of the comparison."""
+    """A database's role and epoch (0: it never had one). `by`: who set them and when; ignored by comparisons."""
 
     role: Role = Role.NONE
     epoch: int = 0
     by: str = field(default="", compare=False)
 
     def parameters(self) -> dict[str, str]:
-        """As properties of a database. A database that is nobody's keeps the epoch that it once had."""
+        """Returns the mark as properties of a database. A database without a role retains its former epoch."""
         role = {} if self.role is Role.NONE else {ROLE: self.role.value}
         epoch = {EPOCH: str(self.epoch)} if self.epoch else {}
         return role | epoch | ({BY: self.by} if self.by else {})
@@ -50,8 +51,8 @@ class RoleMark:
 
 
 def mark_of(parameters: Mapping[str, str], name: str, *, repair: bool = False) -> RoleMark:
-    """What a database's properties say. Raises FormatError, naming the database, for a role or epoch that is none: a
-    role that cannot be read must not be taken for no role, unless it is to be repaired."""
+    """Parses the role from a database's properties. Raises FormatError, naming the database, for an invalid role or
+    epoch: a role that cannot be read must not be treated as no role, unless it is to be repaired."""
     role, epoch = parameters.get(ROLE, Role.NONE.value), parameters.get(EPOCH, "0")
     counts = epoch.isascii() and epoch.isdigit()
     if role not in set(Role) or not counts:
@@ -65,12 +66,12 @@ def mark_of(parameters: Mapping[str, str], name: str, *, repair: bool = False) -
 
 
 def marked(parameters: Mapping[str, str], mark: RoleMark) -> dict[str, str]:
-    """A database's properties with this role in the place of the one they had."""
+    """Returns a database's properties with this role in place of any former one."""
     return without_role(parameters) | mark.parameters()
 
 
 def without_role(parameters: Mapping[str, str]) -> dict[str, str]:
-    """A database's properties without its role. What compares databases over time compares these."""
+    """Returns a database's properties without its role, for comparisons over time."""
     return {key: value for key, value in parameters.items() if key not in PROPERTIES}
 
 
@@ -80,10 +81,11 @@ def without_role(parameters: Mapping[str, str]) -> dict[str, str]:
 def may_dump_from(
     name: str, source: RoleMark, *, known_epoch: int = 0, allow_replica: bool = False, draining: bool = False
 ) -> None:
-    """Raises Refused for a source that is not the one to replicate from. `name`: as a person knows the database.
+    """Raises Refused for a source that must not be replicated from. `name`: of the database, for messages.
 
-    known_epoch: the highest epoch that the target has heard of (0: none). allow_replica: the replica is itself to be
-    replicated on. draining: a fenced source's last changes are being fetched, by who fenced it."""
+    known_epoch: the highest epoch that the target knows (0: none). allow_replica: the replica itself is to be
+    replicated. draining: the process that fenced the source fetches its last changes.
+    """
     if source.role is Role.REPLICA and not allow_replica:
         raise Refused(
             f"{name} is a replica (epoch {source.epoch}): its data is a copy, and may be behind",
@@ -108,16 +110,17 @@ def may_dump_from(
 
 
 def follows(name: str, mark: RoleMark, job: str = "") -> str:
-    """Why no job may remove or rewrite anything of a database here: what a replica loses comes back, or stands against
-    its source. Empty: it is neither a replica nor fenced. `job`: what to do at the primary instead."""
+    """Returns why no job may remove or rewrite any data of a database here: removals on a replica are undone by the
+    next load, or the replica diverges from its source. Empty if it is neither a replica nor fenced. `job`: what to do
+    at the primary instead."""
     if mark.role not in (Role.REPLICA, Role.FENCED):
         return ""
     return f"{name} is {mark}: {job or 'run this'} at its primary, whose changes are replicated"
 
 
 def may_load_into(name: str, target: RoleMark, *, source_epoch: int | None = None) -> None:
-    """Raises Refused for a target that is not one to load into. `source_epoch`: the epoch of what is loaded; None when
-    it is not known (a dump that was made without asking the source), then it is not compared."""
+    """Raises Refused for a target that must not be loaded into. `source_epoch`: the epoch of the source; None if it is
+    unknown (a dump that did not query the source's role), then it is not compared."""
     details: dict[str, object] = {"role": target.role.value, "epoch": target.epoch}
     if target.role is Role.PRIMARY:
         raise Refused(
@@ -141,8 +144,8 @@ def may_load_into(name: str, target: RoleMark, *, source_epoch: int | None = Non
 
 
 def after_load(target: RoleMark, source_epoch: int | None) -> RoleMark:
-    """The role of a database that something is loaded into. What takes part in roles passes them on: what is loaded
-    from a source with an epoch is its replica. A source without one, or an unknown one, leaves the target's role."""
+    """Returns the role of a database after a load. Roles propagate: the target of a load from a source with an epoch
+    becomes its replica. A source without an epoch, or with an unknown one, does not change the target's role."""
     if not source_epoch:
         return target
     if target.role is Role.REPLICA and target.epoch >= source_epoch:
@@ -151,8 +154,8 @@ def after_load(target: RoleMark, source_epoch: int | None) -> RoleMark:
 
 
 def after_restore(target: RoleMark, name: str) -> RoleMark:
-    """The role of a database that something is restored into: a primary stays it, a replica is nobody's from then on,
-    and an epoch is never forgotten. Raises Refused for a fenced one."""
+    """Returns the role of a database after a restore: a primary remains primary, a replica loses its role, and the
+    epoch is always retained. Raises Refused for a fenced one."""
     if target.role is Role.FENCED:
         raise Refused(
             f"{name} is fenced (epoch {target.epoch}): writes there are not allowed",
@@ -165,7 +168,7 @@ def after_restore(target: RoleMark, name: str) -> RoleMark:
 
 
 def consequence(before: Role, after: Role) -> str:
-    """What somebody must know who changes a role by hand; nothing when the change can do no harm by itself."""
+    """Returns the warning for an operator who changes a role by hand; empty if the change itself can do no harm."""
     if before is after:
         return ""
     match after:
@@ -185,14 +188,14 @@ def consequence(before: Role, after: Role) -> str:
 
 
 # ---- shadow ----------------------------------------------------------------------------------------------------------
-# Shadows: databases that a drill made, whose tables show the files of a replica. Pure.
+# Shadows: databases created by a drill, whose tables show the files of a replica. Pure.
 #
-# They own nothing. What captures, replicates or removes whatever a metastore has must pass over them: their tables'
-# locations are another database's.
+# They own no data. Captures, replication and removal of all objects of a metastore must skip them: the locations of
+# their tables belong to another database.
 
 
-DRILL = "replicator.drill"  # the stamp, of databases and tables: the drill's id
-OF_POLICY = "replicator.drill.policy"  # of a database: whose drill
+DRILL = "replicator.drill"  # property of databases and tables: the drill's id
+OF_POLICY = "replicator.drill.policy"  # property of a database: the policy of the drill
 
 
 def is_shadow(database: Database | None) -> bool:

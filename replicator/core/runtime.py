@@ -1,4 +1,4 @@
-"""Runtime: where the work of a command runs, who is reported how far it is, and by which clock."""
+"""Runtime: the engines on which a command runs, its progress reporting, and its clock."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 
 # ---- heartbeat -------------------------------------------------------------------------------------------------------
-# The heartbeat of what goes on and on: a log line at an interval, also when nothing happens.
+# The heartbeat of continuous jobs: a log line at an interval, even if nothing happens.
 
 
 log = logging.getLogger(__name__)
 
 
 class _Interval:
-    """Of this process."""
+    """The interval of this process."""
 
     seconds = 60.0
 
 
 def beat_each(interval: timedelta) -> None:
-    """From here on heartbeats of this process come at such intervals."""
+    """Sets the interval of heartbeats of this process."""
     _Interval.seconds = interval.total_seconds()
 
 
 @contextmanager
 def heartbeat(facts: Callable[[], Mapping[str, object]]) -> Iterator[None]:
-    """Logs `facts` at each interval for the length of a block."""
+    """Logs `facts` at each interval within a block."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -65,23 +65,23 @@ def heartbeat(facts: Callable[[], Mapping[str, object]]) -> Iterator[None]:
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------
-# Progress of long work: how much of it is done, by steps, files and bytes; bars on a terminal's standard error.
+# Progress of long work, by steps, files and bytes; bars on a terminal's standard error.
 
 
 T = TypeVar("T")
 
-APART = 2.0  # seconds between two samples of the rate, which is that of the last SAMPLES
+APART = 2.0  # seconds between two samples of the rate, which is computed over the last SAMPLES
 SAMPLES = 15
 
 
 class Advance(Protocol):
-    """Tells of a task that so many steps, files and bytes more are done. Any thread may call it."""
+    """A callback that adds completed steps, files and bytes to a task. Any thread may call it."""
 
     def __call__(self, steps: int = 1, *, files: int = 0, size: int = 0) -> None: ...
 
 
 class Progress(Protocol):
-    """Tells a person how far long work is."""
+    """An interface that shows the progress of long work to users."""
 
     def task(
         self,
@@ -92,13 +92,13 @@ class Progress(Protocol):
         size: int | None = None,
         live: Callable[[], int] | None = None,
     ) -> contextlib.AbstractContextManager[Advance]:
-        """While open, calling the value advances the task by so many steps of `total`, of `files`, of `size` bytes
-        (None: unknown). live: a count of this process's that grows by the bytes of the task, before it is advanced."""
+        """Opens a task. Calling the yielded value advances it by so many steps of `total`, of `files`, of `size` bytes
+        (None: unknown). live: a counter of this process that grows by the bytes of the task before it is advanced."""
         ...
 
 
 class Silent:
-    """Shows nothing."""
+    """A Progress that shows nothing."""
 
     @contextlib.contextmanager
     def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
@@ -110,7 +110,7 @@ def _nothing(steps: int = 1, *, files: int = 0, size: int = 0) -> None:
 
 
 def watched(progress: Progress, title: str, things: Sequence[T]) -> Iterator[T]:
-    """The things, each a step of a task."""
+    """Yields the items, each as a step of a task."""
     with progress.task(title, total=len(things)) as advance:
         for thing in things:
             yield thing
@@ -118,7 +118,7 @@ def watched(progress: Progress, title: str, things: Sequence[T]) -> Iterator[T]:
 
 
 class Amounts:
-    """How far a task is. Times are of the monotonic clock."""
+    """The progress of a task. Times are of the monotonic clock."""
 
     def __init__(
         self,
@@ -146,13 +146,13 @@ class Amounts:
 
     @property
     def size(self) -> int:
-        """Bytes: those that were reported, or are more already."""
+        """Bytes that were reported, or the live count if that is larger."""
         at_work = self._live() - self._before if self._live else 0
         return max(self._size, at_work if self.of_size is None else min(at_work, self.of_size))
 
     @property
     def rate(self) -> float:
-        """Bytes in a second, of about the last half minute."""
+        """Bytes per second, over about the last half minute."""
         now, size = self._clock(), self.size
         with self._lock:
             since, before = self._samples[0]
@@ -162,7 +162,7 @@ class Amounts:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds, as it went until now; None: nobody can say."""
+        """Remaining seconds at the current rate; None: unknown."""
         if self.of_size and (rate := self.rate):
             return max(0.0, (self.of_size - self.size) / rate)
         for done, of in ((self.files, self.of_files), (self.steps, self.of_steps)):
@@ -171,7 +171,7 @@ class Amounts:
         return None
 
     def facts(self) -> dict[str, object]:
-        """For programs. Bytes, seconds, bytes in a second; without what is not known."""
+        """Returns the progress for programs, in bytes, seconds and bytes per second, without unknown values."""
         rate, remaining = self.rate, self.remaining
         found: dict[str, object] = {
             "steps": self.steps,
@@ -187,7 +187,7 @@ class Amounts:
         return {name: value for name, value in found.items() if value is not None}
 
     def text(self) -> str:
-        """For people, in a line."""
+        """Returns the progress as one line for users."""
         said = []
         if size := self.size:
             said.append(size_text(size) + (f" of {size_text(self.of_size)}" if self.of_size else ""))
@@ -204,7 +204,7 @@ class Amounts:
 
 
 class Bars:
-    """Bars drawn by rich on standard error; the caller chooses it only for a terminal."""
+    """Progress bars drawn by rich on standard error; the caller uses them only for a terminal."""
 
     @contextlib.contextmanager
     def task(self, title: str, total: int | None = None, **amounts: Any) -> Iterator[Advance]:
@@ -238,8 +238,8 @@ JOBS = 16
 
 @dataclass(frozen=True)
 class Runtime:
-    """`engines`: threads and Spark. `clock`: seconds since 1970. `jobs`: the most changes of a
-    target's metastore at once; as many are as make it faster."""
+    """The environment of a command. `engines`: threads and Spark. `clock`: seconds since 1970. `jobs`: the maximum of
+    concurrent changes of a target's metastore; as many run as improve throughput."""
 
     engines: AutoEngine
     progress: Progress = field(default_factory=Silent)
@@ -248,31 +248,31 @@ class Runtime:
 
 
 # ---- following -------------------------------------------------------------------------------------------------------
-# Following: work again and again, with patience for failures that pass, until it is asked to stop.
+# Following: repeats work, tolerating transient failures, until it is stopped.
 
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
-"""Exit codes of work that a signal ended."""
+"""Exit codes of commands that a signal ended."""
 
 LONGEST_WAIT = timedelta(minutes=1)
-JITTER = 0.1  # of an interval, each way: processes that were started together drift apart
+JITTER = 0.1  # share of an interval, each way: processes that were started together drift apart
 
 Dice = Callable[[float, float], float]
 
 
 class Stop(Protocol):
-    """Says when to stop; a `threading.Event` is one."""
+    """A stop signal; a `threading.Event` is one."""
 
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float) -> bool:
-        """Waits so many seconds, or until it is time to stop; whether it is."""
+        """Waits for so many seconds, or until the stop is signalled. Returns True if it is."""
         ...
 
 
 class Terminated(BaseException):
-    """The work is to end at once: SIGTERM arrived, or it had time to come to its end and did not."""
+    """The command must end at once: SIGTERM arrived, or its grace period to end by itself is over."""
 
 
 def follow(
@@ -284,9 +284,9 @@ def follow(
     longest: Callable[[Exception], timedelta] = lambda error: LONGEST_WAIT,
     dice: Dice = random.uniform,
 ) -> None:
-    """Calls `once`, which returns the seconds to the next time, until `stop`. After an error that `passes` it is tried
-    again after 1 s, twice as long after each failure in a row, up to `longest`, less up to half of it; `failed` is
-    given the error and these seconds. Meanwhile the log has a heartbeat. Raises what does not pass, and what
+    """Calls `once`, which returns the seconds until the next call, until `stop`. After an error that `passes` it
+    retries after 1 s, doubling with each failure in a row, up to `longest`, less up to half of it; `failed` receives
+    the error and these seconds. The log has a heartbeat concurrently. Raises errors that do not pass, and
     interrupts."""
     failures = rounds = 0
     with heartbeat(lambda: {"rounds": rounds, "failures_in_a_row": failures}):
@@ -305,5 +305,5 @@ def follow(
 
 
 def spread(interval: timedelta, dice: Dice = random.uniform) -> float:
-    """Seconds of about an interval."""
+    """Returns the seconds of an interval with random jitter."""
     return interval.total_seconds() * dice(1 - JITTER, 1 + JITTER)

@@ -1,7 +1,7 @@
-"""A controller: claims jobs, works on them side by side, and continues with what another one left. Any number may run.
+"""A controller: claims jobs, runs them concurrently, and resumes jobs of other controllers. Any number may run.
 
-What it knows is in the store: so each may be killed at any line, and the next claim continues at the step that was not
-done.
+All its state is in the store: a controller may be killed at any line, and the next claim resumes at the first
+incomplete step.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from replicator.ingestion.notices import Undelivered
 from replicator.metastore.client import Metastore
 
 PAUSE = 2.0
-"""Seconds between two looks for a job, while there is none."""
+"""Seconds between two attempts to claim a job while the queue is empty."""
 
 LOGGED = 30.0
-"""Seconds between two batches of the log."""
+"""Seconds between two batches appended to the log's table."""
 
 BATCH = 10_000
-"""Rows of one."""
+"""Maximum number of rows of one batch."""
 
 DIRECTORY = "_ingestion_log"
-"""Of the log's table, beside the assets."""
+"""The directory of the log's table, next to those of the assets."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Worked(Report):
-    """done: jobs that this controller brought to their end; failed: attempts that failed; lost: jobs that another
-    controller took over. errors: the newest of the failed ones, a text each. undelivered: messages, of all jobs, that
-    receivers have not got yet."""
+    """The result of a run. done: jobs that this controller completed; failed: attempts that failed; lost: jobs that
+    another controller took over. errors: texts of the most recent failures, one each. undelivered: messages, of all
+    jobs, that have not been delivered to their receivers yet."""
 
     status: str = "done"
     done: int = 0
@@ -66,8 +66,8 @@ class Worked(Report):
     undelivered: int = 0
 
     def tell_undelivered(self, messages: Sequence[Undelivered]) -> None:
-        """Names those that each receiver waits for; what nobody has tried yet is another controller's, or the next
-        run's, and no failure."""
+        """Adds a line per receiver with undelivered messages to `errors`. A message that was never tried belongs to
+        another controller or to the next run, and is not a failure."""
         self.undelivered = len(messages)
         waiting: dict[str, list[Undelivered]] = {}
         for each in messages:
@@ -79,11 +79,10 @@ class Worked(Report):
 
 
 class Controller:
-    """Claims jobs and works on them until `stop`, or until no job is left to claim.
+    """A worker that claims jobs and runs them until `stop` is set, or until no claimable job remains.
 
-    sessions: gives each job a Spark session of its own, called in the job's thread. stop: jobs at work end their step,
-    and no other is claimed.
-    holder: who it is, in the store."""
+    sessions: returns a new Spark session for each job; called in the job's thread. stop: once set, running jobs
+    complete their current step, and no further job is claimed. holder: the controller's identity in the store."""
 
     def __init__(
         self,
@@ -96,14 +95,14 @@ class Controller:
     ) -> None:
         self._store, self._config, self._metastore = store, config, metastore
         self._runtime, self._sessions = runtime, sessions
-        self._lease = parse_duration(config.lease).total_seconds()  # renewed each third of it
+        self._lease = parse_duration(config.lease).total_seconds()  # renewed after each third of it
         self._stop = stop
         self._counting = threading.Lock()
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.worked = Worked()
 
     def run(self, *, once: bool = True) -> Worked:
-        """Until there is nothing to do now; else until `stop`."""
+        """Runs jobs until none is claimable; with once=False, until `stop` is set."""
         at_work: set[Future[None]] = set()
         logged = time.monotonic()
         self._keep_house()
@@ -130,8 +129,9 @@ class Controller:
         return self.worked
 
     def _keep_house(self) -> None:
-        """Gives up jobs that have failed for long, and appends what has changed, by whomever, to the warehouse's table.
-        What is left while that or the store is away, comes with the next batch."""
+        """Expires jobs that have been failing for too long, and appends all pending changes, of any controller, to the
+        log's table in the warehouse. Changes that cannot be appended because the table or the store is unavailable are
+        part of the next batch."""
         try:
             self._store.expire(parse_duration(self._config.expire), self._config.attempts)
             while found := self._store.begin_logging(BATCH):
@@ -145,7 +145,7 @@ class Controller:
                 self.worked.errors = [*self.worked.errors[-9:], f"{self._config.log}: {error.message}"]
 
     def _claim(self, once: bool) -> Claimed | None:
-        """Raises what the store raises; who follows waits until it is back."""
+        """Raises the store's errors; without `once`, a transient error is logged and the claim is retried."""
         try:
             return self._store.claim(self.holder, self._lease, self._config.slots, self._config.share)
         except Error as error:
@@ -205,8 +205,8 @@ class Controller:
             self.worked.bytes += facts["bytes"]
 
     def _failed(self, claimed: Claimed, work: Work | None, error: Exception) -> None:
-        """Says so; a job that waits for another request leaves no copies. Where the store is away, the claim runs
-        out."""
+        """Records the failure; copies of a job that waits for another request are deleted. If the store is unavailable,
+        the lease expires."""
         failure = failure_of(error)
         log.warning("job %s failed: %s", claimed.job, failure.text, exc_info=not isinstance(error, Error))
         with self._counting:
@@ -222,7 +222,7 @@ class Controller:
 
     @contextlib.contextmanager
     def _held(self, claimed: Claimed) -> Iterator[Callable[[], None]]:
-        """Renews the claim meanwhile. Gives a function that raises Fenced once it is lost."""
+        """Renews the lease inside the block. Yields a function that raises Fenced once the lease is lost."""
         over, lost = threading.Event(), threading.Event()
 
         def renew() -> None:
@@ -232,7 +232,7 @@ class Controller:
                 except Fenced:
                     lost.set()
                     return
-                except Error as error:  # the store is away: the claim holds for a while yet
+                except Error as error:  # the store is unavailable: the lease is valid until it expires
                     log.warning("job %s: its claim was not renewed: %s", claimed.job, error)
 
         def held() -> None:

@@ -1,4 +1,4 @@
-"""Assets and requests as values: who may bring data in, and what somebody wants to be landed."""
+"""Assets and requests as values: who may ingest data, and which table a request wants landed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ SchemaPolicy = Literal["fail", "recreate", "add_columns"]
 Format = Literal["parquet", "orc"]
 
 NAME = re.compile(r"[a-z0-9_]{1,128}", re.ASCII)
-"""Of a database or a table, as every metastore takes it."""
+"""A name of a database or table that every metastore accepts."""
 
 
 def is_text(text: str) -> bool:
-    """Whether every database can keep it: no NUL, and nothing that is not UTF-8."""
+    """Returns True if every database can store the text: it has no NUL and is encodable as UTF-8."""
     return "\0" not in text and text == text.encode("utf-8", "replace").decode()
 
 
 class Asset(Value, frozen=True, omit_defaults=True):
     """The unit of management. owner, producers, consumers: names of users or groups. sources: names of
-    `[ingestion.sources]`. erasure_ids, erasure_column: "db.table:column" of the ids of erased people, and the column of
-    landed tables that holds such an id; `exemption`: why a personal asset has none. retention: a duration, for the
-    versions of its landing tables. approved_by: empty until somebody else than who made it has approved it."""
+    `[ingestion.sources]`. erasure_ids, erasure_column: "db.table:column" of the ids of erased data subjects, and the
+    column of landed tables that contains such an id; `exemption`: the reason why a personal asset has neither.
+    retention: a duration, for the versions of its landing tables. approved_by: empty until a user other than its
+    creator has approved it."""
 
     name: str
     owner: str
@@ -51,28 +52,29 @@ class Asset(Value, frozen=True, omit_defaults=True):
 
 
 class NotApproved(Refused):
-    """Nobody has approved an asset as it is now."""
+    """The current definition of an asset has not been approved."""
 
 
 def is_same_person(one: str, other: str) -> bool:
-    """Whether two users are one person, who may be known by the machine, and by the proxy as `proxy:NAME`."""
+    """Returns True if two user names denote the same user, who may be known by the machine, and by the proxy as
+    `proxy:NAME`."""
     return one.removeprefix("proxy:") == other.removeprefix("proxy:")
 
 
 def check_approved(asset: Asset) -> None:
-    """Raises NotApproved."""
+    """Raises NotApproved if the asset is not approved."""
     if not asset.approved_by:
         hint = f"somebody else than {asset.created_by} runs `replicator asset approve {asset.name}`"
         raise NotApproved(f"asset {asset.name} is not approved yet", hint=hint)
 
 
 OF_A_CLASS = ("retention", "erasure_ids", "erasure_column")
-"""What an asset has of its classification, where it says nothing."""
+"""Fields that an asset inherits from its classification if it does not set them."""
 
 
 def with_class(asset: Asset, ingestion: IngestionConfig) -> Asset:
-    """An asset with what `[ingestion.classes]` gives it: what it says itself wins, and one with an exemption is not
-    given a way to erase people."""
+    """Returns the asset with the defaults of `[ingestion.classes]`. Its own values take precedence; an asset with an
+    exemption does not inherit erasure settings."""
     given = ingestion.classes.get(asset.classification, ClassConfig())
     names = [name for name in OF_A_CLASS if name == "retention" or not asset.exemption.strip()]
     found = {name: getattr(given, name) for name in names if getattr(asset, name) is None}
@@ -80,17 +82,17 @@ def with_class(asset: Asset, ingestion: IngestionConfig) -> Asset:
 
 
 class Split(Value, frozen=True, omit_defaults=True):
-    """In which ranges a table is read. column: None: the first column of the primary key, or none. readers: None: as
-    the source says."""
+    """The ranges in which a table is read. column: None: the first column of the primary key, if there is one. readers:
+    None: as configured for the source."""
 
     column: str | None = None
     readers: int | None = None
 
 
 class Request(Value, frozen=True, omit_defaults=True):
-    """schema, table: at the source. mode: overwrite: all rows, instead of those that are there; append: rows whose
-    `watermark` is greater than all that were landed, as a partition of their own; merge: these, instead of rows with
-    the same `key`."""
+    """A request to land a table. schema, table: at the source. mode: overwrite: all rows, replacing the existing ones;
+    append: rows whose `watermark` is greater than all landed values, as a partition of their own; merge: these rows,
+    replacing rows with the same `key`."""
 
     asset: str
     source: str
@@ -107,17 +109,17 @@ class Request(Value, frozen=True, omit_defaults=True):
 
     @property
     def identity(self) -> str:
-        """Of its source: requests with the same one are about the same landing table."""
+        """The identity of asset and source table: requests with the same identity have the same landing table."""
         return msgspec.json.encode([self.asset, self.source, self.schema, self.table]).decode()
 
     @property
     def place(self) -> str:
-        """Where it comes from, for people and the log."""
+        """The source table as SOURCE:SCHEMA.TABLE, for users and the log."""
         return f"{self.source}:{self.schema}.{self.table}"
 
     @property
     def target(self) -> tuple[str, str]:
-        """Database and table of the landing table. Raises UsageError for names that a metastore does not take."""
+        """Database and table of the landing table. Raises UsageError for names that a metastore does not accept."""
         database, table = f"{self.asset}_{self.schema}".lower(), self.table.lower()
         for what, name in (("database", database), ("table", table)):
             if not NAME.fullmatch(name):
@@ -130,33 +132,33 @@ class Request(Value, frozen=True, omit_defaults=True):
 
 
 class PartRequest(Request, frozen=True, omit_defaults=True):
-    """For a table that nested rows were taken apart into. whole: the table of the rows; part: its name among them, in
-    lower case."""
+    """A request for a table into which nested rows were flattened. whole: the table of the rows; part: the name of the
+    nested part, in lower case."""
 
     whole: str = ""
     part: str = ""
 
     @property
     def place(self) -> str:
-        """Never that of a table of this name at the source."""
+        """The part's address; never equal to that of a source table with the same name."""
         return f"{self.source}:{self.schema}.{self.whole}#{self.part}"
 
 
 # ---- replication scope -----------------------------------------------------------------------------------------------
-# Which policies replicate a landing table, and which of them its classification lets: `[ingestion.classes]`. Pure.
+# The policies that replicate a landing table, and those that its classification permits: `[ingestion.classes]`. Pure.
 
 
 class OutOfScope(Refused):
-    """A policy replicates a landing table that the classification of its asset does not let it have."""
+    """A policy replicates a landing table although the classification of the asset does not permit it."""
 
 
 def allowed_policies(asset: Asset, ingestion: IngestionConfig) -> tuple[str, ...] | None:
-    """Names of policies that may replicate what lands of an asset; None: all."""
+    """Returns the names of policies that may replicate the asset's landing tables; None: all."""
     return ingestion.classes.get(asset.classification, ClassConfig()).policies
 
 
 def beyond_scope(asset: Asset, db: str, tables: Sequence[str], ingestion: IngestionConfig) -> dict[str, list[str]]:
-    """By policy, those of a database's landing tables that it replicates and may not."""
+    """Returns, by policy, the landing tables of a database that it replicates without permission."""
     allowed, found = allowed_policies(asset, ingestion), {}
     for policy in ingestion.replicating if allowed is not None else ():
         if policy.name not in (allowed or ()) and matching_databases(policy, [db]):
@@ -167,7 +169,7 @@ def beyond_scope(asset: Asset, db: str, tables: Sequence[str], ingestion: Ingest
 
 
 def check_scope(asset: Asset, db: str, tables: Sequence[str], ingestion: IngestionConfig) -> None:
-    """Raises OutOfScope for landing tables that a policy replicates and may not."""
+    """Raises OutOfScope for landing tables that a policy replicates without permission."""
     for policy, its in beyond_scope(asset, db, tables, ingestion).items():
         raise OutOfScope(
             f"policy {policy} would replicate {db}.{its[0]}, and may not: asset {asset.name} is {asset.classification}",
@@ -177,7 +179,7 @@ def check_scope(asset: Asset, db: str, tables: Sequence[str], ingestion: Ingesti
 
 
 # ---- ingestion job ---------------------------------------------------------------------------------------------------
-# Jobs as values: their states and steps, what a controller holds, how one fails and when it is tried again. Pure.
+# Jobs as values: states and steps, what a controller claims, kinds of failure, and when a job is retried. Pure.
 
 
 State = Literal[
@@ -192,45 +194,48 @@ State = Literal[
     "cancelled",
     "expired",
 ]
-"""published: readers see what it landed, and the steps after that are still to be done. failed: it is tried again;
-failed_user, failed_type: it waits for another request. superseded: another request took its place."""
+"""published: readers see the landed rows, and later steps are still to be done. failed: the job is retried;
+failed_user, failed_type: it waits for another request. superseded: a newer request replaced it."""
 
 WAITING = ("queued", "failed", "failed_user", "failed_type")
-"""States of a job that a new request of its identity takes the place of."""
+"""States of a job that a new request of the same identity replaces."""
 
 STEPS = ("describe", "copy", "verify", "settle", "publish", "constrain", "grant", "clean")
-"""In their order; each may be repeated."""
+"""In order of execution; each may run twice."""
 
 UNPUBLISHED_STEPS = ("", *STEPS[: STEPS.index("publish")])
-"""A job is at one of these before anything of it can be published: its holder tells the store before it publishes."""
+"""Steps before publication: a job at one of these has published nothing, because its holder records the step `publish`
+in the store before it publishes."""
 
 LEFT = ("superseded", "cancelled", "expired", "failed_user", "failed_type")
-"""States in which nobody works on a job any more, and that say nothing of a publication."""
+"""States in which no controller works on a job any more, and that do not determine whether it was published."""
 
 Kind = Literal["component", "lock", "user", "type"]
-"""component: something between here and there does not work at present. lock: others hold what the job needs, such as
-an approval. user: the request, or what it leads to, is wrong. type: a column's values fit no type."""
+"""component: a component between source and warehouse is unavailable at present. lock: another process or user holds
+what the job requires, such as a lock or an approval. user: the request, or its result, is invalid. type: values of a
+column fit no type."""
 
 QUICK = (60.0, 240.0, 960.0)
-"""Seconds to the next try after the first failures of a component."""
+"""Seconds to the next attempt after each of the first failures of a component."""
 
 LATER = 3600.0
-"""Seconds to the next try after further ones."""
+"""Seconds to the next attempt after further failures."""
 
 UNLOCKED = 300.0
-"""Seconds to the next try of a job that found a lock."""
+"""Seconds to the next attempt of a job that was blocked by a lock."""
 
 JITTER = 0.2
-"""The share by which a delay may be longer: what failed together is not tried again together."""
+"""The maximum fraction by which a delay is extended, so that jobs that failed together are not retried together."""
 
 
 def following(step: str) -> str:
-    """The step after `step`; after the last one that one again."""
+    """Returns the step after `step`; the last step follows itself."""
     return STEPS[min(STEPS.index(step) + 1, len(STEPS) - 1)]
 
 
 def delay(kind: Kind, failures: int, chance: float) -> float:
-    """Seconds from a failure to the next try. failures: of components, in a row, with this one; chance: 0 to 1."""
+    """Returns the seconds from a failure to the next attempt. failures: of components, in a row, including this one;
+    chance: 0 to 1."""
     if kind == "lock":
         seconds = UNLOCKED
     else:
@@ -240,7 +245,8 @@ def delay(kind: Kind, failures: int, chance: float) -> float:
 
 @dataclass(frozen=True)
 class Failure:
-    """text: for who asked: short, without a stack trace: what, where, why, what to do. detail: all of it."""
+    """A failure of a job. text: a short message for the requester, without a stack trace: what, where, why, what to do.
+    detail: the complete error."""
 
     kind: Kind
     text: str
@@ -249,8 +255,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Submitted:
-    """position: in the queue, from 1. replaces: the job that this one took the place of. unchecked: why the source was
-    not asked for its table; empty: it was."""
+    """The result of a submission. position: in the queue, from 1. replaces: the job that this one superseded.
+    unchecked: the reason why the source was not queried for its table; empty: it was."""
 
     job: int
     state: State
@@ -262,8 +268,8 @@ class Submitted:
 @dataclass(frozen=True)
 class Claimed:
     """A job that a holder works on. attempt: counts from 1. fence: a number that grows with every claim of any job: of
-    two writers the one with the lower number is late. step: the first that is not done, "" when none is. facts: what
-    the completed steps have found. cancelled: it was cancelled when it may have been published already: it continues
+    two writers the one with the lower number is stale. step: the first incomplete step, "" if none is complete. facts:
+    results of the completed steps. cancelled: it was cancelled when it may have been published already; it continues
     only if it was."""
 
     job: int
@@ -277,8 +283,8 @@ class Claimed:
 
 
 class IngestionJob(Value, frozen=True, omit_defaults=False):
-    """A job as it is shown. source: SOURCE:SCHEMA.TABLE. target: DATABASE.TABLE. Times: seconds since 1970. due: when
-    it is tried next; None: never. rows, bytes, files: that it landed."""
+    """A job as displayed. source: SOURCE:SCHEMA.TABLE. target: DATABASE.TABLE. Times: seconds since 1970. due: time of
+    the next attempt; None: never. rows, bytes, files: landed by it."""
 
     job: int
     asset: str
@@ -306,7 +312,7 @@ class IngestionJob(Value, frozen=True, omit_defaults=False):
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs; what is empty filters nothing. target: DATABASE.TABLE."""
+    """A filter of jobs; an empty field matches all. target: DATABASE.TABLE."""
 
     asset: str = ""
     source: str = ""
@@ -316,8 +322,8 @@ class JobFilter:
 
 
 class JobChange(Value, frozen=True, omit_defaults=False):
-    """A change of a job's state or step, as a row of the log. id: grows in the order of changes. step: that it is at.
-    actor: who changed it. schema_hash, checksum, ...: as far as known."""
+    """A change of a job's state or step, as a row of the log. id: grows in the order of changes. step: the job's
+    current step. actor: who changed it. schema_hash, checksum, ...: as far as known."""
 
     id: int
     job: int
@@ -346,7 +352,7 @@ class JobChange(Value, frozen=True, omit_defaults=False):
 
 
 class JobDetail(Value, frozen=True, omit_defaults=False):
-    """All of a job. facts: what its steps have found. changes: oldest first."""
+    """All details of a job. facts: results of its steps. changes: oldest first."""
 
     job: IngestionJob
     request: Request

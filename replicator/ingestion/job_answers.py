@@ -1,4 +1,4 @@
-"""What the ingestion store answers: assets, jobs, their changes and figures. Changes nothing."""
+"""Queries of the ingestion store: assets, jobs, their changes and metrics. Changes nothing."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ ALL = JobFilter()
 
 
 class JobAnswers(Database):
-    """Raises as Database."""
+    """A read-only view of the ingestion store. Raises as Database."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        """Nothing is sent before the first query. clock: SQLite's, which is this machine's, as its file is. Raises
-        ConfigError for a URL that names no known database."""
+        """Opens no connection before the first query. clock: for SQLite, the clock of this machine, which also has the
+        file. Raises ConfigError for a URL of an unknown kind of database."""
         super().__init__(url, "ingestion store", "ingestion.store")
         self._clock = clock
 
     def asset(self, name: str) -> Asset:
-        """Raises ObjectNotFound, whose hint has names like it."""
+        """Raises ObjectNotFound, whose hint suggests similar names."""
         with self.transaction() as connection:
             return queries.find_asset(connection, name)
 
     def assets(self) -> list[Asset]:
-        """By name."""
+        """Returns all assets, by name."""
         with self.transaction() as connection:
             return [
                 rows.to_asset(dict(row)) for row in connection.execute(select(asset).order_by(asset.c.name)).mappings()
             ]
 
     def jobs(self, wanted: JobFilter = ALL, *, before: int = 0, limit: int = 50) -> list[IngestionJob]:
-        """Newest first. before: a job: those that are older; 0: all."""
+        """Returns jobs, newest first. before: only jobs older than this one; 0: all."""
         with self.transaction() as connection:
             return queries.find_jobs(connection, wanted, before, limit)
 
@@ -66,17 +66,19 @@ class JobAnswers(Database):
             return rows.to_job(queries.find_row(connection, id))
 
     def kept(self, id: int) -> frozenset[str] | None:
-        """Directories of an ended job that may have been published; None: nobody knows, so all that it has."""
+        """Returns the directories of an ended job that may have been published; None: unknown, so all of its
+        directories count."""
         with self.transaction() as connection:
             return queries.find_kept(connection, id)
 
     def last_facts(self, request: Request) -> dict[str, Any]:
-        """Of the newest job of a request's identity that was published, and its number as `job`; empty without one."""
+        """Returns the facts of the newest published job with a request's identity, and its number as `job`; empty if
+        none exists."""
         with self.transaction() as connection:
             return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
 
     def published_tables(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Of each landing table the newest published job, with its facts, by the table's name."""
+        """Yields, for each landing table, the newest published job with its facts, by the table's name."""
         after = ""
         while True:
             with self.transaction() as connection:
@@ -87,14 +89,14 @@ class JobAnswers(Database):
             after = found[-1][0]["target"]
 
     def published_of(self, target: str, since: int) -> Iterator[tuple[int, float, dict[str, Any]]]:
-        """Published jobs of a landing table, DATABASE.TABLE, from one on, oldest first: with the time of their end or
-        begin, and their facts."""
+        """Yields published jobs of a landing table, DATABASE.TABLE, starting at job `since`, oldest first: with the
+        time of their end or begin, and their facts."""
         with self.transaction() as connection:
             yield from queries.find_published_of(connection, target, since)
 
     def may_have_published(self, target: str, after: int) -> bool:
-        """Whether a later job than `after` has published a landing table, DATABASE.TABLE, is about to, or ended without
-        a word of it."""
+        """Returns True if a job later than `after` has published a landing table, DATABASE.TABLE, is about to, or ended
+        in an unknown publication state."""
         with self.transaction() as connection:
             return queries.may_have_published(connection, target, after)
 
@@ -104,22 +106,23 @@ class JobAnswers(Database):
             return queries.find_detail(connection, id)
 
     def changes_after(self, after: int, limit: int) -> list[JobChange]:
-        """Oldest first, those with a greater id: all that will ever have one below the last one's are there."""
+        """Returns changes with a greater id, oldest first. No change with an id below the last returned one is added
+        later."""
         with self.transaction() as connection:
             return queries.find_changes(connection, after, limit)
 
     def queue(self) -> figures.QueueFigures:
-        """Jobs that are not over, and who waits for how long."""
+        """Returns metrics of open jobs, and how long they have been waiting."""
         with self.transaction() as connection:
             return figures.find_queue(connection, self._now(connection))
 
     def landed(self, seconds: float) -> figures.LandingFigures:
-        """What was published in the last so many seconds, and how soon after its request."""
+        """Returns metrics of the publications of the last `seconds`, and their latency from the request."""
         with self.transaction() as connection:
             return figures.find_landed(connection, self._now(connection) - seconds)
 
     def now(self) -> float:
-        """The store's clock."""
+        """Returns the time of the store's clock, in seconds since 1970."""
         with self.transaction() as connection:
             return self._now(connection)
 
@@ -132,15 +135,16 @@ class JobAnswers(Database):
 
 
 # ---- failing ---------------------------------------------------------------------------------------------------------
-# Failures of jobs: whose fault they are decides whether a job is tried again by itself.
+# Failures of jobs: their kind determines whether a job is retried automatically.
 
 
 _OF_THE_USER = (SchemaRefused, RowsRefused, ForeignTable, Overtaken, OutOfScope)
-"""What the landing table, the rows or the replication scope refuse; `classify` judges errors of the source."""
+"""Errors refused because of the landing table, the rows or the replication scope; `classify` handles errors of the
+source."""
 
 
 def failure_of(error: BaseException) -> Failure:
-    """For the one who asked: a short text without a stack trace; the detail is for who looks deeper."""
+    """Returns the failure for the requester: a short text without a stack trace; the detail is for troubleshooting."""
     detail = "".join(traceback.format_exception(error))[-20_000:]
     kind = _kind_of(error)
     if isinstance(error, Error):
@@ -150,5 +154,5 @@ def failure_of(error: BaseException) -> Failure:
 
 def _kind_of(error: BaseException) -> Kind:
     if isinstance(error, NotApproved):
-        return "lock"  # it continues once somebody has approved the asset
+        return "lock"  # it continues once the asset is approved
     return "user" if isinstance(error, _OF_THE_USER) else classify(error)

@@ -1,4 +1,4 @@
-"""Questions to the ingestion store. Changes nothing."""
+"""Queries of the ingestion store. Changes nothing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from replicator.ingestion.job_rows import places_of, to_asset, to_job
 from replicator.ingestion.schema import OPEN, asset, change, job
 
 # ---- fairness --------------------------------------------------------------------------------------------------------
-# Which job is next: first come, first served, and no asset has more than its share. Pure.
+# Selection of the next job: first come, first served, and no asset exceeds its share of slots. Pure.
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job that is due and that nobody works on. place: in the queue. held: it still has a slot, of a holder whose
-    lease has ended."""
+    """A job that may be claimed now. place: in the queue. held: it still occupies a slot, of a holder whose lease has
+    expired."""
 
     job: int
     place: int
@@ -45,15 +45,17 @@ class Candidate:
 
 
 def most(slots: int, share: float) -> int:
-    """Jobs at a time that one asset may have, also when it is alone."""
+    """Returns how many slots one asset may occupy at a time, even if no other asset has jobs."""
     return max(1, math.floor(slots * share + 1e-9))  # 100 * 0.29 is a little less than 29
 
 
 def pick(candidates: Iterable[Candidate], at_work: Mapping[str, int], slots: int, share: float) -> Candidate | None:
-    """The candidate to begin with now. at_work: jobs that have a slot, by asset, with those whose lease has ended.
+    """Returns the candidate to start now, or None. at_work: jobs that occupy a slot, by asset, including those whose
+    lease has expired.
 
-    Slots whose holder is gone are taken over first: they are used already, so nothing waits longer for it. No job waits
-    for ever: only those with an earlier place, of which there are finitely many, and jobs at work go before it."""
+    Slots whose holder is gone are taken over first: they are occupied already, so no other job waits longer because of
+    it. There is no starvation: only running jobs and jobs with an earlier place, of which there are finitely many,
+    precede a job."""
     total, limit = sum(at_work.values()), most(slots, share)
 
     def fits(one: Candidate) -> bool:
@@ -67,15 +69,15 @@ def pick(candidates: Iterable[Candidate], at_work: Mapping[str, int], slots: int
 
 IS_OPEN = text(f"ingestion_job.{OPEN}")
 OTHER_IS_OPEN = text(f"other.{OPEN}")
-"""Written out, so that SQLite sees that an index has all such jobs."""
+"""Written as a literal condition, so that SQLite recognises that a partial index covers these jobs."""
 
 _other = job.alias("other")
 IS_FOLLOWING = exists().where(OTHER_IS_OPEN, _other.c.identity == job.c.identity, _other.c.holder != "")
-"""Whether one of the same identity has a slot."""
+"""True if a job of the same identity occupies a slot."""
 
 
 def find_asset(connection: Connection, name: str) -> Asset:
-    """Raises ObjectNotFound, whose hint has names like it."""
+    """Raises ObjectNotFound, whose hint suggests similar names."""
     found = select(asset).where(asset.c.name == name)
     row = connection.execute(found).mappings().first() if is_text(name) else None
     if row is not None:
@@ -95,13 +97,13 @@ def find_row(connection: Connection, id: int) -> dict[str, Any]:
 
 
 def find_by(connection: Connection, condition: ColumnElement[bool]) -> dict[str, Any] | None:
-    """The one job that a unique column tells."""
+    """Returns the only job that meets a condition on a unique column."""
     row = connection.execute(select(job).where(condition)).mappings().first()
     return None if row is None else dict(row)
 
 
 def find_jobs(connection: Connection, wanted: JobFilter, before: int, limit: int) -> list[IngestionJob]:
-    """Newest first. before: a job: those that are older; 0: all."""
+    """Returns jobs, newest first. before: only jobs older than this one; 0: all."""
     if not all(map(is_text, (wanted.asset, wanted.source, wanted.target, wanted.requester))):
         return []
     query = select(job).order_by(job.c.id.desc()).limit(limit)
@@ -121,14 +123,14 @@ def find_jobs(connection: Connection, wanted: JobFilter, before: int, limit: int
 
 
 def find_facts(connection: Connection, target: str, identity: str) -> dict[str, Any]:
-    """Of the newest job that was published, and its number as `job`; empty without one."""
+    """Returns the facts of the newest published job, and its number as `job`; empty if none exists."""
     mine = (job.c.target == target, job.c.identity == identity, job.c.event_id.is_not(None))
     row = connection.execute(select(job.c.id, job.c.facts).where(*mine).order_by(job.c.id.desc()).limit(1)).first()
     return {**msgspec.json.decode(row.facts), "job": row.id} if row else {}
 
 
 def find_published(connection: Connection, after: str, limit: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Of each target the newest published job, with its facts, in the order of targets. after: a target."""
+    """Returns the newest published job of each target, with its facts, in the order of targets. after: a target."""
     newest = select(func.max(job.c.id)).where(job.c.event_id.is_not(None), job.c.target > after).group_by(job.c.target)
     ids = connection.execute(newest.order_by(job.c.target).limit(limit)).scalars().all()
     query = select(job).where(job.c.id.in_(ids)).order_by(job.c.target)
@@ -136,7 +138,8 @@ def find_published(connection: Connection, after: str, limit: int) -> list[tuple
 
 
 def find_published_of(connection: Connection, target: str, since: int) -> Iterator[tuple[int, float, dict[str, Any]]]:
-    """Published jobs of a landing table, from one on, with the time of their end or begin, and their facts."""
+    """Yields published jobs of a landing table, starting at job `since`, with the time of their end or begin, and their
+    facts."""
     mine = (job.c.event_id.is_not(None), job.c.target == target, job.c.id >= since)
     at = func.coalesce(job.c.ended, job.c.begun, 0.0)
     for id, when, facts in connection.execute(select(job.c.id, at, job.c.facts).where(*mine).order_by(job.c.id)):
@@ -158,14 +161,14 @@ def find_kept(connection: Connection, id: int) -> frozenset[str] | None:
 
 
 def is_in_doubt(connection: Connection, row: Mapping[str, Any]) -> bool:
-    """Whether a job may have been published without a word of it, while another one waits, which would take its place:
-    then it continues at once."""
+    """Returns True if it is unknown whether a job was published, while another job waits that would supersede it: it is
+    resumed at once."""
     waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
     return row["step"] == "publish" and connection.execute(waits).first() is not None
 
 
 def find_changes(connection: Connection, after: int, limit: int) -> list[JobChange]:
-    """Oldest first."""
+    """Returns changes after an id, oldest first."""
     query = select(change).where(change.c.id > after).order_by(change.c.id).limit(limit)
     return [JobChange(**row._mapping) for row in connection.execute(query)]
 
@@ -184,27 +187,27 @@ def find_detail(connection: Connection, id: int) -> JobDetail:
 
 
 def position(connection: Connection, place: int) -> int:
-    """How many jobs are waiting up to a place in the queue."""
+    """Returns the number of waiting jobs up to a place in the queue."""
     ahead = (IS_OPEN, job.c.holder == "", job.c.state != "published", job.c.place <= place)
     return int(connection.execute(select(func.count(job.c.id)).where(*ahead)).scalar_one())
 
 
 def taken_by_another(connection: Connection, target: str, identity: str) -> str | None:
-    """The source of a job of another identity that has the same landing table."""
+    """Returns the source of a job of another identity with the same landing table; None if there is none."""
     gone = ("superseded", "cancelled", "expired")
     others = (job.c.target == target, job.c.identity != identity, job.c.state.not_in(gone))
     return connection.execute(select(job.c.source).where(*others).limit(1)).scalar()
 
 
 def at_work(connection: Connection) -> dict[str, int]:
-    """Jobs that have a slot, by asset."""
+    """Returns the number of jobs that occupy a slot, by asset."""
     query = select(job.c.asset, func.count(job.c.id)).where(IS_OPEN, job.c.holder != "").group_by(job.c.asset)
     return {str(name): int(number) for name, number in connection.execute(query)}
 
 
 def candidates(connection: Connection, now: float) -> Sequence[Candidate]:
-    """Of each asset the first job that is due, unless one of the same identity has a slot; and all whose lease has
-    ended."""
+    """Returns the first due job of each asset, skipping identities that occupy a slot, and all jobs whose lease has
+    expired."""
     lost = select(job.c.id, job.c.place, job.c.asset).where(IS_OPEN, job.c.holder != "", job.c.lease <= now)
     free = (IS_OPEN, job.c.holder == "", job.c.due <= now)
     heads = select(job.c.asset, func.min(job.c.place).label("place")).where(*free, ~IS_FOLLOWING).group_by(job.c.asset)
@@ -216,11 +219,10 @@ def candidates(connection: Connection, now: float) -> Sequence[Candidate]:
 
 
 # ---- job figures -----------------------------------------------------------------------------------------------------
-# Figures of the ingestion store: who waits for a slot and for how long, how soon requests are published, what landed.
+# Metrics of the ingestion store: waiting jobs and their waiting times, latency of publications, landed volume.
 #
-# What is asked of all jobs is asked of the open ones, by their indexes. What is asked of a time is asked of its
-# changes, whose first one is found by halving: no query reads more than the jobs that are open, or the changes of that
-# time.
+# Metrics of all jobs query only the open ones, by their indexes. Metrics of a period query its changes, whose first one
+# is found by binary search: no query reads more than the open jobs, or the changes of that period.
 
 
 CURRENT = ("queued", "running", "failed", "failed_user", "failed_type", "published")
@@ -229,16 +231,16 @@ CURRENT = ("queued", "running", "failed", "failed_user", "failed_type", "publish
 OVER = ("done", "superseded", "cancelled", "expired")
 
 SOON, LATE = 900.0, 9000.0
-"""Seconds from a request to readers: 94 of 100 shall come within the first, 99 within the second."""
+"""Service levels, in seconds from a request to its publication: 94 of 100 within the first, 99 within the second."""
 
 PERCENTILES = (50, 94, 99)
 DAY = 86_400.0
 
 
 class AssetQueue(Value, frozen=True, omit_defaults=False):
-    """Open jobs of an asset. at_work: that have a slot. waiting: that are due and have none, though they could;
-    waits_seconds: since the one that waits longest is due, or the first whose place it took; None: none waits. later:
-    that are due later, after a failure or when the job at work on the same table is over."""
+    """Open jobs of an asset. at_work: jobs that occupy a slot. waiting: due jobs without a slot that could have one;
+    waits_seconds: since the longest-waiting of them, or the first job that it replaced, became due; None: none waits.
+    later: jobs due later, after a failure or when the running job on the same table is over."""
 
     asset: str
     at_work: int
@@ -248,8 +250,8 @@ class AssetQueue(Value, frozen=True, omit_defaults=False):
 
 
 class QueueFigures(Value, frozen=True, omit_defaults=False):
-    """states: jobs that are not over, by state, each with its number. failing: of them those with an error, by its
-    kind. assets: that have open jobs; who waits longest first."""
+    """states: numbers of jobs that are not over, by state. failing: numbers of those with an error, by its kind.
+    assets: those that have open jobs; longest-waiting first."""
 
     states: dict[str, int]
     failing: dict[str, int]
@@ -265,12 +267,12 @@ class QueueFigures(Value, frozen=True, omit_defaults=False):
 
     @property
     def waits_seconds(self) -> float | None:
-        """Of the job that waits longest for a slot."""
+        """The waiting time of the job that waits longest for a slot."""
         return max((each.waits_seconds for each in self.assets if each.waits_seconds is not None), default=None)
 
 
 class LandedDay(Value, frozen=True, omit_defaults=False):
-    """What was published on a day in UTC, "2026-11-25"."""
+    """Publications of a day in UTC, "2026-11-25"."""
 
     day: str
     jobs: int
@@ -279,10 +281,10 @@ class LandedDay(Value, frozen=True, omit_defaults=False):
 
 
 class LandingFigures(Value, frozen=True, omit_defaults=False):
-    """Jobs that were published since a time, in seconds since 1970. soon, late: which share of them within 15 minutes,
-    and within 2.5 hours of their request, or of the first one whose place it took. p50, p94, p99: seconds within which
-    so many of 100 were (the nearest rank). None: none was published. ended: jobs that ended meanwhile, by state. days:
-    newest first, without empty ones."""
+    """Jobs that were published since a time, in seconds since 1970. soon, late: the fraction published within 15
+    minutes, and within 2.5 hours of their request, or of the first request that they replaced. p50, p94, p99:
+    percentiles of that latency in seconds (nearest rank). None: nothing was published. ended: jobs that ended in the
+    period, by state. days: newest first, without empty ones."""
 
     since: float
     published: int
@@ -296,7 +298,7 @@ class LandingFigures(Value, frozen=True, omit_defaults=False):
 
 
 def find_queue(connection: Connection, now: float) -> QueueFigures:
-    """Jobs that are not over, as they are now."""
+    """Returns the metrics of jobs that are not over, as of now."""
     states = _numbers(connection, job.c.state, job.c.state.in_(CURRENT))
     failed = (job.c.state.in_(CURRENT), job.c.error_kind != "")
     failing = _numbers(connection, job.c.error_kind, *failed)
@@ -311,8 +313,8 @@ def find_queue(connection: Connection, now: float) -> QueueFigures:
 
 
 def find_landed(connection: Connection, since: float) -> LandingFigures:
-    """What was published and ended since a time, of all changes that are there when it begins: so its numbers are of
-    one moment, whatever the database's isolation is."""
+    """Returns the metrics of publications and ended jobs since a time. Only changes that exist when it starts are
+    counted, so that its numbers are consistent at any isolation level."""
     last = int(connection.execute(select(func.max(change.c.id))).scalar() or 0)
     meanwhile = change.c.id.between(_first_change(connection, since, last), last) & (change.c.at >= since)
     landed = _landed(meanwhile).subquery("landed")
@@ -330,8 +332,8 @@ def find_landed(connection: Connection, since: float) -> LandingFigures:
 
 
 def _landed(meanwhile: ColumnElement[bool]) -> Select[Any]:
-    """Of each job that was published by one of these changes, the change that made it so: one that is tried again
-    afterwards has more changes in that state."""
+    """Selects, for each job published within these changes, the change that published it: a job that is retried
+    afterwards has further changes in that state."""
     earlier = change.alias("earlier")
     same = (earlier.c.job == change.c.job, earlier.c.id < change.c.id, earlier.c.state == "published")
     made = (change.c.state == "published", change.c.step == following("publish"), ~exists().where(*same))
@@ -341,7 +343,7 @@ def _landed(meanwhile: ColumnElement[bool]) -> Select[Any]:
 
 
 def _days(connection: Connection, landed: Any) -> tuple[LandedDay, ...]:
-    whole = cast(landed.c.at / DAY, BigInteger)  # SQLite cuts off, PostgreSQL rounds
+    whole = cast(landed.c.at / DAY, BigInteger)  # SQLite truncates, PostgreSQL rounds
     day = case((whole > landed.c.at / DAY, whole - 1), else_=whole).label("day")
     summed = [func.coalesce(func.sum(column), 0) for column in (landed.c.rows, landed.c.bytes)]
     query = select(day, func.count(), *summed).group_by(day).order_by(day.desc())
@@ -352,8 +354,8 @@ def _days(connection: Connection, landed: Any) -> tuple[LandedDay, ...]:
 
 
 def _first_change(connection: Connection, since: float, last: int) -> int:
-    """A change before which none was made since then: changes are numbered in the order in which they are made. A clock
-    that was set back may leave out some, never add one."""
+    """Returns an id below which no change is as recent as `since`: changes are numbered in the order in which they are
+    made. A clock that was set back may omit some changes, but never adds any."""
     low, high = 0, last + 1
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Rows of the ingestion store from values, and values from rows. Pure."""
+"""Conversion between values and rows of the ingestion store. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 from replicator.ingestion.ingestion_request import WAITING, Asset, IngestionJob, Request
 
 UNTRIED = ("done", "failed_user", "failed_type", "superseded", "cancelled", "expired")
-"""States in which a job is due never again."""
+"""States in which a job is never due again."""
 
 
 def definition_of(one: Asset) -> str:
-    """An asset as JSON, without who made and approved it."""
+    """Returns an asset as JSON, without its creator and approver."""
     return msgspec.json.encode(msgspec.structs.replace(one, created_by="", approved_by="")).decode()
 
 
 def digest_of(one: Asset) -> str:
-    """Of what an approver approves: the definition, and who made it."""
+    """Returns the digest of what an approver approves: the definition and its creator."""
     return digest(f"{one.created_by}\n{definition_of(one)}")[:16]
 
 
@@ -68,7 +68,7 @@ def slot_of(row: Mapping[str, Any]) -> str | None:
 
 
 def places_of(facts: Mapping[str, Any]) -> list[str]:
-    """Directories that may have been published, of a job that has settled where its rows are."""
+    """Returns the directories that may have been published, of a job that has determined the location of its rows."""
     tables = [facts, *facts.get("parts", {}).values()]
     return [each for table in tables for each in (table.get("location"), *table.get("left", [])) if each]
 
@@ -78,17 +78,18 @@ def ended(state: str, now: float) -> dict[str, Any]:
 
 
 def ends_cancelled(row: Mapping[str, Any]) -> bool:
-    """Whether a job that somebody has cancelled is over: not where it may be published without a word of it."""
+    """Returns True if a cancelled job is over: not if it is at the step `publish`, where it may be published
+    already."""
     return bool(row["cancelled_by"]) and row["step"] != "publish"
 
 
 def merged(row: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Facts of a job, with those of one more step."""
+    """Returns the facts of a job, with those of one more step, as JSON."""
     return msgspec.json.encode({**msgspec.json.decode(row["facts"]), **facts}).decode()
 
 
 def new_row(request: Request, target: str, identity: str) -> dict[str, Any]:
-    """A job that nobody has begun."""
+    """Returns the row of a job that no controller has claimed yet."""
     return {
         "identity": identity,
         "asset": request.asset,
@@ -119,8 +120,9 @@ def new_row(request: Request, target: str, identity: str) -> dict[str, Any]:
 
 
 def place_of(former: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
-    """A new job's place, and since when it waits: those of the former one whose place it takes, or who asks often
-    waits for ever, and nobody sees it. One that waits for another request waits for nothing."""
+    """Returns a new job's place in the queue, and since when it waits. Both are inherited from the job that it
+    replaces; otherwise a table that is requested often would wait for ever, unnoticed. A job that waits for another
+    request passes on neither."""
     if former is None or former["state"] not in ("queued", "failed"):
         return {"place": 0, "due": now, "waits_since": None}
     place = former["place"] if former["state"] == "queued" else 0
@@ -128,5 +130,5 @@ def place_of(former: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
 
 
 def waits_since(row: Mapping[str, Any]) -> float:
-    """When the first of the requests was made that a job answers."""
+    """Returns the time of the earliest request that a job serves."""
     return float(row["queued"] if row["waits_since"] is None else row["waits_since"])

@@ -1,7 +1,7 @@
-"""What receivers have not got yet, in the ingestion store: any controller delivers it.
+"""The outbox of notifications in the ingestion store: any controller delivers them.
 
-Each change of a job is a row of the store, written with it: messages are made of these rows, in the transaction that
-notes up to which one a receiver has its messages. So whoever is killed, and wherever, none is lost.
+Each change of a job is a row of the store, written in the same transaction. Messages are derived from these rows, in
+the transaction that records up to which row a receiver has its messages. So no message is lost if a process is killed.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from replicator.ingestion.schema import change, message, receiver, turn
 from replicator.policies.lineage import PRODUCER, datasets, send
 
 # ---- notice ----------------------------------------------------------------------------------------------------------
-# What receivers are told: of which changes of jobs, and in which words. Pure.
+# Content of notifications: which changes of jobs are reported, and how. Pure.
 
 
 OFTEN, AGAIN = 4, 24
-"""Failures of a job, of a kind that is tried again, of which somebody is told, and after how many more again: the quick
-tries are over then, and a day of hourly ones."""
+"""Failures of a job, of a kind that is retried, after which the first notification is sent, and the interval to each
+further one: by then the quick retries are exhausted, and then a day of hourly ones."""
 
 DATASET_SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/DatasetEvent"
 FACETS = "https://openlineage.io/spec/facets"
 
 
 class Notice(Value, frozen=True, omit_defaults=False):
-    """Of a job. key: the same whenever it is sent. state: done: readers may read it; failed_user, failed_type: it waits
-    for another request; failed, published: it failed so often, before or after readers saw its rows, and is tried
-    again; expired: it is given up. at: ISO 8601."""
+    """A notification about a job. key: the same for each delivery. state: done: readers see the data; failed_user,
+    failed_type: it waits for another request; failed, published: it failed repeatedly, before or after publication, and
+    is retried; expired: it is abandoned. at: ISO 8601."""
 
     key: str
     job: int
@@ -73,8 +73,8 @@ class Notice(Value, frozen=True, omit_defaults=False):
 
 
 class TableSchema(Value, frozen=True, omit_defaults=False):
-    """Of a landing table. columns, partitioned_by: name and type of each. location: the directory of the table, below
-    which its versions are."""
+    """The schema of a landing table. columns, partitioned_by: name and type of each. location: the directory of the
+    table, which contains its versions."""
 
     asset: str
     table: str
@@ -87,7 +87,8 @@ class TableSchema(Value, frozen=True, omit_defaults=False):
 
 
 class Message(Value, frozen=True, omit_defaults=False):
-    """about: the key, or what only the newest message counts of. at: seconds since 1970."""
+    """A message to receivers. about: the key, or a topic of which only the newest message counts. at: seconds since
+    1970."""
 
     about: str
     key: str
@@ -97,7 +98,7 @@ class Message(Value, frozen=True, omit_defaults=False):
 
 
 def is_told(channel: str, change: JobChange, failures: int) -> bool:
-    """Whether a channel hears of a change. failures: of its job, with this one."""
+    """Returns True if a channel is notified of a change. failures: of its job, including this one."""
     if channel != "failures":
         return change.state == "done"
     if change.state in ("failed_user", "failed_type", "expired"):
@@ -115,7 +116,8 @@ def notice_of(change: JobChange) -> Message:
 
 
 def schemas_of(change: JobChange, asset: Asset, request: Request, facts: Mapping[str, Any]) -> Iterator[Message]:
-    """Of the table of a job, and of those that its rows were taken apart into; none where it published nothing."""
+    """Yields the schema of a job's table, and of those into which its rows were flattened; none where it published
+    nothing."""
     parts = {f"{request.table}__{name}".lower(): part for name, part in facts.get("parts", {}).items()}
     for table, found in {request.table.lower(): facts, **parts}.items():
         if not found.get("schema_hash") or not found.get("location"):
@@ -136,7 +138,7 @@ def schemas_of(change: JobChange, asset: Asset, request: Request, facts: Mapping
 
 
 def dataset_event(message: Message, uri: str) -> bytes:
-    """A table's schema in OpenLineage's words. uri: of the metastore."""
+    """Returns a table's schema as an OpenLineage event. uri: of the metastore."""
     told = msgspec.json.decode(message.body, type=TableSchema)
     db, _, name = told.table.partition(".")
     fields = [{"name": column, "type": kind} for column, kind in (*told.columns, *told.partitioned_by)]
@@ -161,21 +163,21 @@ def _facet(version: str, name: str) -> dict[str, str]:
 
 
 BATCH = 1000
-"""Changes that are looked at together."""
+"""Maximum number of changes that are processed in one transaction."""
 
 SENDING = 60.0
-"""Seconds for which a receiver is one controller's; then another one sends the same message again."""
+"""Seconds for which a receiver is reserved for one controller; then another one sends the same message again."""
 
 FIRST, LONGEST = 10.0, 300.0
-"""Seconds to a receiver's next try after a failure: doubled each time."""
+"""Seconds from a failure to a receiver's next attempt: the first and the longest delay, doubled each time."""
 
 ERROR = 300
-"""Characters of an error that are kept."""
+"""Maximum number of characters of an error that are stored."""
 
 
 class Undelivered(Value, frozen=True, omit_defaults=False):
-    """A message that a receiver has not got. receiver: CHANNEL.KIND.NAME. at: of what it tells, in seconds since 1970.
-    tries: so far; error: of the last one."""
+    """A message that a receiver has not got. receiver: CHANNEL.KIND.NAME. at: time of the reported change, in seconds
+    since 1970. tries: so far; error: of the last one."""
 
     receiver: str
     key: str
@@ -186,13 +188,13 @@ class Undelivered(Value, frozen=True, omit_defaults=False):
 
 
 class Outbox:
-    """Of one store. Raises as `Database`."""
+    """The outbox of one store. Raises as `Database`."""
 
     def __init__(self, store: IngestionStore) -> None:
         self._store = store
 
     def address(self, names: Sequence[str]) -> None:
-        """Makes the messages of what has changed. A receiver that is new hears of what comes from now on."""
+        """Creates the messages of new changes. A new receiver is notified only of changes from now on."""
         with self._store.transaction() as connection:
             newest = _newest(connection)
             told = _told(connection)
@@ -207,7 +209,7 @@ class Outbox:
             connection.execute(insert(receiver).values(name=name, told=newest, due=0.0, failures=0, seen=now))
             told[name] = newest
         mine = update(receiver).where(receiver.c.name.in_(names))
-        connection.execute(mine.values(seen=now))  # before its messages, as whoever sends one does: nobody deadlocks
+        connection.execute(mine.values(seen=now))  # before its messages, in the order of senders: no deadlock
         found = queries.find_changes(connection, min(told[name] for name in names), BATCH)
         for each in found:
             for name in names:
@@ -230,8 +232,8 @@ class Outbox:
             connection.execute(insert(message).values(receiver=name, tries=0, error="", delivered=None, **values))
 
     def take(self, name: str) -> Message | None:
-        """A receiver's next message: who takes it says within `SENDING` seconds what became of it. None: there is none,
-        or the receiver waits, or another controller sends to it."""
+        """Reserves and returns a receiver's next message: the caller must report the outcome within `SENDING` seconds.
+        None: there is none, or the receiver waits, or another controller sends to it."""
         waits = and_(message.c.receiver == name, message.c.delivered.is_(None))
         with self._store.writing() as connection:
             now = self._store.now()
@@ -243,7 +245,7 @@ class Outbox:
         return Message(**{name: row[name] for name in Message.__struct_fields__})
 
     def delivered(self, name: str, sent: Message) -> None:
-        """A receiver has its message. May run twice."""
+        """Records the delivery of a message. May run twice."""
         with self._store.writing() as connection:
             now = self._store.now()
             connection.execute(update(receiver).where(receiver.c.name == name).values(due=0.0, failures=0))
@@ -253,8 +255,8 @@ class Outbox:
                 connection.execute(delete(message).where(*_this(name, sent)))
 
     def failed(self, name: str, sent: Message, error: str) -> float:
-        """A receiver has not got its message; seconds until it is tried again. Those that were tried less come first:
-        one that nobody takes holds up no other."""
+        """Records a failed delivery; returns the seconds until the next attempt. Messages with fewer attempts are sent
+        first: a message that is never accepted does not block others."""
         with self._store.writing() as connection:
             mine, kept = receiver.c.name == name, without_credentials(shown(error)).replace("\0", "")[:ERROR]
             connection.execute(update(receiver).where(mine).values(failures=receiver.c.failures + 1))
@@ -266,8 +268,8 @@ class Outbox:
         return wait
 
     def undelivered(self, job: int | None = None) -> list[Undelivered]:
-        """What receivers have not got, oldest first, also what no controller has addressed to them yet. job: only of
-        it."""
+        """Returns undelivered messages, oldest first. job: only messages of this job, including those that have not
+        been created yet."""
         with self._store.transaction() as connection:
             query = select(message).where(message.c.delivered.is_(None)).order_by(message.c.id)
             if job is not None:
@@ -279,8 +281,8 @@ class Outbox:
         return found
 
     def forget(self, names: Sequence[str], seconds: float) -> list[str]:
-        """Receivers that no controller has had in its configuration for so long are forgotten, with their messages;
-        their names. names: those that are there."""
+        """Deletes receivers that were in no controller's configuration for `seconds`, with their messages; returns
+        their names. names: configured receivers."""
         with self._turn() as connection:
             gone = (receiver.c.name.not_in(names), receiver.c.seen < self._store.now() - seconds)
             found = [str(name) for name in connection.execute(select(receiver.c.name).where(*gone)).scalars()]
@@ -290,15 +292,15 @@ class Outbox:
 
     @contextmanager
     def _turn(self) -> Iterator[Connection]:
-        """As changes of jobs are made: one at a time."""
+        """A transaction that is serialised with changes of jobs."""
         with self._store.writing() as connection:
             connection.execute(update(turn).values(fence=turn.c.fence))
             yield connection
 
 
 def _this(name: str, sent: Message) -> Sequence[ColumnElement[bool]]:
-    """A receiver's message, whatever has taken its place meanwhile: SQLite gives a number again once its message is
-    gone."""
+    """Returns a condition for exactly this message of a receiver: SQLite reuses the id of a deleted message, so ids do
+    not suffice."""
     return message.c.receiver == name, message.c.about == sent.about, message.c.key == sent.key
 
 
@@ -307,7 +309,7 @@ def _newest(connection: Connection) -> int:
 
 
 def _told(connection: Connection) -> dict[str, int]:
-    """By receiver, the last change of which it has its messages."""
+    """Returns, by receiver, the last change for which its messages were created."""
     return {str(name): int(told) for name, told in connection.execute(select(receiver.c.name, receiver.c.told))}
 
 
@@ -327,7 +329,7 @@ def _messages(connection: Connection, name: str, each: JobChange) -> Iterator[Me
 
 
 def _failures(connection: Connection, each: JobChange) -> int:
-    """Of its job, up to this change; those that are tried again."""
+    """Returns the number of retried failures of the change's job, up to this change."""
     tried = (change.c.job == each.job, change.c.id <= each.id, change.c.error_kind != "")
     states = change.c.state.in_(("failed", "published"))
     return int(connection.execute(select(func.count(change.c.id)).where(*tried, states)).scalar_one())
@@ -342,27 +344,27 @@ def _unaddressed(connection: Connection, job: int) -> Iterator[Undelivered]:
 
 
 # ---- courier ---------------------------------------------------------------------------------------------------------
-# Delivers what the outbox has, beside the work of a controller: a receiver that is down or slow holds up neither jobs
+# Delivery of the outbox concurrently with the work of a controller: a receiver that is down or slow delays neither jobs
 # nor other receivers.
 
 
 log = logging.getLogger(__name__)
 
 PERIOD = 2.0
-"""Seconds between two looks for messages."""
+"""Seconds between two polls for messages."""
 
 LAST = 20.0
-"""Seconds for which a controller that ends continues sending."""
+"""Seconds for which a controller that shuts down continues sending."""
 
 KEY = "Idempotency-Key"
 
 Send = Callable[[Message], None]
-"""Raises something when nobody got it."""
+"""Raises an exception if the message was not delivered."""
 
 
 def senders_of(notify: NotifyConfig, lineage: LineageConfig, uri: str) -> dict[str, Send]:
-    """By channel and receiver, CHANNEL.KIND.NAME. uri: of the metastore of landing tables. Raises ConfigError for a
-    receiver whose library is not installed."""
+    """Returns senders by channel and receiver, CHANNEL.KIND.NAME. uri: of the metastore of landing tables. Raises
+    ConfigError for a receiver whose library is not installed."""
     kinds: dict[str, Send] = {
         **{f"webhooks.{name}": partial(_post, name, each) for name, each in notify.webhooks.items()},
         **{f"commands.{name}": partial(_call, each.command) for name, each in notify.commands.items()},
@@ -390,10 +392,11 @@ def _tell_lineage(config: LineageConfig, uri: str, message: Message) -> None:
 
 
 class Courier:
-    """A thread for each receiver, while the block lasts, and up to `LAST` seconds more for what came in last."""
+    """Delivery with a thread for each receiver, inside the block, and for up to `LAST` seconds after it for the last
+    messages."""
 
     def __init__(self, store: IngestionStore, senders: Mapping[str, Send], forget_after: float) -> None:
-        """forget_after: seconds after which a receiver that nobody has configured any more is forgotten."""
+        """forget_after: seconds after which a receiver that is in no configuration any more is deleted."""
         self.outbox, self._senders, self._forget_after = Outbox(store), senders, forget_after
         self._over = threading.Event()
         self._threads = [
@@ -422,7 +425,7 @@ class Courier:
             ended = self._over.wait(PERIOD)
             try:
                 self._deliver(name, sender)
-            except Exception as error:  # the store is away, say: the messages stay in it
+            except Exception as error:  # such as an unavailable store: it retains the messages
                 log.warning("%s is not told anything: %s", name, error)
 
     def _deliver(self, name: str, sender: Send) -> None:

@@ -1,6 +1,6 @@
-"""The tables of the ingestion store, for SQLite and PostgreSQL, changed only together with a migration.
+"""The tables of the ingestion store, for SQLite and PostgreSQL. Any change requires a migration.
 
-Times are seconds since 1970 by the database's clock: controllers whose clocks differ agree on it.
+Times are seconds since 1970 by the database's clock, so that controllers with different clocks agree.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text, text
 
 REVISIONS = "ingestion_revision"
-"""The table of its migrations' state: other stores may be in the same database."""
+"""The table with the state of migrations; its name is distinct because other stores may be in the same database."""
 
 metadata = MetaData()
-_number = BigInteger().with_variant(Integer, "sqlite")  # what SQLite counts up by itself
+_number = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements only INTEGER
 
 turn = Table(
     "ingestion_turn",
@@ -21,9 +21,9 @@ turn = Table(
     Column("logged", BigInteger, nullable=False),
     Column("logging", BigInteger, nullable=False),
 )
-"""One row, which each change of a job changes first: changes are made one at a time, on both kinds of databases, and
-their numbers grow in the order in which they are seen. `fence`: the fencing number that was given last, of all jobs.
-`logged`: the last change that is in the log's table; `logging`: the last one of the batch that is being appended."""
+"""One row, which each change of a job updates first: this serialises changes on both kinds of databases, and their ids
+grow in the order in which they become visible. `fence`: the last fencing number issued, of all jobs. `logged`: the last
+change that is in the log's table; `logging`: the last change of the batch that is being appended."""
 
 asset = Table(
     "ingestion_asset",
@@ -34,7 +34,7 @@ asset = Table(
     Column("approved_by", Text, nullable=False),
     Column("changed", Float(53), nullable=False),
 )
-"""`definition`: an `Asset` as JSON, without who made and approved it."""
+"""`definition`: an `Asset` as JSON, without its creator and approver."""
 
 job = Table(
     "ingestion_job",
@@ -72,15 +72,15 @@ job = Table(
     Column("error_detail", Text, nullable=False),
     Column("waits_since", Float(53)),
 )
-"""`identity`: SHA-256 of the request's, in hex. `request_key`: of a request that may be sent again. `slot`: the
-identity, and whether it waits or runs; null once it is published or ended: never two of one identity that wait, or that
-run. `place`: in the queue; a job that replaces a queued one has its place. `lease`: until when `holder` has the job;
-without a holder nobody works on it. `uncounted`: attempts that ended at a lock. `failures`: since the last step that
-was done. What may be long stands last, so that a claim does not read it. `waits_since`: when the first request was
-made whose place this one took; null: it took no place."""
+"""`identity`: SHA-256 of the request's identity, in hex. `request_key`: idempotency key of a request that may be sent
+again. `slot`: the identity, and whether the job waits or runs; null once it is published or ended. It is unique, so at
+most one job of an identity waits and one runs. `place`: in the queue; a job that replaces a queued one inherits its
+place. `lease`: until when `holder` has the job; without a holder it is not running. `uncounted`: attempts that were
+blocked by a lock. `failures`: since the last completed step. Long columns are last, so that a claim does not read them.
+`waits_since`: time of the earliest request that this job replaced; null: it replaced none."""
 
 OPEN = "state IN ('queued', 'failed', 'running', 'published')"
-"""Jobs that somebody works on, or shall."""
+"""Jobs that are running or pending."""
 
 OPEN_ONLY = text(OPEN)
 
@@ -119,8 +119,8 @@ change = Table(
     Column("error_kind", String(12), nullable=False),
     Column("error_text", Text, nullable=False),
 )
-"""A row for each change of a job's state or step, written with it. `source`: SOURCE:SCHEMA.TABLE. `actor`: who changed
-it: the requester, a controller, or who cancelled it."""
+"""A row for each change of a job's state or step, written in the same transaction. `source`: SOURCE:SCHEMA.TABLE.
+`actor`: who changed it: the requester, a controller, or the user who cancelled it."""
 
 Index("ingestion_change_job", change.c.job, change.c.id)
 
@@ -133,9 +133,9 @@ receiver = Table(
     Column("failures", Integer, nullable=False),
     Column("seen", Float(53), nullable=False),
 )
-"""`name`: CHANNEL.KIND.NAME. `told`: the last change of which it has its messages. `due`: when it may be sent one
-again; in the future while a controller sends one, too. `failures`: in a row. `seen`: when a controller last had it in
-its configuration."""
+"""`name`: CHANNEL.KIND.NAME. `told`: the last change for which its messages were created. `due`: when the next message
+may be sent; in the future also while a controller is sending one. `failures`: in a row. `seen`: when a controller last
+had the receiver in its configuration."""
 
 message = Table(
     "ingestion_message",
@@ -151,8 +151,8 @@ message = Table(
     Column("error", Text, nullable=False),
     Column("delivered", Float(53)),
 )
-"""What a receiver has not got yet. `about`: the key; of a schema its table, of which only the newest counts, and stays
-when it was delivered: an equal one is not sent again."""
+"""Messages not delivered to a receiver yet. `about`: the key; for a schema, its table: only the newest message of a
+table counts, and it is retained after delivery so that an equal one is not sent again."""
 
 Index("ingestion_message_about", message.c.receiver, message.c.about, unique=True)
 Index("ingestion_message_job", message.c.job)

@@ -1,7 +1,8 @@
-"""Which way a policy runs: who is replicated to whom, and what each side has of its databases now. Reads only.
+"""The direction of a policy: which side is replicated to which, and the current state of its databases on each side.
+Reads only.
 
-A policy names a source and a target; the roles of their databases say which of both is right. When the target is the
-primary, the policy runs backwards: metastores, roots and names change sides, and nothing is edited.
+A policy names a source and a target; the roles of their databases decide the direction. If the target is the primary,
+the policy runs in reverse: metastores, roots and names change sides, and the configuration is not edited.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from replicator.replay.plan.target import default_warehouse
 
 @dataclass(frozen=True)
 class Pair:
-    """One database of a policy, in the direction in which it runs: its names, and what each side has (None: nothing).
-    `name` is the source's, `replica` the target's, `known_as` the policy's. `matches`: False for one that left."""
+    """One database of a policy, in the current direction: its names, and its state on each side (None: it does not
+    exist). `name` is the source's, `replica` the target's, `known_as` the policy's. `matches`: False if it left the
+    policy."""
 
     name: str
     replica: str
@@ -47,28 +49,29 @@ class Pair:
 
     @property
     def made_from(self) -> str | None:
-        """Id of the source's `$cmroot` that the replica was made from."""
+        """Returns the id of the source's `$cmroot` that the replica was made from."""
         return self.target.parameters.get(SOURCE) if self.target else None
 
     def is_anothers(self, root_id: str) -> bool:
-        """Whether only the target has it, and not from this source: it stays as it is."""
+        """Returns True if only the target has it, and not from this source; it is left unchanged."""
         return self.source is None and self.made_from != root_id
 
     @property
     def position(self) -> int | None:
-        """The replica's checkpoint."""
+        """Returns the replica's checkpoint."""
         text = self.target.parameters.get(POSITION, "") if self.target else ""
         return int(text) if text.isdigit() else None
 
     @property
     def turned(self) -> bool:
-        """The replica's side has become a replica, and no load has come to its end there yet: what it holds was made
-        by its own writers, and a role says that it is to be the other side's now."""
+        """Returns True if the replica's side has become a replica and no load has completed there yet: its contents
+        come from its own writers, and its role says that they are to be replaced by the other side's."""
         return self.target_mark.role is Role.REPLICA and self.position is None
 
     @property
     def drop_refused(self) -> bool:
-        """Whether the source has dropped it, and the target's metastore has not: its database says so."""
+        """Returns True if the source has dropped the database and the target's metastore refused to, as the replica's
+        properties record."""
         said = from_property(self.target.parameters.get(PROPERTY) if self.target else None, self.name)
         return self.source is None and any(
             "." not in each.object and each.reason.startswith(NOT_TAKEN) for each in said
@@ -76,19 +79,19 @@ class Pair:
 
     @property
     def swapped(self) -> Pair:
-        """The same in the other direction."""
+        """The same pair in the other direction."""
         return Pair(self.replica, self.name, self.known_as, self.target, self.source, self.matches)
 
     @property
     def loading(self) -> str:
-        """Id of a dump whose load into the replica has begun and not ended; nothing when there is none."""
+        """Returns the id of a dump whose load into the replica is incomplete, or an empty string."""
         return self.target.parameters.get(LOADING, "") if self.target else ""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """A policy with a direction: `source` and `root` are those of the side that is replicated. `renamed`: replicas
-    under names that `rename_db` gave once, and gives no more."""
+    """A policy with a direction: `source` and `root` belong to the side that is replicated. `renamed`: replicas under
+    former names of `rename_db`."""
 
     policy: Policy
     source: Metastore
@@ -105,7 +108,7 @@ class Direction:
 
     @property
     def warehouse(self) -> str | None:
-        """Of the target; None: as its metastore says."""
+        """Returns the target's warehouse; None for the default of its metastore."""
         return None if self.reverse else self.policy.warehouse
 
     @property
@@ -114,7 +117,8 @@ class Direction:
 
     @property
     def map_locations(self) -> list[tuple[str, str]]:
-        """Backwards, what was put below the external directory goes back to where it came from."""
+        """Returns the location mappings. In reverse, data below the external directory is mapped back to its original
+        location."""
         pairs = list(self.policy.map_location.items())
         if not self.reverse:
             return pairs
@@ -128,16 +132,17 @@ class Direction:
 
     @property
     def s3_events(self) -> dict[str, str]:
-        """Queues of buckets. Backwards none: what another root took from a queue, the policy's own would miss."""
+        """Returns the queues of buckets. None in reverse: messages taken by another root would be missed by the
+        policy's own."""
         return {} if self.reverse else self.policy.s3_events
 
     @property
     def patterns(self) -> Patterns:
-        """Which tables and partitions are replicated, by the names of this way's source."""
+        """Returns the patterns of tables and partitions to replicate, by the names of this direction's source."""
         return patterns_of(self.policy, self.pairs)
 
     def scope(self, recorded: str) -> RememberedScope:
-        """What the policy replicates now, by its own names."""
+        """Returns the current scope of the policy, by its own names."""
         policy = self.policy
         return RememberedScope(
             databases={pair.known_as: policy.target_name(pair.known_as) for pair in self.matching},
@@ -150,13 +155,14 @@ class Direction:
         )
 
     def renames(self, names: Iterable[str]) -> list[tuple[str, str]]:
-        """(source name, target name) of those databases that have two."""
+        """Returns (source name, target name) of those databases whose names differ."""
         chosen = set(names)
         return [(pair.name, pair.replica) for pair in self.pairs if pair.name in chosen and pair.name != pair.replica]
 
 
 def patterns_of(policy: Policy, pairs: Iterable[Pair]) -> Patterns:
-    """A policy's patterns; its filters, which say the names of its source, with those that the pairs say."""
+    """Returns a policy's patterns. Database names in its filters, which are those of its source, become those of the
+    pairs."""
     known = {pair.known_as.lower(): pair.name for pair in pairs}
     filters = {}
     for table, wanted in policy.partitions.items():
@@ -173,9 +179,9 @@ def find_direction(
     *,
     reverse: bool | None = None,
 ) -> Direction:
-    """`source`, `target`: as the policy names them. `remembered`: what its last run replicated. `reverse`: which way,
-    whatever the roles say (None: as they say). The roots are made when they are missing. Raises FormatError for roles
-    that cannot be understood."""
+    """Finds the direction of a policy. `source`, `target`: as the policy names them. `remembered`: the scope of its
+    last run. `reverse`: the direction regardless of roles (None: by the roles). Missing roots are created. Raises
+    FormatError for roles that cannot be parsed."""
     pairs = survey(policy, source, target, remembered)
     root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
     if reverse is None:
@@ -188,8 +194,8 @@ def find_direction(
 
 
 def current_direction(policy: Policy, source: Metastore, target: Metastore) -> Direction:
-    """As `find_direction`, for a look at the sides of which one may be away: roots are neither read nor made. Raises
-    MetastoreUnreachable when both are away."""
+    """Does the same as `find_direction` when one of the sides may not answer: roots are neither read nor created.
+    Raises MetastoreUnreachable if neither side answers."""
     here, there = (side if _answers(side) else None for side in (source, target))
     if here is None and there is None:
         source.database_names()
@@ -215,7 +221,7 @@ def _directed(
     pairs: Sequence[Pair],
     reverse: bool,
 ) -> Direction:
-    """`one`, `other`: metastores and roots as the policy names them."""
+    """Builds the direction. `one`, `other`: metastores and roots as the policy names them."""
     (source, root), (target, target_root) = one, other
     if not reverse:
         return Direction(policy, source, target, root, target_root, tuple(pairs))
@@ -224,8 +230,8 @@ def _directed(
 
 @dataclass(frozen=True)
 class Sides:
-    """A policy with what its runs and role changes work on. `source`, `target`: the metastores as the policy names
-    them, whatever the roles say. `others`: all policies of the configuration, which may not overlap."""
+    """A policy with the objects that its runs and role changes work on. `source`, `target`: the metastores as the
+    policy names them, regardless of roles. `others`: all policies of the configuration, which may not overlap."""
 
     policy: Policy
     source: Metastore
@@ -234,16 +240,15 @@ class Sides:
     others: Sequence[Policy] = ()
 
     def direction(self, memory: Memory, *, reverse: bool | None = None) -> Direction:
-        """As `find_direction`."""
+        """Does the same as `find_direction`."""
         return find_direction(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
 
 
 def survey(
     policy: Policy, source: MetastoreReader | None, target: MetastoreReader | None, remembered: RememberedScope | None
 ) -> list[Pair]:
-    """Every database that matches the policy on either side, and those that its last run had. What a drill made on a
-    side is not there. A side that does not answer is None: its databases are those that the other side and the last
-    run know of."""
+    """Returns all databases that match the policy on either side, and those of its last run, without the shadows of
+    drills. A side that does not answer is None: its databases are those known from the other side and the last run."""
     here = source.database_names() if source else []
     there = target.database_names() if target else []
     original = {replica: name for name, replica in policy.rename_db.items()}
@@ -269,7 +274,8 @@ def survey(
 
 
 def former_replicas(target: MetastoreReader, remembered: RememberedScope | None, pairs: Sequence[Pair]) -> list[Pair]:
-    """What the target still has under names that `rename_db` gave once, unless another database has the name now."""
+    """Returns replicas that the target still has under former names of `rename_db`, unless another database uses the
+    name."""
     if remembered is None:
         return []
     taken = {pair.replica for pair in pairs}
@@ -284,15 +290,15 @@ def former_replicas(target: MetastoreReader, remembered: RememberedScope | None,
 
 
 def runs_in_reverse(pairs: Sequence[Pair], *, first: bool = False) -> bool:
-    """Whether roles were turned: a target is the primary (or was, and is fenced to be drained into its replica), and no
-    source is. `pairs`: as the policy names them; those that match count. `first`: the policy has not run yet, so that a
-    database which only its target has is another policy's, or nobody's."""
+    """Returns True if roles were exchanged: a target is the primary (or was, and is fenced to be drained into its
+    replica), and no source is. `pairs`: as the policy names them; only matching ones count. `first`: the policy has not
+    run yet, so a database that only its target has belongs to another policy or to none."""
     told = [pair for pair in pairs if pair.matches and not (first and pair.source is None)]
     turned = any(_leads(pair) and pair.target_mark.epoch >= pair.source_mark.epoch for pair in told)
     return turned and not any(pair.source_mark.role is Role.PRIMARY for pair in told)
 
 
 def _leads(pair: Pair) -> bool:
-    """Whether the target is the side that is replicated."""
+    """Returns True if the target is the side that is replicated."""
     role = pair.target_mark.role
     return role is Role.PRIMARY or (role is Role.FENCED and pair.source_mark.role is Role.REPLICA)

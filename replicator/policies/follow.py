@@ -1,8 +1,8 @@
-"""Following: a policy's runs again and again, until somebody says stop. The schedule, and when a round looks
-further than the events; what one run does is `run`.
+"""Following: runs of a policy, repeated until stopped. The schedule, and the decision which rounds scan beyond the
+events; `run` contains a single run.
 
-Every failure is retried but those of the configuration: a metastore that restarts, a Spark that died, a lease that
-another holds, a table in the way that an operator will move. Each stands in the history, and is reported.
+Every failure except one of the configuration is retried: a restarting metastore, a crashed Spark, a lease held by
+another process, a table in the way that an operator will move. Each is recorded in the history and reported.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from replicator.policies.steps import SyncSettings
 from replicator.policies.verifying import Background, compare_now
 
 AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
-SCAN_SHARE = 5  # looking at directories for changes without events may take one part in so many of the time
-COMPARE_SHARE = 20  # comparing every table with the metastore, where changes without events are rare
+SCAN_SHARE = 5  # scanning directories for changes without events may take one part in so many of the time
+COMPARE_SHARE = 20  # comparing every table with the metastore, as changes without events are rare
 
 
 class Scan(Enum):
-    """How far a round looks for changes that left no event."""
+    """How far a round scans for changes without an event."""
 
     NOTHING = "nothing"
     FILES = "files"
@@ -81,7 +81,7 @@ class RunsFollowed(Report):
 
 
 class Pace:
-    """When the next round begins, and whether it scans. Pure but for its clock and its dice."""
+    """The schedule of rounds and scans. Pure but for its clock and its random numbers."""
 
     def __init__(
         self, schedule: timedelta, *, now: Callable[[], float] = clocks.monotonic, dice: runtime.Dice = random.uniform
@@ -91,29 +91,30 @@ class Pace:
         self._next_scan = self._next_comparison = 0.0
 
     def begin(self) -> Scan:
-        """A round begins; how far it is to scan. What takes long, in a large warehouse, is made less often."""
+        """Starts a round and returns how far it scans. Scans that take long, in a large warehouse, are done less often."""
         self._began = self._now()
         if self._began >= max(self._next_scan, self._next_comparison):
             return Scan.ALL
         return Scan.FILES if self._began >= self._next_scan else Scan.NOTHING
 
     def scanned(self, scan: Scan, run: SyncRun) -> None:
-        """A first capture lists everything, which says nothing of what later scans take."""
+        """Schedules the next scan from the duration of this one. A first capture lists everything, so its duration is
+        ignored."""
         if scan is not Scan.NOTHING and not run.bootstrapped:
             self._next_scan = self._began + SCAN_SHARE * run.scan_seconds
         if scan is Scan.ALL:
             self._next_comparison = self._began + COMPARE_SHARE * run.compare_seconds
 
     def rest(self) -> float:
-        """Seconds to wait: what the schedule, from one begin to the next, leaves."""
+        """Returns the seconds until the next round, from the schedule between two starts."""
         return max(0.0, self._began + runtime.spread(self._schedule, self.dice) - self._now())
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who hears of a following. reported: each run that loaded something, beside which a difference was found, or after
-    which other objects are not replicated; failed: each error, and the seconds to the next try; unreached: an error
-    that came before a run had begun, which a run's own record cannot tell."""
+    """The callbacks of a following. reported: each run that loaded something, that brought a difference found in the
+    background, or after which other objects are not replicated; failed: each error, and the seconds to the next try;
+    unreached: an error before a run began, which no run's record contains."""
 
     reported: Callable[[SyncRun], None]
     failed: Callable[[Exception, float], None]
@@ -152,7 +153,7 @@ def follow(
         run, lacked = once(scan), {each.name for each in total.not_replicated}
         total.add(run)
         reverse = run.reverse
-        seen = newest  # of before the run: what came meanwhile is looked for at once
+        seen = newest  # from before the run: later events are fetched at once
         pace.scanned(scan, run)
         lacks = {each.name for each in run.not_replicated} != lacked
         if run.moved or lacks or (run.compared and run.compared.differing):
@@ -176,9 +177,9 @@ def _longest_wait(error: Exception) -> timedelta:
 def follow_policy(
     sides: Sides, options: SyncSettings, listeners: Listeners, *, schedule: timedelta, stop: Stop
 ) -> RunsFollowed:
-    """Runs a policy again and again, with its verification beside; arguments as `sync_once` and `follow`. `schedule`:
-    from the begin of one run to the next. options: of a round that looks at everything. Terminated in the middle of a
-    run, which the next one completes, ends it as `interrupted`. Raises as `follow`."""
+    """Runs a policy repeatedly, with its verification in the background; arguments as `sync_once` and `follow`.
+    `schedule`: from the start of one run to the next. options: of a round with a full scan. If terminated during a run,
+    which the next one completes, it ends as `interrupted`. Raises as `follow`."""
     remembering = Remembering(sides.policy)
 
     def once(scan: Scan) -> SyncRun:
@@ -191,7 +192,7 @@ def follow_policy(
 
     def failed(error: Exception, wait: float) -> None:
         if not isinstance(error, MetastoreError | LeaseHeld | Refused):
-            sides.runtime.engines.stop()  # Spark may have died: the next round that needs it gets a new session
+            sides.runtime.engines.stop()  # Spark may have died: the next round that requires it gets a new session
         listeners.failed(error, wait)
 
     total = RunsFollowed(sides.policy.name)

@@ -1,5 +1,5 @@
-"""Lag: how far a policy's target is behind, per policy, database and table, in events, seconds and bytes; what blocks;
-and how long the source's event log still holds what is needed next. Reads only."""
+"""Lag: how far a policy's target is behind, per policy, database and table, in events, seconds and bytes; the reasons
+for a blocked policy; and how long the source's event log retains the next events required. Reads only."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from replicator.policies.status import TableChanges, Unreplicated
 from replicator.policies.verifying import reported
 from replicator.replay.places.replica import LAST_ID
 
-TABLES = 1000  # with the longest lag
-RUNS = 20  # of the history
+TABLES = 1000  # tables with the longest lag
+RUNS = 20  # runs of the history
 
 
 @dataclass
 class TableLag:
-    """A table that something waits for. `seconds`: since the oldest change that the target lacks. `not_replicated`: of
-    it and its partitions, so many cannot be seen at the source."""
+    """The lag of one table. `seconds`: since the oldest change missing at the target. `not_replicated`: number of
+    objects, of the table and its partitions, that cannot be read at the source."""
 
     table: str
     events: int = 0
@@ -55,9 +55,9 @@ class TableLag:
 
 @dataclass
 class DatabaseLag:
-    """`event`, `position`: the replica's checkpoint; None: it has none, or its side does not answer. events, seconds,
-    bytes: what it lacks. source_role, target_role: as the policy names the sides, in words; empty where one does not
-    answer; source_mark, target_mark: the same as values."""
+    """The lag of one database. `event`, `position`: the replica's checkpoint; None if it does not exist or the target
+    does not answer. events, seconds, bytes: missing at the replica. source_role, target_role: of the sides as the
+    policy names them, as text; empty if a side does not answer; source_mark, target_mark: the same as values."""
 
     db: str
     replica: str
@@ -75,20 +75,21 @@ class DatabaseLag:
 
 @dataclass
 class Lag(Report):
-    """`status`: current, behind, late (more than the policy's `max_lag`), blocked (`blocks` says by what) or none (not
-    replicated yet). `events`: changes of the policy's databases that the target lacks; `seconds`: the age of the oldest
-    one; `bytes`: of files that were captured, and not loaded. `captured_event`: how far the log is, `source_event`: the
-    source. The event log: `needed_seconds`, the age of the next event to be captured; `kept_seconds`, how long the
-    server keeps one (None: it does not tell); `headroom_seconds`, what is left before it is gone, all of it where none
-    waits; `reaches_back_seconds`, the age of the oldest it has. `last_run`, `last_error`: of the history.
-    `blocks_known`: False where not all that could tell what blocks was read.
+    """The lag of a policy. `status`: current, behind, late (more than the policy's `max_lag`), blocked (see `blocks`)
+    or none (not replicated yet). `events`: changes of the policy's databases missing at the target; `seconds`: the age
+    of the oldest one; `bytes`: of files that were captured, and not loaded. `captured_event`: the newest in the log,
+    `source_event`: the newest at the source. The event log: `needed_seconds`, the age of the next event to be captured;
+    `kept_seconds`, the server's retention of events (None: it does not report it); `headroom_seconds`, the time until
+    the next event is deleted, the full retention if none waits; `reaches_back_seconds`, the age of the oldest event.
+    `last_run`, `last_error`: of the history. `blocks_known`: False if not all sources of `blocks` could be read.
 
-    `not_replicated`: what the target does not have as the source has it, by the source's names; what nobody can see at
-    the source counts as behind since then.
+    `not_replicated`: objects that differ from the source, by the source's names; those that cannot be read at the
+    source count as behind since then.
 
-    `unreachable`: sides that do not answer, and why; then the figures are the last known ones: `events`, `seconds` and
-    `bytes` are at least that (`at_least`), `event` and `source_event` are those of the last run that came to its end,
-    at `last_good_run`."""
+    `unreachable`: sides that do not answer, and why. The metrics are then the last known ones: `events`, `seconds` and
+    `bytes` are lower bounds (`at_least`), `event` and `source_event` are those of the last completed run, at
+    `last_good_run`.
+    """
 
     policy: str
     status: str = "current"
@@ -120,15 +121,15 @@ class Lag(Report):
 def lag(
     policy: Policy, source: MetastoreReader, target: MetastoreReader, *, clock: Callable[[], float] = clocks.time
 ) -> Lag:
-    """`source`, `target`: as the policy names them. A side that does not answer is named in `unreachable`, and the
-    figures are the last known ones."""
+    """Returns the lag of a policy. `source`, `target`: as the policy names them. A side that does not answer is listed
+    in `unreachable`, and the metrics are the last known ones."""
     report = Lag(policy.name)
     report.max_lag_seconds = policy.max_lag.total_seconds() if policy.max_lag else None
     memory, history, remembered = _remembered(policy, report)
     here, there = _answering("source", source, report), _answering("target", target, report)
     pairs = survey(policy, here, there, remembered if report.unreachable else None)
     if memory is None and any(pair.position is not None for pair in pairs):
-        report.blocks_known = False  # there was one
+        report.blocks_known = False  # databases with a checkpoint had a memory
     last = history.last_done if history else None
     report.reverse = runs_in_reverse(pairs, first=remembered is None and here is not None)
     if here is None and not report.reverse and last:
@@ -165,7 +166,7 @@ def lag(
 
 
 def _answering(side: str, metastore: MetastoreReader, report: Lag) -> MetastoreReader | None:
-    """The metastore, or None when it does not answer, and then that is the first of what blocks."""
+    """Returns the metastore, or None if it does not answer, which is then the first entry of `blocks`."""
     try:
         metastore.database_names()
     except MetastoreUnreachable as error:
@@ -176,7 +177,7 @@ def _answering(side: str, metastore: MetastoreReader, report: Lag) -> MetastoreR
 
 
 def _remembered(policy: Policy, report: Lag) -> tuple[Memory | None, History | None, RememberedScope | None]:
-    """What the policy remembers; a root that cannot be read is a warning, as it may be away with its side."""
+    """Returns the policy's memory. An unreadable root is a warning, as it may be unavailable together with its side."""
     try:
         root = _root(policy.target_cmroot)
         if root is None:
@@ -207,7 +208,7 @@ def _roles(
 
 
 def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away: bool) -> None:
-    """What the last run that came to its end knew, for what no side tells now."""
+    """Fills in the values of the last completed run for a side that does not answer."""
     report.at_least = True
     if last is not None:
         report.last_good_run = last.ended or last.started
@@ -222,7 +223,7 @@ def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away
 
 
 def _lacking(pairs: Sequence[Pair], patterns: Patterns, log: list[Segment]) -> list[NotReplicated]:
-    """What the replicas say that they lack, and what the newest capture did not see."""
+    """Returns the objects that the replicas report as missing, and those that the newest capture could not read."""
     said = [from_property(pair.target.parameters.get(PROPERTY), pair.name) if pair.target else [] for pair in pairs]
     selection = Selection(tuple(pair.name for pair in pairs), patterns)
     unseen = [
@@ -236,7 +237,7 @@ def _lacking(pairs: Sequence[Pair], patterns: Patterns, log: list[Segment]) -> l
 def _waiting(
     counted: Unreplicated, lacking: Iterable[NotReplicated], names: Iterable[str], patterns: Patterns, now: float
 ) -> list[TableLag]:
-    """What waits, by table; a database's own changes count under its name alone."""
+    """Returns the changes that wait, by table; a database's own changes count under its name alone."""
     found = {each.table: TableLag.of(each) for each in counted.tables()}
     for each in lacking:
         db, _, table = each.object.partition(".")
@@ -248,7 +249,7 @@ def _waiting(
 
 
 def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, now: float) -> None:
-    """What is not captured yet, and how far the event log reaches."""
+    """Counts events that are not captured yet, and reads how far the event log reaches."""
     reach = read_reach(source, report.captured_event)
     report.source_event = reach.newest
     report.reaches_back_seconds = round(now - reach.oldest.time, 3) if reach.oldest else None
@@ -314,7 +315,7 @@ def _find_blocks(
     memory: Memory | None,
     history: History | None,
 ) -> None:
-    """Why nothing moves, where something says so."""
+    """Collects the known reasons why the policy does not progress."""
     try:
         slot = find_slot(root.place, policy.slot) if root else None
         if slot is not None and slot.given_up:
@@ -343,11 +344,11 @@ def _find_blocks(
 
 
 def _failing(runs: list[Run]) -> Run | None:
-    """The newest run that ended, if it failed."""
+    """Returns the newest run that ended, if it failed."""
     ended = next((run for run in runs if run.status != "running"), None)
     return ended if ended and ended.status in ("failed", "killed") else None
 
 
 def _root(place: str) -> ChangeRoot | None:
-    """None where there is none yet."""
+    """Opens the root; None if it does not exist yet."""
     return open_existing(place) if (as_written(place) / FORMAT).exists() else None

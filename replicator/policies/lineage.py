@@ -1,6 +1,6 @@
-"""Events of a policy's runs in OpenLineage's words: START, and COMPLETE with the tables that were touched, or FAIL.
+"""OpenLineage events of a policy's runs: START, and COMPLETE with the tables that were touched, or FAIL.
 
-The receiver is no part of a run: one that is away is a warning, and nothing is sent again.
+The receiver does not affect a run: if it is unavailable, that is a warning, and nothing is sent again.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ ERROR_SCHEMA = "https://openlineage.io/spec/facets/1-0-1/ErrorMessageRunFacet.js
 PRODUCER = f"https://pypi.org/project/replicator/{version('replicator')}"
 PATIENCE = 5.0  # seconds for one event
 TABLES = 10_000
-"""That one event names; a bootstrap of more says how many there were."""
+"""Tables named in one event; for a larger bootstrap, a warning contains the total."""
 
 
 @dataclass
 class Lineage:
-    """Of one policy. problems: why events were not received, of the run that was told last."""
+    """The lineage of one policy. problems: why events of the last reported run were not received."""
 
     config: LineageConfig
     policy: Policy
     problems: list[str] = field(default_factory=list)
 
     def told(self, work: Callable[[], SyncRun]) -> SyncRun:
-        """Does a run, and tells of it, also while it is running. Raises what it raises."""
+        """Runs it and emits START, then COMPLETE or FAIL events. Raises what the run raises."""
         if not self._wanted:
             return work()
         run = str(uuid.uuid4())
@@ -57,14 +57,14 @@ class Lineage:
         return report
 
     def done(self, report: SyncRun) -> None:
-        """Tells of a run that has ended."""
+        """Emits the events of a completed run."""
         if self._wanted:
             run, now = str(uuid.uuid4()), datetime.now(UTC)
             self._emit("START", run, (now - timedelta(seconds=report.seconds)).isoformat())
             self._complete(run, report)
 
     def failed(self, error: Exception) -> None:
-        """Tells of a run that has failed."""
+        """Emits the events of a failed run."""
         if self._wanted:
             run = str(uuid.uuid4())
             self._emit("START", run, _now())
@@ -123,8 +123,8 @@ class Lineage:
 
 
 def send(config: LineageConfig, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-    """Tells who is configured of one event. Raises OSError, ValueError or Error where one did not get it; the other one
-    has it then."""
+    """Sends one event to the configured receivers. Raises OSError, ValueError or Error if one of them did not receive
+    it; the other one still does."""
     with contextlib.ExitStack() as afterwards:
         if config.url:
             afterwards.callback(_post, config, body, headers)
@@ -133,13 +133,13 @@ def send(config: LineageConfig, body: bytes, headers: Mapping[str, str] | None =
 
 
 def _append(path: str, line: bytes) -> None:
-    """All of a line or nothing: a disk that is full in its middle would spoil the next one, too."""
+    """Appends the complete line or nothing: a line truncated by a full disk would corrupt the next one, too."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     with open(descriptor, "ab", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # other runs write here, too
+        fcntl.flock(file, fcntl.LOCK_EX)  # other runs append here, too
         end = os.fstat(descriptor).st_size
         if end and os.pread(descriptor, 1, end - 1) != b"\n":
-            line = b"\n" + line  # who wrote the last one did not come to its end
+            line = b"\n" + line  # the previous writer was interrupted
         try:
             while line:
                 line = line[os.write(descriptor, line) :]
@@ -157,7 +157,7 @@ def _post(config: LineageConfig, body: bytes, headers: Mapping[str, str] | None)
 
 
 def datasets(uri: str, tables: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    """As OpenLineage calls tables of a metastore: `hive://HOST:PORT`, and `DB.TABLE`."""
+    """Returns the OpenLineage names of tables of a metastore: `hive://HOST:PORT`, and `DB.TABLE`."""
     namespace = f"hive://{urlsplit(uri.split(',')[0]).netloc}"
     return [{"namespace": namespace, "name": f"{db}.{name}"} for db, name in tables]
 

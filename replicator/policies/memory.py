@@ -1,14 +1,14 @@
-"""What a policy remembers between its runs, in `<target_cmroot>/policies/<name>/`, and the lease on it.
+"""The state of a policy between its runs, in `<target_cmroot>/policies/<name>/`, and the lease on it.
 
-    lease                     one run or turn at a time (cmroot.lease); object stores: lease/<epoch>
+    lease                     one run or role change at a time (cmroot.lease); object stores: lease/<epoch>
     runs/<start>-<id>.json    the history, one file a run
     scope.json                databases that the last run replicated
-    turn.json                 the steps of a switchover, failover or failback that has begun
-    turns/<start>-<id>.json   those that have ended, with their reports
+    turn.json                 the steps of the current or last switchover, failover or failback
+    turns/<start>-<id>.json   completed role changes, with their reports
 
-Every file is written to a staging file and renamed, has a format, a version and a checksum, and says when it is
-damaged. Only who holds the lease writes; anybody reads. All of it can be lost without losing data: what is replicated
-stands in the target's own properties, what is needed in the source's slots, who is primary in the roles.
+Every file is written to a staging file and renamed, and has a format, a version and a checksum, so that damage is
+detected. Only the holder of the lease writes; reading requires no lease. All files can be lost without losing data: the
+target's properties record what is replicated, the source's slots what is required, the roles which side is the primary.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replicator.core.policy import Policy
 from replicator.errors import ConfigError, FormatError
 
 POLICIES = "policies"  # in a target's $cmroot
-KEPT_RUNS = 50  # that are kept however old they are
+KEPT_RUNS = 50  # runs that are retained regardless of age
 
 RunKind = Literal["bootstrap", "incremental", "nothing"]
 RunStatus = Literal["running", "done", "failed", "killed"]
@@ -63,12 +63,12 @@ class Compared:
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a policy. Times are ISO 8601 with a zone; `started` is part of the file's name. `kind`: what it was
+    """One run of a policy. Times are ISO 8601 with a zone; `started` is part of the file's name. `kind`: of the run
     (empty before that is known). from_event, to_event: of the source's log; position: the checkpoint at its end.
-    records, files, bytes: loaded. lag_seconds: at its end, None where it cannot be determined. status: "killed" is
-    found by the next run. error: what the failure said. reverse: the policy ran from its target to its source. epoch:
-    the lease's. dump: its directory. steps: seconds by name, in order. compared: what was verified in it or, by one
-    that follows, beside it; None: nothing was. not_replicated: what the target does not have as the source has it."""
+    records, files, bytes: loaded. lag_seconds: at its end, None if unknown. status: "killed" is set by the next run.
+    error: the message of the failure. reverse: the policy ran from its target to its source. epoch: the lease's. dump:
+    its directory. steps: seconds by name, in order. compared: the verification in this run or, with --follow, in the
+    background; None if nothing was verified. not_replicated: objects that differ from the source."""
 
     id: str
     policy: str
@@ -94,10 +94,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy's last run replicated: database at the source -> at the target, and the patterns that its tables
-    match. `former`: replica -> source's name, under names that `rename_db` gave once, and that are still there.
-    `external`: "metadata" where only the metadata of external tables is; `formats`: "as-they-are" where tables in every
-    format are. `recorded`: when (ISO 8601)."""
+    """The scope of a policy's last run: database at the source -> at the target, and the patterns of its tables.
+    `former`: replica -> source's name, of replicas that still exist under former names of `rename_db`. `external`:
+    "metadata" if only the metadata of external tables is replicated; `formats`: "as-they-are" if tables in every format
+    are. `recorded`: when (ISO 8601)."""
 
     databases: dict[str, str]
     include: tuple[str, ...] = ()
@@ -110,12 +110,13 @@ class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> tuple[object, ...]:
-        """What of the matching databases is replicated, and how."""
+        """Returns the settings that select the contents of the matching databases, and how they are replicated."""
         return self.include, self.exclude, self.partitions, self.external, self.formats
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a turn. Times are ISO 8601, empty before. `detail`: what it did or found, or why it failed."""
+    """One step of a role change. Times are ISO 8601, empty before they are known. `detail`: the result, or the reason
+    of a failure."""
 
     name: str
     status: StepStatus = "waiting"
@@ -125,9 +126,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of roles, as the list of its steps, written before its first one. One that was interrupted is completed
-    from it. `by`: who began it; `epoch`: the highest one on either side before its first step; `forced`: --force was
-    given; `detail`: what the verb needs besides, a loss report for one. It has ended when `ended` says so."""
+    """A role change, as the list of its steps, written before its first step. An interrupted one is completed from it.
+    `by`: the operator; `epoch`: the highest one on either side before its first step; `forced`: --force was given;
+    `detail`: further data of the verb, such as a loss report. `ended`: empty until it is completed."""
 
     id: str
     policy: str
@@ -143,11 +144,11 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> tuple[Step, ...]:
-        """The steps that are not done."""
+        """Returns the steps that are not done."""
         return tuple(step for step in self.steps if step.status != "done")
 
     def with_step(self, name: str, **changes: Any) -> RoleChange:
-        """The same turn with one step changed. Raises KeyError when it has no step of this name."""
+        """Returns a copy with one step changed. Raises KeyError if no step has this name."""
         if name not in [step.name for step in self.steps]:
             raise KeyError(name)
         steps = (msgspec.structs.replace(each, **changes) if each.name == name else each for each in self.steps)
@@ -156,7 +157,7 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class History:
-    """Runs, newest first, and the files among them that could not be understood."""
+    """Runs, newest first, and the files among them that could not be parsed."""
 
     runs: list[Run]
     damaged: list[str]
@@ -167,20 +168,20 @@ class History:
 
     @property
     def last_done(self) -> Run | None:
-        """The newest run that came to its end."""
+        """Returns the newest completed run."""
         return next((run for run in self.runs if run.status == "done"), None)
 
 
 class ShownRun(Run, frozen=True, kw_only=True):
-    """A run of the history. `events_of`: the metastore whose event ids from_event and to_event are, that of the side
-    that was replicated."""
+    """A run of the history. `events_of`: the metastore whose event ids from_event and to_event are, on the side that
+    was replicated."""
 
     events_of: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownHistory(Rows):
-    """A policy's runs, newest first, and files among them that cannot be understood."""
+    """A policy's runs, newest first, and files among them that cannot be parsed."""
 
     listed: ClassVar[str] = "runs"
     status: str = "shown"
@@ -190,7 +191,7 @@ class ShownHistory(Rows):
 
 
 def shown_history(memory: Memory, policy: Policy, limit: int | None) -> ShownHistory:
-    """The newest `limit` runs (None: all)."""
+    """Returns the newest `limit` runs (None: all)."""
     kept = memory.runs(limit)
     runs = [
         ShownRun(**msgspec.structs.asdict(run), events_of=policy.target if run.reverse else policy.source)
@@ -212,11 +213,11 @@ _HINT: dict[type[Any], str] = {
 
 
 class Memory:
-    """One policy's memory. Whoever writes holds its lease: `with memory.lease("sync"): ...`."""
+    """The memory of one policy. A writer holds its lease: `with memory.lease("sync"): ...`."""
 
     def __init__(self, root: ChangeRoot, policy: str) -> None:
-        """`root`: the target's $cmroot, opened, as nothing may be written into a place that is not one. Raises
-        ConfigError for a name that cannot be a directory's."""
+        """Opens the memory. `root`: the target's $cmroot, opened, as nothing may be written into a directory that is
+        not a root. Raises ConfigError for a name that cannot be a directory's."""
         if not _NAME.fullmatch(policy):
             raise ConfigError(
                 f"{policy!r} cannot be the name of a policy",
@@ -226,17 +227,18 @@ class Memory:
         self._runs = self.place / "runs"
 
     def lease(self, purpose: str) -> Lease:
-        """The right to run or turn the policy, and to write here. Raises LeaseHeld (exit 7) saying who has it."""
+        """Acquires the exclusive right to run the policy or change its roles, and to write here. Raises LeaseHeld (exit
+        7), which names the holder."""
         return acquire(str(self.place), purpose)
 
     # ---- runs -----------------------------------------------------------------------------------------------------
 
     def write_run(self, run: Run) -> None:
-        """Once when it begins and again at its end: the last word counts. Safe to run twice."""
+        """Writes a run, when it begins and again at its end; the last version counts. May run twice."""
         self._write(self._runs / _file_name(run), run)
 
     def runs(self, limit: int | None = None) -> History:
-        """The newest `limit` runs (None: all). Damaged files are reported and stop nobody."""
+        """Returns the newest `limit` runs (None: all). Damaged files are listed and do not raise."""
         found, damaged = [], []
         for name in self._run_names()[:limit]:
             try:
@@ -249,8 +251,8 @@ class Memory:
         return History(found, damaged)
 
     def close_killed(self, *, now: Callable[[], float]) -> list[Run]:
-        """Under the lease, before a run begins: runs that say they are running were killed. Marks and returns them.
-        `ended` is then the time at which that was found. Safe to run twice."""
+        """Marks runs that are recorded as running as killed, and returns them. Called under the lease before a run
+        begins, when no run can be running. `ended` is the time of detection. May run twice."""
         killed = []
         for run in self.runs(KEPT_RUNS).runs:
             if run.status == "running":
@@ -261,8 +263,8 @@ class Memory:
         return killed
 
     def prune_runs(self, older_than: timedelta, *, now: Callable[[], float], keep: int = KEPT_RUNS) -> int:
-        """Under the lease: removes runs that began so long ago, but never the newest `keep`, nor anything that is not a
-        run's file. Returns how many. Safe to run twice."""
+        """Removes runs that began longer ago than `older_than`, under the lease, but never the newest `keep`, nor other
+        files. Returns their number. May run twice."""
         oldest = stamp(iso(now() - older_than.total_seconds()))
         gone = [name for name in self._run_names()[max(0, keep) :] if name < oldest]
         for name in gone:
@@ -270,37 +272,38 @@ class Memory:
         return len(gone)
 
     def _run_names(self) -> list[str]:
-        """Newest first."""
+        """Returns the file names, newest first."""
         return [name for name in reversed(self._runs.list()) if name.endswith(".json")]
 
     # ---- scope and turn -------------------------------------------------------------------------------------------
 
     def read_scope(self) -> RememberedScope | None:
-        """None when no run has recorded one. Raises FormatError when it is damaged."""
+        """Returns the scope; None if no run has recorded one. Raises FormatError if it is damaged."""
         return self._read(self.place / "scope.json", RememberedScope)
 
     def write_scope(self, scope: RememberedScope) -> None:
-        """Safe to run twice."""
+        """Writes the scope. May run twice."""
         self._write(self.place / "scope.json", scope)
 
     def read_role_change(self) -> RoleChange | None:
-        """The turn that was begun last; None when there never was one. Raises FormatError when it is damaged: then
-        nobody knows which steps were done."""
+        """Returns the role change that was begun last; None if there never was one. Raises FormatError if the file is
+        damaged, as it is then unknown which steps were done."""
         return self._read(self.place / "turn.json", RoleChange)
 
     def unfinished_role_change(self) -> RoleChange | None:
-        """The turn that has begun and not ended; None when there is none. Raises FormatError as `read_role_change`."""
+        """Returns the role change that is not completed, or None. Raises FormatError as `read_role_change`."""
         change = self.read_role_change()
         return change if change and not change.ended else None
 
     def write_role_change(self, change: RoleChange) -> None:
-        """Before each step and after it. One that has ended is kept among all of them, too. Safe to run twice."""
+        """Writes a role change, before and after each step. A completed one is also added to the archive. May run
+        twice."""
         if change.ended:
             self._write(self.place / "turns" / f"{stamp(change.started)}-{change.id}.json", change)
         self._write(self.place / "turn.json", change)
 
     def turns(self) -> list[RoleChange]:
-        """Turns that have ended, newest first. Raises FormatError for one that is damaged."""
+        """Returns completed role changes, newest first. Raises FormatError for a damaged one."""
         place = self.place / "turns"
         names = [name for name in reversed(place.list()) if name.endswith(".json")]
         return [change for name in names if (change := self._read(place / name, RoleChange)) is not None]
@@ -324,7 +327,7 @@ class Memory:
 
 
 def _check(path: str, value: Run | RoleChange) -> None:
-    """Id and begin become a file's name. Raises FormatError."""
+    """Checks the id and the start, which become a file's name. Raises FormatError."""
     try:
         stamp(value.started)
     except ValueError as error:
@@ -334,12 +337,12 @@ def _check(path: str, value: Run | RoleChange) -> None:
 
 
 def policies(root: ChangeRoot) -> Sequence[str]:
-    """Names of the policies that a target's $cmroot remembers, sorted."""
+    """Returns the names of the policies in a target's $cmroot, sorted."""
     return [name for name in (Place(root.place) / POLICIES).list() if _NAME.fullmatch(name)]
 
 
 def iso(seconds: float) -> str:
-    """Seconds since 1970 as these files write them, to the millisecond."""
+    """Formats seconds since 1970 as in these files, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
@@ -350,7 +353,7 @@ def _file_name(run: Run) -> str:
 
 
 def stamp(moment: str) -> str:
-    """A time as a file's name that sorts by time, in UTC. ValueError for a text that is no time."""
+    """Formats an ISO 8601 time as a file name that sorts by time, in UTC. Raises ValueError for invalid text."""
     found = datetime.fromisoformat(moment)
     found = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
     return found.strftime("%Y%m%dT%H%M%S") + f".{found.microsecond // 1000:03}Z"

@@ -1,5 +1,5 @@
-"""Leaving: replicas of databases, tables and partitions that a policy does not name any more go, with consent. Their
-data goes to the target's `$cmroot` first. What replication did not make stays."""
+"""Out-of-scope replicas: databases, tables and partitions that a policy no longer names are dropped, with consent.
+Their data is moved to the target's `$cmroot` first. Objects that replication did not create are retained."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from replicator.replay.plan.target import TargetDatabase, read_target, table_pos
 
 @dataclass(frozen=True)
 class OutOfScope:
-    """What goes of one of the target's databases: `tables`, and with `whole` the database itself. `staying`: tables
-    that keep the database there, as replication did not make them. `partitions`: by table, those outside its filter.
-    `snapshots`: loads publish by snapshots there, so the data goes when the delay is over. `known_as`: what its source
-    calls the database."""
+    """The objects to drop of one of the target's databases: `tables`, and with `whole` the database itself. `staying`:
+    tables that replication did not create, which keep the database. `partitions`: by table, those outside its filter.
+    `snapshots`: loads publish by snapshots there, so the data is removed after the delay. `known_as`: the database's
+    name at the source."""
 
     db: str
     tables: list[Table]
@@ -48,7 +48,7 @@ class OutOfScope:
 
     @property
     def names(self) -> list[str]:
-        """For people; a database that goes whole by its name alone."""
+        """Returns the names for display; a database that is dropped completely appears by its name alone."""
         if self.whole or self.staying:
             return [self.db]
         tables = [f"{self.db}.{table.name}" for table in self.tables]
@@ -58,8 +58,8 @@ class OutOfScope:
 
 
 def plan_database(target: MetastoreReader, db: str, known_as: str, root_id: str) -> OutOfScope:
-    """A database that left. known_as: its name at the source. `root_id`: of the source's `$cmroot` that its tables were
-    made from. Raises Refused for one that is a primary or fenced."""
+    """Plans the drop of a database that left the policy. known_as: its name at the source. `root_id`: of the source's
+    `$cmroot` that its tables were made from. Raises Refused for one that is a primary or fenced."""
     there = read_target(target, [db])[db]
     may_load_into(f"database {db} of the target", there.role(db))
     ours = _ours(there, root_id)
@@ -69,8 +69,9 @@ def plan_database(target: MetastoreReader, db: str, known_as: str, root_id: str)
 
 
 def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> OutOfScope:
-    """What of a database that stays is outside the patterns: tables, and partitions of tables with a filter. known_as:
-    its name at the source, which the filters say. A call for the names of all tables, one for each filtered table."""
+    """Plans the drop of tables outside the patterns, and of partitions outside a filter, in a database that remains.
+    known_as: its name at the source, which the filters use. Costs one call for the names of all tables, and one for
+    each filtered table."""
     try:
         names = target.table_names(db)
     except ObjectNotFound:
@@ -107,7 +108,7 @@ class Dropped:
 
 
 def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot, runtime: Runtime) -> Dropped:
-    """Carries it out. `root`: the target's. May run twice."""
+    """Drops the planned objects. `root`: the target's. May run twice."""
     done = Dropped()
     with acquire(root.place, "drop out-of-scope replicas") as lease:
         for each in out_of_scope:
@@ -122,7 +123,7 @@ def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot
 
 
 def _plan(out_of_scope: OutOfScope) -> Plan:
-    """A load's plan that only drops."""
+    """Returns a load's plan that only drops."""
     nowhere = Point(0, 0, 0)
     metadata = DumpMetadata(
         id=f"leaving-{out_of_scope.db}",

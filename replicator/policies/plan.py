@@ -1,7 +1,7 @@
-"""Plan, then apply: what the next run of a policy would do, with its price, as a value that is carried out or refused.
+"""Plan, then apply: the next run of a policy and its cost as a value, which is then either carried out or refused.
 
 A plan is a dump (docs/decisions/0006): `make` captures and writes the dumps that the run would, and compares them with
-the target. `apply` looks again and compares; when the world is as it was, it loads these dumps and no others.
+the target. `apply` compares again and, if nothing has changed, loads these dumps and no others.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from replicator.replay.apply.weighing import DROPPED, Brake, excess
 
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
 
-_METASTORES = ("source_metastore", "target_metastore")  # how they are reached
+_METASTORES = ("source_metastore", "target_metastore")  # connection settings
 
 
 def make(sides: Sides, options: SyncSettings = SYNC) -> SyncPlan:
-    """Captures, writes the dumps, and compares. The target is not changed; the source's `$cmroot` gets what a run would
-    write there. Raises what a run raises before it loads."""
+    """Captures, writes the dumps, and compares. The target is not changed; the source's `$cmroot` receives what a run
+    would write there. Raises the errors that a run raises before it loads."""
     policy, kept = sides.policy, Remembering(sides.policy)
     with kept.memory.lease("plan"):
         refuse_role_change(kept.memory, options)
@@ -73,7 +73,7 @@ def make(sides: Sides, options: SyncSettings = SYNC) -> SyncPlan:
         cost = Cost()
         for each in loads:
             cost = cost.plus(each.cost)
-        steps.direction = look(sides, remembered)  # with the roles that it gave
+        steps.direction = look(sides, remembered)  # with the roles that this run set
         return SyncPlan(
             id=uuid.uuid4().hex[:12],
             policy=policy.name,
@@ -95,10 +95,11 @@ def make(sides: Sides, options: SyncSettings = SYNC) -> SyncPlan:
 
 
 def apply(plan: SyncPlan, sides: Sides, brake: Brake | None = None) -> SyncRun:
-    """Does what a plan says, and nothing else. One that was killed is completed by applying it again.
+    """Carries out a plan, and nothing else. If it is killed, applying the plan again completes it.
 
-    Raises Refused, before anything is changed, when the policy, the roles, the target's checkpoints or what it holds
-    are not as they were; the details say what moved."""
+    Raises Refused, before anything is changed, if the policy, the roles, the target's checkpoints or the target's
+    contents differ from the plan; the details list the differences.
+    """
     began, clock = clocks.monotonic(), sides.runtime.clock
     kept, options = Remembering(sides.policy), SyncSettings(adopt=plan.adopt, drop_left=plan.drop_left, brake=brake)
     report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
@@ -168,12 +169,12 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
 
 
 def _settled(bill: Price) -> Price:
-    """Where the bytes come from may change meanwhile; they are the same bytes."""
+    """Returns the price without the sources of the bytes, which may change; the bytes are the same."""
     return replace(bill, files_from_source=0, files_from_cmroot=0, files_from_target=0)
 
 
 def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -> list[PlannedLoad]:
-    """The loads that are still to be made. Raises Refused when the world has moved."""
+    """Returns the loads that remain. Raises Refused if source or target have changed."""
     moved = []
     if plan.policy_digest != _digest(_keys(steps.policy)):
         moved.append("the policy was edited")
@@ -192,7 +193,7 @@ def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -
             continue  # loaded by an apply that was killed later
         waiting.append(each)
         if any(pair.loading == each.id for pair in pairs):
-            continue  # one that was killed in the middle of this load had compared
+            continue  # an apply that was killed during this load had compared already
         moved += _moved(each, steps)
     if plan.drop_left and not set(_drops(out_of_scope)) <= set(plan.drops):
         moved.append(f"out-of-scope replicas are now {', '.join(_drops(out_of_scope)) or 'nothing'}")
@@ -233,7 +234,7 @@ def _moved(load: PlannedLoad, steps: Steps) -> list[str]:
 
 
 def _made_by(plan: SyncPlan, steps: Steps, name: str) -> bool:
-    """Replicas that this plan's own loads have made, or begun to make, are no surprise."""
+    """Returns True for a replica that this plan's own loads have created or begun to create; its role is expected."""
     side, _, db = name.partition(" ")
     ours = {load.id: load for load in plan.loads}
     return side == "target" and any(
@@ -275,7 +276,7 @@ def _drops(out_of_scope: Sequence[OutOfScope]) -> list[str]:
 
 
 def _keys(policy: Policy) -> dict[str, Any]:
-    """What of a policy a plan depends on: when it runs and what it verifies is none of it."""
+    """Returns the keys of a policy that a plan depends on; schedule and verification are not among them."""
     written = msgspec.to_builtins(policy)
     return {
         key: value

@@ -1,17 +1,17 @@
 """Roles of databases in their metastores: read, compared and set, established for a new pair. Acts.
 
-What a role means and allows is decided in `replicator.roles`, whose names are here too.
+`replicator.roles`, whose names are re-exported here, decides what a role means and allows.
 
 A metastore has no compare-and-set for the properties of a database. `set_role` reads, compares, writes, waits `settle`,
-and reads again: of several at once, all but the last writer find another's name, and fail. What is *not* guaranteed:
+and reads again: of several concurrent writers, all but the last find another's name and fail. What is *not* guaranteed:
 
-- If between one's read and its write passes more than the other's `settle`, both may believe that they have won; the
-  property then has the later one's word, and the next reader sees only that. Verbs that turn roles hold the policy's
-  lease besides, which excludes each other exactly.
-- Whoever alters other properties of the database at the same moment (`ALTER DATABASE ... SET DBPROPERTIES`, a load's
-  checkpoint) may write back the role that it read before. A load looks again before it writes, which leaves
-  milliseconds; within `settle`, `set_role` notices.
-- A role stops replication, not writers: nothing of the metastore forbids writes into a fenced database.
+- If more time than the other writer's `settle` passes between one writer's read and its write, both may believe that
+  they have won; the property then has the later value, and later readers see only that. Role changes hold the policy's
+  lease as well, which makes them mutually exclusive.
+- A concurrent change of other properties of the database (`ALTER DATABASE ... SET DBPROPERTIES`, a load's checkpoint)
+  may write back the role that it read before. A load reads again before it writes, which leaves milliseconds; within
+  `settle`, `set_role` notices.
+- A role stops replication, not writers: the metastore does not prevent writes into a fenced database.
 """
 
 from __future__ import annotations
@@ -51,17 +51,18 @@ __all__ = [
 ]
 
 SETTLE = timedelta(seconds=1)
-"""How long a role must stand before whoever wrote it believes it; more than what lies between a read and a write."""
+"""How long a role must remain unchanged before its writer relies on it; more than the time between a read and a write.
+"""
 
 
 def label(metastore: MetastoreReader, db: str) -> str:
-    """A database as messages name it."""
+    """Returns the name of a database for messages."""
     return f"database {db} of {metastore.uri}"
 
 
 def read_role(metastore: MetastoreReader, db: str, *, repair: bool = False) -> RoleMark:
-    """Raises ObjectNotFound when there is no such database, FormatError for a role that cannot be understood (to
-    `repair` it, that is no role)."""
+    """Returns the role. Raises ObjectNotFound if the database does not exist, FormatError for a role that cannot be
+    parsed (with `repair` it counts as none)."""
     return mark_of(metastore.database(db).parameters, label(metastore, db), repair=repair)
 
 
@@ -75,13 +76,14 @@ def set_role(
     settle: timedelta = SETTLE,
     pause: Callable[[float], None] = clocks.sleep,
 ) -> RoleMark:
-    """Sets role and epoch if they are what was `expect`ed; returns what was set. Other properties stay.
+    """Sets role and epoch if the current ones are `expect`ed; returns the new mark. Other properties are unchanged.
 
-    Raises Refused when the role is another by now, when somebody else sets it at the same time, and for an epoch that
-    would not grow: never lower than it is, higher where the database becomes primary. force: for a person's repair, any
-    epoch goes, and a role that cannot be read counts as none. settle: zero for who holds a lease that excludes others.
-    To run twice, look first: `if read_role(...) != wanted`. What cannot be guaranteed is said at the top of this
-    module."""
+    Raises Refused if the role has changed, if another process sets it concurrently, or if the epoch does not grow: it
+    may never decrease, and must increase where the database becomes primary. force: for a manual repair, accepts any
+    epoch, and counts a role that cannot be parsed as none. settle: zero if the caller holds a lease that excludes
+    others. Before a second call compare: `if read_role(...) != wanted`. See the top of this module for what is not
+    guaranteed.
+    """
     name, wanted = label(metastore, db), replace(wanted, by=_signature())
     there = metastore.database(db)
     found = mark_of(there.parameters, name, repair=force)
@@ -117,12 +119,13 @@ def establish(
     settle: timedelta = SETTLE,
     pause: Callable[[float], None] = clocks.sleep,
 ) -> dict[str, int]:
-    """What a policy's run does before it dumps: each source database that is nobody's becomes the primary. Its replica
-    becomes one by the load, from the epoch in the dump. `databases`: (source's name, target's name). Returns the source
-    databases' epochs.
+    """Establishes roles before a policy's run dumps: each source database without a role becomes the primary. Its
+    replica becomes one by the load, from the epoch in the dump. `databases`: (source's name, target's name). Returns
+    the source databases' epochs.
 
-    Raises Refused where the source may not be dumped or the target not be loaded into, before anything is changed.
-    Safe to run twice; databases that the source does not have are left out."""
+    Raises Refused, before anything is changed, if a source may not be dumped or a target may not be loaded into. May
+    run twice; databases that the source does not have are skipped.
+    """
     found: list[tuple[str, RoleMark]] = []
     for db, target_db in databases:
         there = _role_if_any(target, target_db)
@@ -142,7 +145,7 @@ def establish(
 
 @dataclass(frozen=True)
 class DatabaseRole:
-    """A database's role and epoch; `by`: who set them."""
+    """The role and epoch of a database; `by`: who set them."""
 
     db: str
     role: Role
@@ -152,7 +155,7 @@ class DatabaseRole:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRoles(Rows):
-    """Roles of a metastore's databases. `metastore`: its URI."""
+    """The roles of a metastore's databases. `metastore`: its URI."""
 
     listed: ClassVar[str] = "databases"
     status: str = "shown"
@@ -161,7 +164,8 @@ class ShownRoles(Rows):
 
 
 def shown_roles(metastore: MetastoreReader, databases: Sequence[str] = ()) -> ShownRoles:
-    """Of these databases; none: of all that have had a role. Raises ObjectNotFound, FormatError as `read_role`."""
+    """Returns the roles of these databases or, if empty, of all that ever had one. Raises ObjectNotFound, FormatError
+    as `read_role`."""
     found = [(name, read_role(metastore, name)) for name in databases or metastore.database_names()]
     rows = [DatabaseRole(name, mark.role, mark.epoch, mark.by) for name, mark in found if databases or mark.epoch]
     return ShownRoles(metastore=metastore.uri, databases=rows)
@@ -169,8 +173,8 @@ def shown_roles(metastore: MetastoreReader, databases: Sequence[str] = ()) -> Sh
 
 @dataclass(frozen=True)
 class RoleSet(Report):
-    """A role set by hand. `status`: set, unchanged, or planned (a dry run). `consequence`: what it means for data;
-    empty where the change can do no harm by itself."""
+    """A role set manually. `status`: set, unchanged, or planned (a dry run). `consequence`: the effect on data; empty
+    if the change by itself is harmless."""
 
     status: Literal["set", "unchanged", "planned"]
     metastore: str
@@ -183,8 +187,8 @@ class RoleSet(Report):
 def change_role(
     metastore: Metastore, db: str, role: Role, epoch: int | None, *, force: bool = False, dry_run: bool = False
 ) -> RoleSet:
-    """Sets a role as a person says; epoch None: the next one for primary and fenced, else the one it has. Safe to run
-    twice. Raises Refused, without `force`, for what can lose data, and as `set_role`."""
+    """Sets a role chosen by an operator; epoch None: the next one for primary and fenced, else the current one. May run
+    twice. Raises Refused, without `force`, for a change that can lose data, and as `set_role`."""
     before = read_role(metastore, db, repair=force)
     after = RoleMark(role, _next_epoch(before, role) if epoch is None else epoch)
     means = consequence(before.role, after.role)
@@ -213,9 +217,10 @@ def _fields(mark: RoleMark) -> dict[str, Any]:
 def epochs_to_dump(
     source: MetastoreReader, databases: Sequence[str], *, allow_replica: bool = False, draining: bool = False
 ) -> dict[str, int]:
-    """The epochs of databases that are about to be dumped, by name; those that do not exist are left out.
+    """Returns the epochs of databases that are about to be dumped, by name; those that do not exist are skipped.
 
-    Raises Refused as `may_dump_from` does."""
+    Raises Refused as `may_dump_from` does.
+    """
     epochs = {}
     for db in databases:
         mark = _role_if_any(source, db)
@@ -243,7 +248,7 @@ def _refuse_epoch(name: str, found: RoleMark, wanted: RoleMark) -> None:
 
 
 def _signature() -> str:
-    """Who sets a role, and a word of this one call, by which it knows its own."""
+    """Returns the author of a role, with an id unique to this call, by which the call recognises its own write."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

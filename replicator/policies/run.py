@@ -1,7 +1,7 @@
 """One run of a policy: look, capture, decide, dump, load, confirm, tidy, remember (docs/decisions/0006).
 
-`sync_once` takes the policy's lease; `run_once` is the same for who holds it already. A run that was killed anywhere is
-completed by the next one: what it had begun to load is loaded to its end, and the target's checkpoints tell the rest.
+`sync_once` takes the policy's lease; `run_once` is the same for a caller that holds it already. The next run completes
+a run that was killed at any step: it finishes the interrupted load, and reads the rest from the target's checkpoints.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from replicator.policies.sync_plan import DumpBatch, RunWork
 from replicator.policies.verifying import Background, compare_some, reported, try_again
 from replicator.replay.apply.load import Loaded
 
-REMEMBERED = 1000  # of what was not replicated, in the record of a run
-TIDY_AFTER = 3600.0  # seconds between two tidyings of one process
+REMEMBERED = 1000  # objects not replicated, in the record of a run
+TIDY_AFTER = 3600.0  # seconds between two clean-ups in one process
 
 
 @dataclass
 class SyncRun(LoadCounts):
-    """What a run did. `status`: synced, nothing (there was nothing new), incomplete (something could not be done,
-    `warnings` says what). `to_event`, `position`: how far the target is, all databases. Counts are those of its loads.
-    `bootstrapped`: databases that were dumped whole, and why. `left`: replicas of what the policy does not name any
-    more, which stay without consent; `dropped`: those that went. `not_replicated`: what the
-    target does not have as the source has it. `compared`: what was verified after it, or beside it
-    since the run before; None: nothing was. `steps`: seconds by name; scan_seconds,
-    compare_seconds: of its capture, as in `Captured`."""
+    """The report of a run. `status`: synced, nothing (no changes), incomplete (part of the work failed, see
+    `warnings`). `to_event`, `position`: of the target, over all databases. Counts are those of its loads.
+    `bootstrapped`: databases that were dumped completely, and why. `left`: replicas of databases and tables that the
+    policy no longer names, which remain without consent; `dropped`: those that were dropped. `not_replicated`: objects
+    that differ between target and source. `compared`: the verification after this run, or of the background since the
+    previous run; None if nothing was verified. `steps`: seconds by name; scan_seconds, compare_seconds: of its capture,
+    as in `Captured`."""
 
     before: ClassVar[str] = "left"
     policy: str
@@ -76,11 +76,11 @@ class SyncRun(LoadCounts):
 
     @property
     def moved(self) -> bool:
-        """Whether anything was loaded or dropped."""
+        """Returns True if anything was loaded or dropped."""
         return bool(self.dumps or self.dropped)
 
     def add(self, loaded: Loaded) -> None:
-        """One load's counts."""
+        """Adds the counts of one load."""
         self.dumps.append(loaded.dump)
         self.not_replicated = merged(self.not_replicated, loaded.not_replicated)
         self.records += loaded.records
@@ -100,30 +100,33 @@ class SyncRun(LoadCounts):
 
 
 class Remembering:
-    """What one process knows of a policy between its runs, so that an idle round reads and writes next to nothing."""
+    """The state of a policy that one process keeps between runs, so that an idle round reads and writes next to
+    nothing."""
 
     def __init__(self, policy: Policy) -> None:
         self.memory = Memory(create_or_open(policy.target_cmroot), policy.name)
         self.tidied: float | None = None
-        self.quiet: Run | None = None  # the record of the last round, when nothing was new: the next one prolongs it
+        self.quiet: Run | None = None  # the record of the last round, if it had no changes: the next one prolongs it
         self.unreached: Run | None = None  # the same of rounds that could not begin
         self.swept = False
-        self.background: Background | None = None  # what verifies while this process follows the policy
+        self.background: Background | None = None  # the verification while this process follows the policy
 
 
 def sync_once(sides: Sides, options: SyncSettings = SYNC, remembering: Remembering | None = None) -> SyncRun:
-    """One run: bootstraps if it must, else increments; nothing new makes no dump. May be killed anywhere and run again.
+    """Runs the policy once: bootstraps where required, else increments; without changes no dump is written. May be
+    killed at any step and run again.
 
-    remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is running,
-    Refused where roles, an unfinished turn, or what replication did not make is in the way, and what capture and load
-    raise."""
+    remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is running, Refused
+    if roles, an unfinished role change, or objects that replication did not create block the run, and all errors of
+    capture and load.
+    """
     kept = remembering or Remembering(sides.policy)
     with kept.memory.lease("sync") as lease:
         return run_once(sides, lease, kept, options)
 
 
 def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSettings) -> SyncRun:
-    """As `sync_once`, for who holds the policy's lease: a drain of a switchover, say."""
+    """Does the same as `sync_once` for a caller that holds the policy's lease, such as the drain of a switchover."""
     began, clock = clocks.monotonic(), sides.runtime.clock
     report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
     with lines_about(run=report.run, policy=report.policy), recorded(report, kept, lease, clock):
@@ -162,7 +165,8 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
 
 
 def look(sides: Sides, remembered: RememberedScope | None) -> Direction:
-    """Which way the policy runs, and what both sides have. Raises ConfigError where another policy writes the same."""
+    """Returns the direction of the policy with the databases of both sides. Raises ConfigError if another policy writes
+    to the same databases."""
     policy = sides.policy
     direction = find_direction(policy, sides.source, sides.target, remembered)
     background = [
@@ -186,7 +190,7 @@ def refuse_role_change(memory: Memory, options: SyncSettings) -> None:
 
 
 def _finish(steps: Steps, sides: Sides, remembered: RememberedScope | None, report: SyncRun) -> None:
-    """Ends what a killed run had begun to load; what the target has is read again then."""
+    """Finishes the loads that a killed run began, then reads the target again."""
     with report.timed("finish"):
         finished = steps.finish_interrupted()
     for loaded in finished:
@@ -197,7 +201,7 @@ def _finish(steps: Steps, sides: Sides, remembered: RememberedScope | None, repo
 
 
 def _replicate(steps: Steps, work: RunWork, epochs: dict[str, int], report: SyncRun) -> list[int]:
-    """Dumps and loads every piece; the positions where they end."""
+    """Dumps and loads every batch. Returns their end positions."""
     if not work.batches:
         return []
     steps.protect(work)
@@ -228,7 +232,8 @@ def _dump_and_load(steps: Steps, batch: DumpBatch, epochs: dict[str, int], repor
 
 
 def find_out_of_scope(steps: Steps, work: RunWork) -> list[OutOfScope]:
-    """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
+    """Returns the objects that left the policy's scope, as plans to drop them. Raises Refused for those that roles
+    protect."""
     direction = steps.direction
     gone = [*work.left, *work.lost, *direction.renamed]
     found = [plan_database(direction.target, pair.replica, pair.name, direction.root.id) for pair in gone]
@@ -242,7 +247,7 @@ def find_out_of_scope(steps: Steps, work: RunWork) -> list[OutOfScope]:
 
 
 def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> None:
-    """With consent, what left the policy goes; else it is reported."""
+    """Drops what left the policy, with consent; reports it otherwise."""
     if out_of_scope and steps.options.drop_left:
         with report.timed("leave"):
             done = drop(out_of_scope, steps.direction.target, steps.direction.target_root, steps.runtime)
@@ -264,8 +269,8 @@ def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> 
 
 
 def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
-    """After all that a run is for: what the policy's budget says, or what was compared beside it. A failure is
-    reported, and makes no failure of the run."""
+    """Verifies within the policy's budget at the end of a run, or collects the results of the background verification.
+    Failures are reported as warnings and do not fail the run."""
     if kept.background is not None:
         report.compared = kept.background.take()
         steps.warnings += reported(report.compared or kept.background.last)
@@ -282,7 +287,7 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
 def clean_up(
     steps: Steps, kept: Remembering, work: RunWork, remembered: RememberedScope | None, report: SyncRun
 ) -> None:
-    """After the loads: remembers the scope of this run, removes retired directories, old dumps and runs."""
+    """Remembers the scope of this run after the loads; removes retired directories, old dumps and runs."""
     _remember_scope(steps, kept.memory, work, remembered, report)
     _tidy(steps, kept, report)
     report.lag_seconds = behind(steps.direction.source, report.to_event, steps.runtime.clock)
@@ -316,8 +321,9 @@ def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
 def _remember_scope(
     steps: Steps, memory: Memory, work: RunWork, before: RememberedScope | None, report: SyncRun
 ) -> None:
-    """What left stays remembered until it is dropped, as nothing else tells that it was the policy's. A name that was
-    given up is remembered once what has the new one is there, so a run that fails before that changes nothing."""
+    """Writes the scope of this run. A database that left is remembered until it is dropped, as nothing else identifies
+    it as the policy's. A former name is remembered once the replica with the new name exists, so that a run that fails
+    before that changes nothing."""
     direction = steps.direction
     now = direction.scope(iso(steps.runtime.clock()))
     staying = {pair.known_as: pair for pair in [*work.left, *work.lost] if pair.replica in report.left}
@@ -335,8 +341,8 @@ def _remember_scope(
 
 @contextmanager
 def recorded(report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[], float]) -> Iterator[None]:
-    """A run's file in the history: running, then done or failed. Of rounds in which nothing was new, one file tells the
-    first and the last."""
+    """Writes the run's file in the history: running, then done or failed. Successive rounds without changes share one
+    file, with the start of the first and the end of the last."""
     started = iso(clock())
     run = Run(id=report.run, policy=report.policy, started=started, epoch=lease.epoch)
     kept.unreached = None
@@ -362,9 +368,9 @@ def recorded(report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[
 
 
 def record_unreached(kept: Remembering, error: Exception, clock: Callable[[], float] = clocks.time) -> None:
-    """Records a round that could not begin, since a metastore did not answer. Failures in a row are one record, from
-    the first to the last: a night without the source is one line of the history. Another holder of the policy's lease
-    keeps the history itself."""
+    """Records a round that could not begin because a metastore did not answer. Successive failures share one record,
+    from the first to the last: a night without the source is one entry of the history. If another process holds the
+    policy's lease, nothing is written: that process writes the history."""
     now, text = iso(clock()), f"{type(error).__name__}: {error}"
     before = kept.unreached
     run = before or Run(id=uuid.uuid4().hex[:12], policy=kept.memory.policy, started=now)

@@ -1,4 +1,4 @@
-"""Status: how far a target is, by its own word, and how far that is behind the source. Reads only."""
+"""Status: the checkpoint that a target reports, and its lag behind the source. Reads only."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE,
 
 @dataclass
 class Status(Report):
-    """`status`: current, behind, loading (a load has begun and not ended), replica (there is no source to compare
-    with), or `no replica`. `time` is that of the last record applied, in seconds; lags are None where they cannot be
-    reported: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events
-    that may change something.
-    `not_replicated`: what the target says that it does not have as the source has it; what nobody could see there
-    counts as behind since then."""
+    """The status of one replica. `status`: current, behind, loading (a load is incomplete), replica (no source to
+    compare with), or `no replica`. `time`: of the last record applied, in seconds. Lags are None if unknown: events and
+    seconds require the source, bytes and time its $cmroot. `lag_events` counts events of all databases that may change
+    something. `not_replicated`: the differences from the source that the target reports; objects that could not be read
+    at the source count as behind since then."""
 
     status: str
     target: str
@@ -64,9 +63,10 @@ def status(
     source_db: str | None = None,
     clock: Callable[[], float] = clocks.time,
 ) -> Status:
-    """How far database `db` of the target is. source_db: its name at the source, where it was renamed.
+    """Returns the status of database `db` of the target. source_db: its name at the source, if renamed.
 
-    Raises ObjectNotFound when there is no such database, UsageError for a $cmroot that is not its source's."""
+    Raises ObjectNotFound if the database does not exist, UsageError for a $cmroot that is not its source's.
+    """
     parameters = target.database(db).parameters
     report = Status(
         status="replica",
@@ -96,7 +96,7 @@ def status(
 
 
 def _ask_source(report: Status, source: MetastoreReader, clock: Callable[[], float]) -> None:
-    """The lag in events, and since when the first of them waits."""
+    """Sets the lag in events, and the age of the oldest of them."""
     assert report.event is not None
     report.source_event = source.current_event_id()
     report.lag_events = max(0, report.source_event - report.event)
@@ -117,7 +117,7 @@ def _ask_source(report: Status, source: MetastoreReader, clock: Callable[[], flo
 
 
 def _read_log(report: Status, root: ChangeRoot, db: str) -> None:
-    """The time of the position, and the bytes that were captured after it."""
+    """Sets the time of the position, and the bytes that were captured after it."""
     if report.source not in (None, root.id):
         raise UsageError(
             f"{root.place} is not the $cmroot that {report.db} was made from ({report.source})",
@@ -151,19 +151,19 @@ def _number(text: str | None) -> int | None:
 
 
 # ---- wait ------------------------------------------------------------------------------------------------------------
-# Wait: until a target has come to an event, or close enough behind its source. For scripts. Reads only.
+# Wait: until a target has reached an event, or a lag below a limit. For scripts. Reads only.
 #
-# Asks `status` at growing intervals. A metastore that does not answer, or a database that does not exist yet, is waited
-# for like everything else: the time limit decides.
+# Queries `status` at growing intervals. A metastore that does not answer and a database that does not exist yet are
+# waited for until the time limit, like everything else.
 
 
-FIRST, LONGEST, GROWTH = 0.1, 5.0, 1.5  # seconds between two questions, and how that grows
+FIRST, LONGEST, GROWTH = 0.1, 5.0, 1.5  # seconds between two queries, and the growth factor
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is waited for; all that is given must hold. event: the target's event is this one or later. lag: the oldest
-    event that the target lacks is at most this old."""
+    """The conditions to wait for; all that are set must hold. event: the target's event is this one or later. lag: the
+    oldest event missing at the target is at most this old."""
 
     event: int | None = None
     lag: timedelta | None = None
@@ -201,10 +201,11 @@ def wait(
     clock: Callable[[], float] = clocks.monotonic,
     sleep: Callable[[float], object] = clocks.sleep,
 ) -> Waited:
-    """Returns when the target's database `db` has reached the goal; asks at least once.
+    """Returns when the target's database `db` has reached the goal; queries at least once.
 
-    Raises NotReached when the time is over first, UsageError for a goal that cannot be determined: none, or a lag
-    without a source. Safe to stop and to run again."""
+    Raises NotReached on timeout, UsageError for an undecidable goal: no condition, or a lag without a source. May be
+    stopped and run again.
+    """
     if goal == Goal():
         raise UsageError("nothing to wait for", hint="give --until-event or --until-lag")
     if goal.lag is not None and source is None:
@@ -225,7 +226,7 @@ def wait(
 
 
 def _ask(target: MetastoreReader, db: str, source: MetastoreReader | None) -> tuple[Status | None, str]:
-    """The status, or why there is none."""
+    """Returns the status, or None and the reason."""
     try:
         return status(target, db, source=source), ""
     except (MetastoreUnreachable, ObjectNotFound) as error:
@@ -252,15 +253,16 @@ def _not_reached(
 
 
 # ---- unreplicated ----------------------------------------------------------------------------------------------------
-# What one side has and the other was never given: changes after given positions of a captured log, and events that no
-# capture has read yet, counted per table. Reads only.
+# Changes that one side has and the other never received: records after given positions of a captured log, and events
+# that no capture has read yet, counted per table. Reads only.
 #
-# Lag, a failover's loss report, what a failback keeps, and what came too late in a switchover are all counted here.
+# Lag, the loss report of a failover, the changes held by a failback, and late changes of a switchover are all counted
+# here.
 
 
 NAMED = 20  # partitions of a table that are reported by name
-COUNTED = 100_000  # partitions of a table that are distinguished; more count each time they are changed
-TABLES = 1000  # that are listed one by one, those with the most bytes first
+COUNTED = 100_000  # partitions of a table that are distinguished; beyond these, each change counts
+TABLES = 1000  # tables that are listed one by one, those with the most bytes first
 
 
 @dataclass
@@ -282,9 +284,9 @@ class TableChanges:
 
 
 class Unreplicated:
-    """Counts changes by table. `after`: database -> the position that the other side has loaded; databases that are not
-    named are passed over. `known`: the databases as they were, so that a role or checkpoint alone is no change.
-    partitions: whether they are counted."""
+    """A counter of changes by table. `after`: database -> the position that the other side has loaded; other databases
+    are ignored. `known`: the databases as they were, so that a new role or checkpoint alone does not count as a change.
+    partitions: True to count partitions."""
 
     def __init__(
         self, after: Mapping[str, int], patterns: Patterns, known: Iterable[Database] = (), *, partitions: bool = True
@@ -296,7 +298,7 @@ class Unreplicated:
         self.lost_events = 0
 
     def captured(self, log: Sequence[Segment]) -> None:
-        """Everything of the log after the positions. Raises FormatError where it is damaged."""
+        """Counts all records after the positions. Raises FormatError if the log is damaged."""
         if not self._after:
             return
         least = min(self._after.values())
@@ -311,18 +313,18 @@ class Unreplicated:
                 self._files(pa.Table.from_batches([batch]))
 
     def announced(self, events: Iterable[NotificationEvent]) -> None:
-        """Events that no capture has read."""
+        """Counts events that no capture has read."""
         for event in events:
             change = decode(event).change
             if (change.touched_db or "") in self._after:
                 self._count(change, event.time, captured=False)
 
     def tables(self) -> list[TableChanges]:
-        """Those with the most bytes first."""
+        """Returns the tables, those with the most bytes first."""
         return sorted(self._tables.values(), key=lambda each: (-each.bytes, -each.changes, each.table))
 
     def as_json(self) -> dict[str, Any]:
-        """Sums, and the tables."""
+        """Returns the sums and the tables."""
         found = self.tables()
         sums = {
             name: sum(getattr(each, name) for each in found)
@@ -363,12 +365,12 @@ class Unreplicated:
                 self._partition(found, name)
 
     def _wanted(self, db: str, table: str, partition: str) -> bool:
-        """Whether the policy's filters let a partition be replicated at all."""
+        """Returns True if the policy's filters select the partition."""
         wanted = self._patterns.filter_of(db, table)
         return wanted is None or matches_name(wanted, partition)
 
     def _only_ours(self, change: Change) -> bool:
-        """A role, or a checkpoint, that was written into a database's properties."""
+        """Returns True if only a role or checkpoint was written into the database's properties."""
         if change.altered_database is None:
             return False
         before, now = self._known.get(change.altered_database.name), _plain(change.altered_database)

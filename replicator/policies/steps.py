@@ -1,7 +1,8 @@
-"""The steps of a policy's run, one method each: capture, decide, dump, load, confirm. Runs and plans put them together.
+"""The steps of a policy's run, one method each: capture, decide, dump, load, confirm. Runs and plans are composed of
+them.
 
-Every step may run twice; who calls holds the policy's lease. Leases of the roots, which other policies, captures and
-expiries take for seconds, are waited for.
+Every step may run twice; the caller holds the policy's lease. The steps wait for the leases of the roots, which other
+policies, captures and expiries take for seconds.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ from replicator.replay.plan.target import ByDifference
 
 NO_WAIT = timedelta(0)
 CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLAIM})
-"""Properties of a database that say how far it is as a replica."""
+"""Properties of a database that describe its state as a replica."""
 
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """What the caller of a run consents to, and how it works.
+    """The consents and the options of a run.
 
-    adopt: tables and databases of the target that replication did not make become replicas; what is equal stays, what
-    differs goes to the target's `$cmroot`. drop_left: replicas of what left the policy go there, too. draining: the
-    source is fenced, and its last changes are fetched by who fenced it. scan, compare, deep, empty: as capture's.
-    brake: as a load's. patience: how long to wait for the lease of a root."""
+    adopt: tables and databases of the target that replication did not create become replicas; equal data is retained,
+    differing data is moved to the target's `$cmroot`. drop_left: replicas that left the policy are moved there, too.
+    draining: the source is fenced, and the caller, which fenced it, fetches its last changes. scan, compare, deep,
+    empty: as in a capture. brake: the removal limit, as in a load. patience: how long to wait for the lease of a root.
+    """
 
     adopt: bool = False
     drop_left: bool = False
@@ -75,8 +77,8 @@ SYNC = SyncSettings()
 
 
 class Steps:
-    """One run at work on a policy with a direction. `warnings`: what a person should know of it; `lacking`: what
-    replicas lack that it does not change."""
+    """One run of a policy with a direction. `warnings`: for the operator; `lacking`: objects missing in replicas that
+    this run does not change."""
 
     def __init__(self, direction: Direction, options: SyncSettings, runtime: Runtime) -> None:
         self.direction, self.options, self.runtime = direction, options, runtime
@@ -88,7 +90,7 @@ class Steps:
     # ---- before ---------------------------------------------------------------------------------------------------
 
     def roles(self) -> dict[str, int]:
-        """The epochs of the source's databases; those that are nobody's become primary. Raises Refused where roles
+        """Returns the epochs of the source's databases; those without a role become primary. Raises Refused if roles
         forbid the direction."""
         pairs = [pair for pair in self.direction.matching if not pair.is_anothers(self.direction.root.id)]
         if self.options.draining:
@@ -108,8 +110,8 @@ class Steps:
         )  # the policy's lease excludes others
 
     def forget_checkpoints(self) -> None:
-        """A primary that was a replica has a checkpoint from then. When it is a replica again, that must not be taken
-        for a state it is in: its own writers have changed it since."""
+        """Removes the checkpoint of a primary that was a replica. When it becomes a replica again, that checkpoint must
+        not be taken for its state, as its own writers have changed it since."""
         for pair in self.direction.matching:
             if pair.source is None or not pair.source.parameters.keys() & CHECKPOINT or self.options.draining:
                 continue
@@ -119,7 +121,7 @@ class Steps:
                 self.direction.source.alter_database(pair.name, msgspec.structs.replace(here, parameters=kept))
 
     def capture(self) -> Captured:
-        """Lost events are made up for by comparing everything that is captured."""
+        """Captures the source. If events were lost, compares everything that is captured."""
         there = [pair.name for pair in self.direction.matching if pair.source is not None]
         if not there and not segments(self.direction.root.place):
             raise ObjectNotFound(
@@ -146,12 +148,12 @@ class Steps:
         return captured
 
     def _begins(self) -> bool:
-        """Whether a replica is not at a checkpoint of this direction: its source, as a replica, had loads that may have
-        set constraints without an event."""
+        """Returns True if a replica has no checkpoint of this direction: its source was a replica, and loads may have
+        set constraints there without an event."""
         return any(pair.source is not None and pair.position is None for pair in self.direction.matching)
 
     def left_out(self, captured: Captured) -> list[NotReplicated]:
-        """What of the policy no run replicates: tables for their format, and data connectors."""
+        """Returns the policy's objects that no run replicates: tables in unsupported formats, and data connectors."""
         names, patterns = {pair.name for pair in self.direction.matching}, self.direction.patterns
         found = data_connectors(self.direction.source, names)
         for name, reason in captured.formats.items() if self.policy.formats != AS_THEY_ARE else ():
@@ -161,7 +163,7 @@ class Steps:
         return found
 
     def concerning(self, things: Iterable[NotReplicated]) -> list[NotReplicated]:
-        """What of all that a capture did not see is the policy's."""
+        """Returns those objects, of all that a capture could not read, that the policy selects."""
         selection = Selection(tuple(pair.name for pair in self.direction.matching), self.direction.patterns)
         found = []
         for each in things:
@@ -171,7 +173,7 @@ class Steps:
         return found
 
     def decide(self, remembered: RememberedScope | None) -> RunWork:
-        """What is to be dumped; ranges of the log that hold nothing of a piece's databases make no dump."""
+        """Decides what to dump. Log ranges without records of a batch's databases make no dump."""
         log = segments(self.direction.root.place)
         end = resolve_until(log, None).position
         work = decide(
@@ -192,8 +194,8 @@ class Steps:
         return replace(work, batches=batches)
 
     def _narrower(self) -> set[str]:
-        """Databases whose replicas came to their checkpoints with less than the policy replicates: somebody loaded a
-        dump of some tables there."""
+        """Returns databases whose replicas reached their checkpoints with less than the policy replicates, because a
+        dump of some tables was loaded there."""
         scope = layout_scope((), self.direction.patterns)
         return {
             pair.name
@@ -207,7 +209,7 @@ class Steps:
     # ---- dump and load --------------------------------------------------------------------------------------------
 
     def dump(self, batch: DumpBatch, epochs: dict[str, int], *, slot: str = "") -> Dumped:
-        """Writes a piece's dump into a directory of its own."""
+        """Writes a batch's dump into a directory of its own."""
         root, id = self.direction.root, new_dump_id(self.runtime.clock)
         log = segments(root.place)
         begin = None if batch.begin is None else _point(log, batch.begin)
@@ -228,7 +230,7 @@ class Steps:
         return patiently(lambda: write_dump(root, out, chosen, self.runtime), self.options.patience)
 
     def load(self, place: str) -> Loaded:
-        """Replays one dump of the policy's; its pin in the source's root is not needed any more then."""
+        """Loads one dump of the policy, then removes its pin in the source's root, which is no longer required."""
         options = self.load_options(DumpReader(place))
         loaded = patiently(lambda: load(place, self.direction.target, options, self.runtime), self.options.patience)
         unpin_dump(self.direction.root.place, DumpReader(place).metadata.id)
@@ -237,12 +239,13 @@ class Steps:
 
     @property
     def keys(self) -> Keys | None:
-        """Those that sign the policy's dumps; a run that was killed finds its own again in a directory of all."""
+        """Returns the keys that sign the policy's dumps. With them a run verifies the dump of a killed run that it
+        finds in a shared directory."""
         return read_keys(self.policy.key_file) if self.policy.key_file else None
 
     def load_options(self, reader: DumpReader) -> LoadSettings:
-        """A bootstrap keeps what the target has and what is equal; what replication did not make, only with consent, or
-        where turned roles say that the side is a replica now."""
+        """Returns the options of a load. A bootstrap keeps existing data that is equal. Objects that replication did
+        not create are overwritten only with consent, or if a role change made this side a replica."""
         bootstrap, names = reader.metadata.kind != INCREMENTAL, reader.metadata.scope.databases
         turned = all(pair.target is None or pair.turned for pair in self.direction.pairs if pair.name in names)
         return LoadSettings(
@@ -263,8 +266,9 @@ class Steps:
         )
 
     def sweep_retired(self) -> list[NotReplicated]:
-        """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over; backwards also
-        what was replaced on the policy's own target, before it became the primary. What has to stay."""
+        """Moves directories that snapshots have replaced to the target's `$cmroot` after the policy's delay. In
+        reverse, includes those replaced on the policy's own target before it became the primary. Returns the objects
+        that must be retained."""
         direction, stays = self.direction, Stays()
         sides = [
             (direction.target_root.place, direction.target),
@@ -283,8 +287,8 @@ class Steps:
         return stays.not_replicated({pair.name: pair.replica for pair in direction.pairs})
 
     def finish_interrupted(self) -> list[Loaded]:
-        """Loads that a killed run has begun are ended with their own dumps: what was copied is not copied again. Where
-        that fails, the run makes a new dump from the checkpoint, which holds the same and more."""
+        """Finishes loads that a killed run began, with their own dumps: nothing is copied twice. If that fails, the run
+        writes a new dump from the checkpoint, which contains the same and more."""
         done = []
         for id in dict.fromkeys(
             pair.loading for pair in self.direction.matching if pair.made_from == self.direction.root.id
@@ -301,8 +305,8 @@ class Steps:
         return done
 
     def advance(self, work: RunWork, end: Point) -> None:
-        """Moves the checkpoints of databases that nothing up to `end` concerns: status and lag tell them from those
-        that wait; what they lack is `lacking` still. Refuses what a load would refuse."""
+        """Moves the checkpoints of databases without records up to `end`, so that status and lag distinguish them from
+        databases that are behind. Objects missing there remain in `lacking`. Refuses what a load would refuse."""
         idle = {*work.current, *(name for batch in work.passed for name in batch.databases)}
         for pair in self.direction.pairs:
             if pair.name in idle and pair.target is not None:
@@ -337,7 +341,7 @@ class Steps:
     # ---- the slot -------------------------------------------------------------------------------------------------
 
     def protect(self, work: RunWork) -> None:
-        """Before anything is dumped: the policy's slot is there, and behind nothing that a piece begins at."""
+        """Ensures, before a dump, that the policy's slot exists and is not beyond the begin of any batch."""
         root, name = self.direction.root.place, self.policy.slot
         log = segments(root)
         begins = [batch.begin for batch in work.batches if batch.begin is not None]
@@ -358,11 +362,12 @@ class Steps:
             confirm_slot(root, name, needs.position, needs.event, now=self.runtime.clock, back=True)
 
     def confirm(self, position: int) -> None:
-        """After the loads: every database of the policy is at this position, or nothing up to it concerns it."""
+        """Confirms the slot after the loads: every database of the policy is at this position, or has no records up to
+        it."""
         root, name = self.direction.root.place, self.policy.slot
         slot = find_slot(root, name)
         if slot is not None and slot.given_up:
-            return  # the next run that dumps makes a new one
+            return  # the next run that dumps creates a new one
         if slot is not None and slot.position >= position and not slot.awaits:
             return
         point = _point(segments(root), position)
@@ -374,7 +379,7 @@ class Steps:
 
 
 def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
-    """Whether any record after a position is about one of these databases."""
+    """Returns True if a record after the position concerns one of these databases."""
     for segment in log:
         if segment.last > after:
             for record in read_records(segment, after):

@@ -1,4 +1,4 @@
-"""The plan of a policy's next run as a value, and its file."""
+"""The plan of a policy's next run, as a value and as a file."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FORMAT, VERSION = "replicator-plan", 1
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load would do, in numbers. `events`: between the begin and the end; `records`: in the dump, `squashed` of
-    them would not be applied one by one. files, bytes: copied, by their contents; files_from_...: where from.
-    files_removed, bytes_removed, partitions_removed: to the target's `$cmroot`. `missing`: files whose bytes are not to
-    be had; then the load would fail."""
+    """The cost of a load. `events`: between its begin and its end; `records`: in the dump, `squashed` of which would
+    not be applied one by one. files, bytes: file contents to copy; files_from_...: the source of the bytes.
+    files_removed, bytes_removed, partitions_removed: moved to the target's `$cmroot`. `missing`: files whose bytes are
+    not available anywhere; with any of these the load would fail."""
 
     events: int = 0
     records: int = 0
@@ -50,9 +50,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One dump of a plan. `databases`: by their source names; `why`: of a bootstrap. `checkpoints`: of the replicas, by
-    their names, when it was planned. `steps`: what would be dropped, made and altered. `digest`: of all that the load
-    depends on at the target. `gone`: what goes to the target's `$cmroot`, by name, with files and bytes."""
+    """One dump of a plan. `databases`: by their source names; `why`: the reason for a bootstrap. `checkpoints`: of the
+    replicas, by name, at planning time. `steps`: objects to drop, create and alter. `digest`: of everything at the
+    target that the load depends on. `gone`: objects moved to the target's `$cmroot`, by name, with files and bytes."""
 
     dump: str
     id: str
@@ -71,9 +71,9 @@ class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 class SyncPlan(Report, msgspec.Struct, frozen=True, kw_only=True):
     """What the next run of a policy would do. `policy_digest`: of its keys. `roles`: database -> role and epoch, on
-    both sides. `position`, `to_event`: where the target is afterwards. `left`: replicas that the policy does not name
-    any more; `drops`: tables and partitions that the loads drop, and tables of those that would go, with consent.
-    `cost`: of all loads."""
+    both sides. `position`, `to_event`: of the target after the run. `left`: replicas that the policy no longer names.
+    `drops`: tables and partitions that the loads drop, and those of out-of-scope replicas that would be dropped with
+    consent. `cost`: of all loads."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -107,7 +107,8 @@ def encode_plan(plan: SyncPlan) -> bytes:
 
 
 def read_plan(place: str) -> SyncPlan:
-    """Raises FormatError for what is no plan of a version that this release knows."""
+    """Reads a plan. Raises FormatError if the file is missing, is not a plan, or has a version that this release does
+    not know."""
     hint = "make a new plan with `replicator plan POLICY --out FILE`"
     try:
         data = as_written(place).read_bytes()
@@ -127,17 +128,18 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 # ---- dump batches ----------------------------------------------------------------------------------------------------
-# What one run of a policy has to do, decided from where its databases are: pieces, each one dump. Pure.
+# What one run of a policy has to do, decided from the positions of its databases: batches, each of which is one dump.
+# Pure.
 #
-# Databases that are at one checkpoint go together. A database without a usable checkpoint gets a bootstrap, which a
-# load by difference makes cheap where the target has the data. The piece that begins at the oldest checkpoint comes
-# last, so that the policy's slot never passes a database that is behind it.
+# Databases at the same checkpoint share a batch. A database without a usable checkpoint is bootstrapped; a load by
+# difference makes that cheap if the target has the data already. The batch that begins at the oldest checkpoint is
+# loaded last, so that the policy's slot never passes a database that is behind it.
 
 
 @dataclass(frozen=True)
 class DumpBatch:
-    """One dump of a run: databases by their source names. `begin`: the checkpoint that it continues; None: a
-    bootstrap, and `why` says what made it one."""
+    """One dump of a run: databases by their source names. `begin`: the checkpoint that it continues; None for a
+    bootstrap, for which `why` contains the reason."""
 
     databases: tuple[str, ...]
     begin: int | None = None
@@ -150,10 +152,11 @@ class DumpBatch:
 
 @dataclass(frozen=True)
 class RunWork:
-    """`batches` in order. `current`: databases that are at the log's end already. `passed`: pieces whose databases no
-    record since their checkpoint concerns, so that the checkpoint can move without a dump. `left`: replicas of
-    databases that are in the policy no more. `lost`: replicas whose source is gone, and whose drop no record tells.
-    `rescoped`: what is replicated of each database is another choice than before."""
+    """The work of a run. `batches`: in order. `current`: databases that are at the end of the log already. `passed`:
+    batches whose databases have no record after their checkpoint, so that the checkpoint can move without a dump.
+    `left`: replicas of databases that are no longer in the policy. `lost`: replicas whose source database no longer
+    exists and whose drop is not recorded. `rescoped`: True if the policy selects
+    other tables or partitions of its databases, or replicates them differently, than before."""
 
     batches: list[DumpBatch] = field(default_factory=list)
     current: list[str] = field(default_factory=list)
@@ -173,9 +176,10 @@ def decide(
     rescoped: bool,
     narrower: Collection[str] = (),
 ) -> RunWork:
-    """`first`, `end`: the positions that the captured log reaches from and to. remembered: databases (by the policy's
-    names) that the last run had, and what they were called on the target. rescoped: the patterns for tables are others
-    than the last run's. narrower: databases (of the source) that came to their checkpoint with less than these."""
+    """Decides what a run has to do. `first`, `end`: the first and last position of the captured log. remembered:
+    databases (by the policy's names) of the last run, and their names on the target. rescoped: the table patterns
+    differ from those of the last run. narrower: databases (of the source) whose checkpoint covers less than these
+    patterns select."""
     work = RunWork(rescoped=rescoped)
     bootstraps: dict[str, list[str]] = {}
     groups: dict[int, list[str]] = {}
@@ -188,7 +192,7 @@ def decide(
         known = remembered.get(pair.known_as)
         renamed = known is not None and known != _policys_name(pair)
         usable = ours and pair.position is not None and first <= pair.position <= end and not _half_done(pair, end)
-        usable = usable and not renamed  # what has its name now was another's replica, or was left long ago
+        usable = usable and not renamed  # the name belongs to another's replica, or left the policy long ago
         if pair.source is None:
             if usable and pair.position != end:
                 groups.setdefault(pair.position or 0, []).append(pair.name)
@@ -210,12 +214,13 @@ def decide(
 
 
 def _half_done(pair: Pair, end: int) -> bool:
-    """Something other than an increment was begun and did not end, so the checkpoint does not tell what is there."""
+    """Returns True if a load other than an increment is incomplete, so that the checkpoint does not describe the
+    contents."""
     return bool(pair.loading) and (pair.position == end or pair.loading.startswith(REPAIR))
 
 
 def _policys_name(pair: Pair) -> str:
-    """What the policy calls it on its target, whichever way it runs."""
+    """Returns the name of the database in the policy's target, in either direction."""
     return pair.replica if pair.name == pair.known_as else pair.name
 
 
@@ -238,12 +243,12 @@ def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool, renamed: bool, 
 
 
 # ---- dumps -----------------------------------------------------------------------------------------------------------
-# A policy's dumps: `<dumps>/<policy>/<event>-<id>/`. An id begins with the time, so that a name tells its age.
+# A policy's dumps: `<dumps>/<policy>/<event>-<id>/`. An id begins with the time, so that the name contains the age.
 #
 # 4711-20260301T120000Z-5f2a90c1/
 
 
-KEPT_DUMPS = 1000  # that were loaded: a policy that runs each second makes more in an hour than anybody looks at
+KEPT_DUMPS = 1000  # loaded dumps to retain: a policy that runs each second makes more in an hour than anyone inspects
 
 _NAME = re.compile(r"(\d+)-((\d{8}T\d{6}Z)-[0-9a-f]{8})")
 _TIME = "%Y%m%dT%H%M%SZ"
@@ -254,7 +259,7 @@ def new_dump_id(clock: Callable[[], float]) -> str:
 
 
 class PolicyDumps:
-    """The directory of one policy's dumps. Who holds the policy's lease writes."""
+    """The directory of one policy's dumps. Only the holder of the policy's lease writes to it."""
 
     def __init__(self, dumps: str, policy: str) -> None:
         self.place = as_written(dumps) / policy
@@ -263,7 +268,7 @@ class PolicyDumps:
         return str(self.place / f"{event}-{id}")
 
     def find(self, id: str) -> str | None:
-        """The finished dump of this id."""
+        """Returns the path of the finished dump with this id, or None."""
         for name in self.place.list():
             match = _NAME.fullmatch(name)
             if match and match[2] == id and (self.place / name / FINISHED).exists():
@@ -271,10 +276,12 @@ class PolicyDumps:
         return None
 
     def tidy(self, root: ChangeRoot, retention: timedelta, *, clock: Callable[[], float]) -> list[str]:
-        """Removes dumps that are older than the retention, loaded ones beyond the newest thousand, and those that a
-        killed run did not finish, with their pins in the source's `$cmroot`. Returns their places. Safe to run twice.
+        """Removes dumps that are older than the retention, loaded dumps beyond the newest thousand, and dumps that a
+        killed run did not finish, with their pins in the source's `$cmroot`. Returns their paths. May run twice.
 
-        A dump that was finished and not loaded stays as long as a plan may want it. What has another name stays."""
+        A dump that is finished and not loaded is retained until the retention ends, as a plan may refer to it.
+        Directories with other names are retained.
+        """
         names = [match for name in self.place.list() if (match := _NAME.fullmatch(name))]
         names.sort(key=lambda match: match[2], reverse=True)
         oldest = datetime.fromtimestamp(clock(), UTC) - retention
@@ -284,7 +291,7 @@ class PolicyDumps:
             old = datetime.strptime(match[3], _TIME).replace(tzinfo=UTC) < oldest
             surplus = rank >= KEPT_DUMPS and bool((place / LOADS).list())
             if old or surplus or not (place / FINISHED).exists():
-                (place / FINISHED).remove_own()  # first what makes it count
+                (place / FINISHED).remove_own()  # first the file that marks it as finished
                 place.remove_own_tree()
                 unpin_dump(root.place, match[2])
                 removed.append(str(place))

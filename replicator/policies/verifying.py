@@ -1,11 +1,11 @@
-"""Verifying: what a policy compares of its replicas beside its runs, within the budget of its `verify`.
+"""Verifying: comparisons of a policy's replicas in addition to its runs, within the budget of its `verify`.
 
-A difference is distinguished from a change that is on its way by the captured log: what differs is captured once more,
-and where the log then has records of a table after the checkpoint that the replica had before it was compared, the
-table is only behind. So writes without events are no differences either. It needs no lease of the policy: it reads
-both sides, and writes what it remembers, and what it captures, under their own leases.
+The captured log distinguishes a difference from a change in transit: differing tables are captured once more, and a
+table with records after the checkpoint that the replica had before the comparison is only behind. So writes without
+events do not count as differences either. Verifying requires no lease of the policy: it reads both sides, and writes
+its memory and its captures under their own leases.
 
-And what a run tries again: what the target did not take in earlier runs.
+Also contains the retry of objects that the target refused in earlier runs.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from replicator.policies.out_of_scope import drop, plan_database
 from replicator.policies.steps import SYNC, Steps
 from replicator.replay.apply.load import Loaded, load
 
-SHARE = 5  # beside --follow, verifying may take one part in so many of the time
+SHARE = 5  # with --follow, verifying may take one part in so many of the time
 NAMED = 20  # tables in a warning
 GRACE = 5.0  # seconds for the table that is being compared when the following ends
 
 
 def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = lambda: False) -> Compared | None:
-    """Compares as much as the policy's budget says; None where it has no budget, there is no complete replica, or
-    another process is comparing. `steps`: of the run, or of a way that was looked up for this. enough: asked before
-    each table or hundred, whether to end early. Safe to run twice, and beside a run."""
+    """Compares as much as the policy's budget allows. Returns None if it has no budget, no replica is complete, or
+    another process is comparing. `steps`: of the run, or of a direction determined for this. enough: called before each
+    table or hundred; True ends early. May run twice, and concurrently with a run."""
     direction, budget = steps.direction, steps.policy.verify
     ready = (
         {pair.name: pair.position for pair in _replicas(steps) if _is_complete(pair, direction.root.id)}
@@ -54,10 +54,10 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
     scanning = Steps(direction, replace(steps.options, scan=True), steps.runtime)
 
     def changed(db: str, names: Set[str]) -> Set[str]:
-        if not captured:  # asked when all is compared: what was written until then
+        if not captured:  # called after all comparisons, so it includes all writes until then
             captured.append(scanning.capture())
         if not any(pair.name == db and _is_complete(pair, direction.root.id) for pair in _replicas(steps)):
-            return names  # a load or a repair is running there: what was compared may have been half done
+            return names  # a load or a repair is running there: the comparison may have seen it half done
         found: set[tuple[str, str]] = set()
         after = ready[db] or 0
         for segment in segments(direction.root.place):
@@ -90,14 +90,14 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
 
 
 def compare_now(sides: Sides, memory: Memory, *, enough: Callable[[], bool] = lambda: False) -> Compared | None:
-    """As `compare_some`, for who does not run the policy. None, too, while roles are being turned."""
+    """Does the same as `compare_some` outside of a policy's run. Returns None during a role change, too."""
     if memory.unfinished_role_change() is not None:
         return None
     return compare_some(Steps(sides.direction(memory), SYNC, sides.runtime), memory, enough=enough)
 
 
 def _replicas(steps: Steps) -> Iterator[Pair]:
-    """The databases that are replicated, with the target's as they are now."""
+    """Yields the replicated databases, with the current state of the target's."""
     for pair in steps.direction.matching:
         if pair.source is not None:
             try:
@@ -107,7 +107,7 @@ def _replicas(steps: Steps) -> Iterator[Pair]:
 
 
 def _is_complete(pair: Pair, root_id: str) -> bool:
-    """Whether a load has come to its end there, and none is running."""
+    """Returns True if a load has completed there, and none is running."""
     return pair.position is not None and pair.made_from == root_id and not pair.loading
 
 
@@ -128,7 +128,7 @@ def _compared(sampled: Sampled, now: float) -> Compared:
 
 
 def reported(compared: Compared | None) -> list[str]:
-    """What a person should know of it, as a warning; nothing when all is the same."""
+    """Returns the differences as a warning for the operator; empty if there are none."""
     names = list(dict.fromkeys([*compared.differing, *compared.open])) if compared else []
     if compared is None or not names:
         return []
@@ -138,10 +138,10 @@ def reported(compared: Compared | None) -> list[str]:
 
 
 class Background:
-    """Verifies again and again in a thread of its own, beside the runs of --follow, which never wait for it."""
+    """A thread that verifies repeatedly, concurrently with the runs of --follow, which never wait for it."""
 
     def __init__(self, once: Callable[[Callable[[], bool]], Compared | None], *, pause: float) -> None:
-        """`once(enough)`: one comparison. pause: seconds between two of them, at least."""
+        """Prepares the thread. `once(enough)`: one comparison. pause: minimum seconds between two of them."""
         self._once, self._pause = once, pause
         self._stop = threading.Event()
         self._news: Compared | None = None
@@ -151,7 +151,7 @@ class Background:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """For the length of a block. What it is at is given up at the end of the block: it only reads."""
+        """Runs the thread for the length of a block. At its end a running comparison is abandoned, as it only reads."""
         thread = threading.Thread(target=self._run, name="verify", daemon=True)
         thread.start()
         try:
@@ -162,12 +162,12 @@ class Background:
 
     @property
     def has_news(self) -> bool:
-        """Whether a difference waits to be recorded by a run."""
+        """Returns True if a difference waits to be recorded by a run."""
         with self._lock:
             return self._news is not None and bool(self._news.differing)
 
     def take(self) -> Compared | None:
-        """What was compared since the last call; None: nothing."""
+        """Returns the result since the last call; None if nothing was compared."""
         with self._lock:
             news, self._news = self._news, None
             return news
@@ -178,7 +178,7 @@ class Background:
             try:
                 compared = self._once(self._stop.is_set)
                 self.error = ""
-            except Exception as error:  # of a metastore that is away, of Spark that died: tried again, and reported
+            except Exception as error:  # such as a metastore that is away or Spark that died: retried, and reported
                 compared, self.error = None, f"{type(error).__name__}: {error}"
             if compared is not None:
                 with self._lock:
@@ -190,8 +190,9 @@ class Background:
 
 
 def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[Loaded], None]) -> list[NotReplicated]:
-    """Loads what an earlier run left out and this one has not loaded either, whole, as a repair of it does. What is
-    lacking now, of `lacking`. count: gets what each load did. A failure is a warning of the run. May run twice."""
+    """Loads objects that an earlier run left out and this run has not loaded either, completely, as a repair does.
+    Returns those of `lacking` that are still missing. count: receives the report of each load. A failure is a warning
+    of the run. May run twice."""
     for pair in steps.direction.matching:
         if pair.drop_refused:
             lacking = _drop_again(steps, pair, lacking)
@@ -214,7 +215,8 @@ def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[L
 
 
 def _drop_again(steps: Steps, pair: Pair, lacking: Sequence[NotReplicated]) -> list[NotReplicated]:
-    """Of a database whose drop the target refused: what is lacking now. What else has come into it keeps it there."""
+    """Retries the drop of a database that the target refused. Returns what is still missing. Objects from elsewhere in
+    it prevent the drop."""
     direction = steps.direction
     going = plan_database(direction.target, pair.replica, pair.name, direction.root.id)
     assert pair.target is not None
@@ -225,8 +227,8 @@ def _drop_again(steps: Steps, pair: Pair, lacking: Sequence[NotReplicated]) -> l
 
 
 def _still_refused(steps: Steps, pair: Pair) -> list[str]:
-    """Tables and functions that are lacking, by the names of now, where some were refused before this run; those too
-    that only the target has, whose drop it refused."""
+    """Returns tables and functions that are missing, by their current names, of a database where some were refused
+    before this run; includes those that only the target has, whose drop it refused."""
     before = _refused(pair, pair.target.parameters.get(PROPERTY)) if pair.target is not None else set()
     if not before:
         return []

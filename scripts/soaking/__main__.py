@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from postgres import running_postgres
 
 from cmroot.store.place import Place
-from replicator.commands.demos.story import SparkSql
+from replicator.commands.demos.spark_sql import SparkSql
 from replicator.compare.both_sides import Comparison
 from replicator.compare.verify import verify
 from replicator.core.connections import MetastoreConfig

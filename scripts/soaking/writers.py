@@ -17,7 +17,7 @@ from urllib.error import URLError
 from hmsclient.genthrift.hive_metastore import ttypes
 from plain_tables import PlainDatabase, remove_tree
 
-from replicator.commands.demos.story import SparkSql
+from replicator.commands.demos.spark_sql import SparkSql
 from replicator.core.model import ColumnStatistic, Statistics
 from replicator.errors import Error
 from replicator.metastore.convert.codecs import struct_to_tjson

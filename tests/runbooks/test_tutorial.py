@@ -11,7 +11,7 @@ import pytest
 from plain_tables import PlainDatabase
 from runbooks import play, steps
 
-from replicator.commands.demos.story import SparkSql
+from replicator.commands.demos.spark_sql import SparkSql
 from replicator.metastore.embedded import running
 from replicator.metastore.thrift import ThriftMetastore, connect
 

@@ -5,119 +5,25 @@ Everything lives below one directory; nothing outside it is touched, and it is r
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import replicator
 from replicator.captures.dumps.dump import Dumped
+from replicator.commands.demos.spark_sql import SparkSql
 from replicator.compare.verify import Verified
 from replicator.core.not_replicated import Report
 from replicator.core.text.quantity import printable
 from replicator.errors import Error, UsageError
 from replicator.metastore.embedded import running as embedded
 from replicator.replay.apply.load import Loaded
-
-# ---- spark sql -------------------------------------------------------------------------------------------------------
-# A Spark application that speaks to one metastore, as users have it: its own process, driven line by line.
-#
-# `SparkSql(uri, warehouse).run("INSERT ...")` returns the rows. Run as a program it reads JSON strings (SQL) from
-# standard input and answers each with one JSON line.
-
-
-class SparkSql:
-    """Spark SQL against a metastore. Slow to start (about 10 s): share one a module."""
-
-    def __init__(self, uri: str, warehouse: str | Path, settings: dict[str, str] | None = None) -> None:
-        place = Path(warehouse).absolute()  # Spark is at home above it
-        arguments = [sys.executable, "-m", __name__, uri, str(place), json.dumps(settings or {})]
-        home = place.parent
-        self._log = home / "spark.log"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=home
-            )
-
-    def run(self, *statements: str) -> list[list[Any]]:
-        """Runs statements in order; the rows of the last. Raises RuntimeError with Spark's message."""
-        rows: list[list[Any]] = []
-        for statement in statements:
-            assert self._process.stdin and self._process.stdout
-            self._process.stdin.write(json.dumps(statement) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"Spark ended: {self._log.read_text(errors='replace')[-3000:]}")
-            answer = json.loads(line)
-            if "error" in answer:
-                raise RuntimeError(f"{statement}: {answer['error']}")
-            rows = answer["rows"]
-        return rows
-
-    def close(self) -> None:
-        self._process.communicate("", timeout=60)
-
-    def __enter__(self) -> SparkSql:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def serve(uri: str, warehouse: str, settings: dict[str, str]) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever Spark prints goes to standard error
-
-    from replicator.metastore.java import find_java, spark_environment
-
-    os.environ.update(spark_environment(find_java(os.environ)))
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").enableHiveSupport()
-    defaults = {
-        "spark.hadoop.hive.metastore.uris": uri,
-        "spark.sql.warehouse.dir": warehouse,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "1g",
-        "spark.log.level": "ERROR",
-        "spark.hadoop.hive.exec.dynamic.partition.mode": "nonstrict",
-    }
-    for key, value in (defaults | settings).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    for line in sys.stdin:
-        try:
-            rows = [list(row) for row in session.sql(json.loads(line)).collect()]
-            answer = {"rows": json.loads(json.dumps(rows, default=str))}
-        except Exception as error:
-            answer = {"error": str(error)[:2000]}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    session.stop()
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
-
-
-# ---- story -----------------------------------------------------------------------------------------------------------
-
 
 DB = "shop"
 _SIDES = ("source", "target")

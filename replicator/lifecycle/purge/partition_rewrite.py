@@ -1,5 +1,5 @@
-"""Writing partitions again: which files are carried and which rewritten (pure), the work on an engine, and the sums
-that must agree before anything is swapped."""
+"""Rewriting of partitions: which files are hard-linked unchanged and which are rewritten (pure), the work on an engine,
+and the sums that must agree before a swap."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from replicator.lifecycle.purge.swapping import Figures
 
 BUNDLE_FILES = 64
 BUNDLE_BYTES = 256 << 20
-"""A task carries or rewrites so much: a Spark task costs 25 to 50 ms whatever it does."""
+"""The maximum number and size of files per task: each Spark task costs 25 to 50 ms, regardless of its work."""
 
 
 @dataclass(frozen=True)
 class Staging:
-    """A part that is to be written again at `new`. matched: rows to erase by the file's name below the location; uris:
-    the same files as Spark calls them."""
+    """A part to be rewritten at `new`. matched: number of rows to erase, by file name relative to the location; uris:
+    the URIs that Spark uses for these files."""
 
     part: Part
     look: Look
@@ -36,7 +36,7 @@ class Staging:
 
     @property
     def for_spark(self) -> Staging:
-        """The same, to be written by Spark as a whole."""
+        """Returns the same staging, to be written by Spark as one partition."""
         return replace(self, format=msgspec.structs.replace(self.format, kind="spark"))
 
     @property
@@ -46,8 +46,8 @@ class Staging:
 
 @dataclass
 class Staged:
-    """A part that was written. error: why it may not be swapped; final: that another try would not help; by_spark: but
-    that Spark might; checksums: of rewritten files as they were."""
+    """A part that was written. error: why it may not be swapped; final: a retry would not help; by_spark: Spark might
+    be able to write it; checksums: of the old contents of rewritten files."""
 
     staging: Staging
     rows: int = 0
@@ -68,7 +68,8 @@ class Staged:
 
 
 def works_of(staging: Staging) -> Iterator[FileWork]:
-    """A file that is neither data nor empty is not taken along: nobody can say whose rows it tells of."""
+    """Yields the work for each file. Omits files that are not data and not empty, because it is unknown whose rows they
+    describe."""
     for state in staging.look.files:
         data = is_data(state.path_relative)
         if not data and state.size:
@@ -86,7 +87,7 @@ def works_of(staging: Staging) -> Iterator[FileWork]:
 
 
 def bundles(stagings: Iterable[Staging], found: str) -> Iterator[FilesTask]:
-    """Tasks of one format each."""
+    """Yields tasks, each with files of one format."""
     by_format: dict[FileFormat, list[FileWork]] = {}
     sizes: dict[FileFormat, int] = {}
     for staging in stagings:
@@ -103,8 +104,8 @@ def bundles(stagings: Iterable[Staging], found: str) -> Iterator[FilesTask]:
 
 
 def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, advance: Advance) -> list[Staged]:
-    """Writes all of them; what came of each is durable when it returns. advance: told of files that were rewritten.
-    Raises Error when a new location is not empty: it is fresh for each attempt."""
+    """Writes all stagings; the results are durable when it returns. advance: is notified of rewritten files. Raises
+    Error if a new location is not empty: each attempt uses new locations."""
     for staging in stagings:
         if look_at(staging.new).files:
             raise Error(f"{staging.new}: is there already", hint="run the same command again: it takes another")
@@ -121,7 +122,7 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, advance:
         sweep_staging(staging.new)
     for above in {staging.new for staging in stagings if is_local(staging.new)}:
         located(above).sync()
-        break  # one call for all of the filesystem
+        break  # one call for the entire filesystem
     for each in staged.values():
         _judge(each)
     return list(staged.values())
@@ -143,7 +144,7 @@ def _count(staged: Staged, done: FileDone) -> None:
 
 
 def _judge(staged: Staged) -> None:
-    """The sums, once more over the whole part."""
+    """Checks the sums again, over the entire part."""
     if staged.error:
         return
     if staged.erased != staged.staging.rows_matched:

@@ -1,4 +1,4 @@
-"""The partitions of a table as a purge sees them: read once, listed before the search, and compared before the swap.
+"""The partitions of a table in a purge: read once, listed before the search, and compared before the swap.
 
 An unpartitioned table is one part, named "".
 """
@@ -24,16 +24,17 @@ from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.metastore.client import MetastoreReader
 
 SIBLING = "_purge-"
-"""Purged data lie in `<parent>/_purge-<stamp>/<name>`, beside the old: never above or below it. Hive and Spark take no
-directory that begins with an underscore for a partition; the last name stays, as readers skip hidden ones there."""
+"""Purged data are stored in `<parent>/_purge-<stamp>/<name>`, next to the old directory, never above or below it. Hive
+and Spark do not treat a directory that begins with an underscore as a partition; the last name is retained, as readers
+skip hidden directories."""
 
 _MARKS = ("_SUCCESS", "_committed_", "_started_")
-"""Files of committers, which name files and hold no rows."""
+"""Name prefixes of committers' files, which list files and contain no rows."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """thing: as the metastore returned it, to compare with later."""
+    """A partition, or an unpartitioned table. obj: as the metastore returned it, for later comparison."""
 
     name: str
     obj: Table | Partition
@@ -49,9 +50,9 @@ class Part:
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What lies at a location. links: symbolic links. `unnamed`: files and directories whose names are not UTF-8, which
-    neither Spark nor a record could name. passed_over: files with bytes that no reader takes for rows, but for sidecars
-    and marks. `digest`: equal as long as nothing changed."""
+    """The listing of a location. links: symbolic links. `unnamed`: files and directories whose names are not UTF-8,
+    which neither Spark nor a record can represent. passed_over: non-empty files that readers do not read as rows,
+    except sidecars and marks. `digest`: equal as long as nothing has changed."""
 
     files: tuple[FileState, ...]
     links: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def parts_of(metastore: MetastoreReader, table: Table, names: Sequence[str] | None = None) -> Iterator[Part]:
-    """names: only these partitions; those that are gone are left out."""
+    """Yields the parts of a table. names: only these partitions; those that no longer exist are omitted."""
     if not table.is_partitioned:
         yield Part("", table)
         return
@@ -82,7 +83,7 @@ def parts_of(metastore: MetastoreReader, table: Table, names: Sequence[str] | No
 
 
 def new_location(location: str, stamp: str) -> str:
-    """Beside the old one; the directory of a purge before is not nested in."""
+    """Returns a location next to the old one, not nested in the directory of an earlier purge."""
     above, name = parent(location.rstrip("/")), name_of(location)
     if name_of(above).startswith(SIBLING):
         above = parent(above)
@@ -90,7 +91,7 @@ def new_location(location: str, stamp: str) -> str:
 
 
 def look_at(location: str) -> Look:
-    """Reads only. Symbolic links are named and not followed."""
+    """Lists a location. Reads only. Lists symbolic links and does not follow them."""
     if not is_local(location):
         return _sorted(files_at(location), (), ())
     top, found, links, unnamed = local_path(location), list[tuple[str, FileState]](), list[str](), list[str]()
@@ -140,15 +141,15 @@ def _is_mark(name: str) -> bool:
 
 
 class LooksTask(msgspec.Struct, frozen=True):
-    """Locations to look at, and which of them have RCFiles."""
+    """Locations to list, and the ones that contain RCFiles."""
 
     locations: tuple[str, ...]
     of_columns: frozenset[str]
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """digest: see Look. nested: a file of rows in a sub-directory, "" when there is none; unread: which files no reader
-    takes for rows, as a text, "" when there are none; misread: an RCFile of which readers miss rows."""
+    """The result of listing one location. digest: see Look. nested: a file of rows in a sub-directory, or ""; unread:
+    files that readers do not read as rows, as text, or ""; misread: an RCFile of which readers miss rows, or ""."""
 
     location: str
     digest: str
@@ -158,7 +159,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 def run_looks_task(task: LooksTask) -> list[Looked]:
-    """In the order given."""
+    """Lists the locations of a task, in its order."""
     return [_looked(location, look_at(location), location in task.of_columns) for location in task.locations]
 
 
@@ -172,8 +173,8 @@ def _looked(location: str, look: Look, of_columns: bool) -> Looked:
 
 
 def _is_misread(place: str) -> bool:
-    """Of an RCFile packed with bzip2 Hive's reader finds no rows, or too few, and says nothing: it asks the codec for
-    the bytes that are there, which does not know before it is at their end. The header names the codec."""
+    """Returns True for an RCFile compressed with bzip2, according to its header. Hive's reader silently returns none or
+    too few of its rows: it asks the codec how many bytes are available, which the codec knows only at their end."""
     with located(place).open_read() as file:
         return b".BZip2Codec" in file.read(256)
 
@@ -187,5 +188,5 @@ def looks_tasks(parts: Iterable[Part]) -> Iterator[LooksTask]:
 
 
 def is_data(name: str) -> bool:
-    """Whether readers take a file for rows: marks such as `_SUCCESS` and `_metadata` they do not."""
+    """Returns True if readers read the file as rows; marks such as `_SUCCESS` and `_metadata` are not read."""
     return not any(part.startswith("_") and "=" not in part for part in name.split("/"))

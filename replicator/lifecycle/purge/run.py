@@ -1,11 +1,11 @@
-"""`replicator purge run`: erases the rows of some ids from all tables on the white list. Acts.
+"""`replicator purge run`: erases the rows of given ids from all white-listed tables. Has side effects.
 
-    begin       lease; what a killed run left is settled, and taken up again when it was the same request
-    read ids    once, to disk: all tables see the same
+    begin       acquire the lease; finalise killed runs; resume one that had the same request
+    read ids    once, to disk, so that all tables see the same ids
     each table  read partitions, list them, search (one Spark job), rewrite, compare, swap, record
-    end         what was erased, what was not and why
+    end         report what was erased, what was not, and why
 
-No file of a table is changed or removed. The old directories stay, as backups that `retain` recycles.
+No file of a table is changed or removed. The old directories remain as backups, which `retain` recycles.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from replicator.metastore.convert.catalog_client import catalog_of
 
 @dataclass
 class Purged(Removals):
-    """gaps: white-listed tables, and partitions of others, that the purge does not reach. Lists of units name
-    partitions with matching rows."""
+    """The report of a purge. gaps: white-listed tables, and partitions of other tables, that the purge does not reach.
+    The lists of units name partitions with matching rows."""
 
     unfinished: ClassVar[str] = "partial"
 
@@ -72,8 +72,8 @@ class Purged(Removals):
 
 @dataclass(kw_only=True)
 class Purge(Job[Onboarded, Purged]):
-    """Raises UsageError for ids or a white list that are none; a run Refused when there is no id, or no table to erase
-    them from. A run that was killed is taken up again by the next one with the same request."""
+    """The purge job. The constructor raises UsageError for invalid ids or an invalid white list; a run raises Refused
+    if there are no ids, or no table to erase them from. The next run with the same request resumes a killed run."""
 
     name: ClassVar[str] = PURGE
     purpose: ClassVar[str] = PURGE
@@ -112,7 +112,7 @@ class Purge(Job[Onboarded, Purged]):
                 self._refuse_excess()
                 yield
         except Refused:
-            if not self.rehearses:  # it has ended: the next one begins again
+            if not self.rehearses:  # the run has ended: the next one starts from the beginning
                 directory.write_run(msgspec.structs.replace(directory.read_run(), status="failed"))
             raise
 
@@ -135,7 +135,7 @@ class Purge(Job[Onboarded, Purged]):
         remove_leftovers(self.root.place, self.metastore, self.live, self.check)
 
     def _begin(self) -> tuple[RunDirectory, PurgeRun]:
-        """The run to do: one that was killed, or a new one."""
+        """Returns the run to execute: a killed one, or a new one."""
         request = self.options.request(self.metastore.uri)
         for directory in runs(self.root.place) if not self.rehearses else ():
             run = directory.read_run()
@@ -154,12 +154,12 @@ class Purge(Job[Onboarded, Purged]):
         return directory, run
 
     def _name(self, run: PurgeRun) -> None:
-        """The audit goes by the name of the run's directory."""
+        """Sets the run's id, the name of its directory, in the report and the audit."""
         self.done.run = run.id
         self.remover = replace(self.remover, audit=replace(self.remover.audit, run=run.id))
 
     def _refuse_excess(self) -> None:
-        """Searches all tables before anything is written. Raises Refused when more would be touched than may."""
+        """Searches all tables before anything is written. Raises Refused if the run would exceed a removal limit."""
         limits = self.limits
         if self.rehearses or not limits.of_a_whole:
             return
@@ -182,7 +182,7 @@ class Purge(Job[Onboarded, Purged]):
             )
 
     def _ids(self, session: Any, directory: RunDirectory, run: PurgeRun) -> tuple[Ids, PurgeRun]:
-        """Those of a resumed run are its own, from when it began."""
+        """Reads and stores the ids; a resumed run uses the ids stored when it began."""
         try:
             if self.rehearses:
                 return read_ids(session, self.options.ids, None), run
@@ -199,10 +199,10 @@ class Purge(Job[Onboarded, Purged]):
 
 
 def settle(metastore: Metastore, directory: RunDirectory, run: PurgeRun, clock: Callable[[], float]) -> PurgeRun:
-    """What a killed run left in between: a swap that happened and was not recorded is recorded, and the counts of its
-    table change. What was staged for one that did not happen goes with the other leftovers. Safe to run twice."""
+    """Finalises a killed run: records swaps that were executed but not recorded, and updates the counts of their
+    tables. Data staged for swaps that were not executed are removed with the other leftovers. May run twice."""
     if run.request["metastore"] != metastore.uri:
-        return run  # another metastore's: its own next run settles it
+        return run  # belongs to another metastore, whose next run finalises it
     between = [
         unit for unit in directory.units().values() if unit.state in ("STAGED", "VERIFIED", "PENDING", "SWAPPED")
     ]
@@ -236,7 +236,7 @@ def settle(metastore: Metastore, directory: RunDirectory, run: PurgeRun, clock: 
 def described(
     metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
 ) -> tuple[list[Onboarded], list[PurgeGap]]:
-    """Tables to purge and those that are white-listed and cannot be."""
+    """Returns the tables to purge, and the white-listed tables that cannot be purged."""
     onboarded, gaps = [], _elsewhere(metastore, whitelist)
     id_table = split_ids(options.ids)[0].lower()
     for db in sorted(metastore.database_names()):
@@ -246,7 +246,7 @@ def described(
         names = [name for name in metastore.table_names(db) if whitelist.has(db, name) and not parse_name(name)]
         for table in _given(metastore, db, names, gaps):
             if f"{table.db}.{table.name}".lower() == id_table:
-                continue  # the requests themselves
+                continue  # the table of erasure requests itself
             match onboard(table, options.field_path):
                 case Onboarded() as found if why:
                     gaps.append(PurgeGap(found.name, why))
@@ -258,13 +258,13 @@ def described(
 
 
 def _elsewhere(metastore: Metastore, whitelist: WhiteList) -> list[PurgeGap]:
-    """Described tables of other catalogs whose names are on the white list."""
+    """Returns described tables of other catalogs whose names are on the white list."""
     everywhere, gaps = metastore.everywhere(), list[PurgeGap]()
     for db in everywhere.database_names():
         name = db.partition("#")[2]
         if not catalog_of(db) or not whitelist.has_database(name):
             continue
-        with suppress(ObjectNotFound):  # dropped meanwhile
+        with suppress(ObjectNotFound):  # dropped concurrently
             names = [table for table in everywhere.table_names(db) if whitelist.has(name, table)]
             found = _given(everywhere, db, names, gaps)
             gaps += [PurgeGap(f"{db}.{each.name}", "in another catalog") for each in found if _is_described(each)]
@@ -276,7 +276,7 @@ def _is_described(table: Table) -> bool:
 
 
 def _given(metastore: MetastoreReader, db: str, names: Sequence[str], gaps: list[PurgeGap]) -> list[Table]:
-    """Tables, sorted by name. Those that the metastore does not give are added to `gaps`."""
+    """Returns tables sorted by name. Tables that the metastore refuses to return are added to `gaps`."""
     refused = dict[str, str]()
     found = metastore.tables(db, names, refused)
     gaps += [PurgeGap(f"{db}.{name}", f"{REFUSED}: {said}") for name, said in refused.items()]

@@ -1,13 +1,13 @@
-"""What a purge remembers on disk: runs, and how far each partition has come. `$cmroot/purge/`.
+"""The state of purges on disk: runs, and the progress of each partition. `$cmroot/purge/`.
 
     lease                     one purge, retain or restore at a time
-    <run>/run.json            what was asked, when it began and ended
+    <run>/run.json            the request, its start and end
     <run>/ids/*.parquet       the ids, as they were when the run began
-    <run>/found/<table>/      which of them Spark found in which file; removed when the table is done
+    <run>/found/<table>/      which ids Spark found in which file; removed when the table is done
     <run>/units/<n>.jsonl     states of partitions, one line each; the last line about a partition counts
     <run>/files/<n>.parquet   the files of partitions before they were swapped (schema SWAPPED_FILES)
 
-A file is published whole or not at all, and never changed but for run.json, which is replaced.
+Files are published atomically and never changed, except run.json, which is replaced.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ SWAPPED_FILES = pa.schema(
     [
         ("table", pa.string()),
         ("partition", pa.string()),
-        ("location", pa.string()),  # where it was
+        ("location", pa.string()),  # its location before the swap
         ("name", pa.string()),
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
         ("identity", pa.string()),
-        ("matched", pa.int64()),  # rows erased from it; 0: carried, or read by nobody
-        ("checksum", pa.string()),  # of a rewritten file as it was, and of one that nobody reads; null of a carried one
+        ("matched", pa.int64()),  # rows erased from it; 0: hard-linked unchanged, or read by no reader
+        ("checksum", pa.string()),  # of rewritten files as they were, and of files that no reader reads; else null
     ]
 )
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A partition in a run ("" for an unpartitioned table). attempt: counts from 1. reason: of what was not done. old,
-    new: locations. rows, matched, rows_after: before, erased, after. bytes: of the old files, bytes_after of the new;
-    files, of which some were rewritten: the new ones, files_before the old ones.
-    time: of this state, seconds since 1970. event: the newest of the metastore after the swap. backup: what became of
-    the old location: it is there, in `$cmroot` (the audit's run `recycled_by` took it), or the table's again."""
+    """A partition in a run ("" for an unpartitioned table). attempt: counts from 1. reason: why something was not done.
+    old, new: locations. rows, matched, rows_after: rows before, erased, after. bytes, bytes_after: size of the old and
+    of the new files. files: number of new files, including `rewritten` ones; files_before: number of old files. time:
+    when this state was reached, in seconds since 1970. event: the newest event of the metastore after the swap. backup:
+    state of the old location: retained in place, recycled to `$cmroot` (by the audit's run `recycled_by`), or restored
+    to the table."""
 
     table: str
     partition: str
@@ -85,11 +86,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.table}/{self.partition}" if self.partition else self.table
 
     def at(self, state: State, clock: Callable[[], float], **changes: Any) -> Unit:
-        """The same, one state on."""
+        """Returns a copy in another state."""
         return msgspec.structs.replace(self, state=state, time=clock(), **changes)
 
     def file_row(self, state: FileState, *, matched: int = 0, checksum: str | None = None) -> dict[str, Any]:
-        """A file at the old location, as SWAPPED_FILES has it."""
+        """Returns a row of SWAPPED_FILES for a file at the old location."""
         return {
             "table": self.table,
             "partition": self.partition,
@@ -104,8 +105,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """A change of a table's own counts that was about to be made: the rows, bytes and files by which all swaps before
-    it, and with it, changed the table, and the properties before and after."""
+    """A change of a table's own counts, recorded before it is made. was, sums: rows, bytes and files by which all swaps
+    have changed the table, without and with this change. before, after: the properties."""
 
     was: tuple[int, int, int]
     sums: tuple[int, int, int]
@@ -114,9 +115,9 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. stamp: 13 digits, part of the directories it makes. status: running until it has ended; `abandoned`:
-    another request came after it was killed. tables: those it has finished. request: what it was asked, as JSON that
-    two equal requests share. counted: the last change of each partitioned table's own counts."""
+    """One run. stamp: 13 digits, part of the names of the directories it creates. status: `running` until it has ended;
+    `abandoned`: it was killed, and a different request followed. tables: the finished ones. request: JSON that is equal
+    for equal requests. counted: the last change of each partitioned table's own counts."""
 
     id: str
     stamp: str
@@ -133,7 +134,7 @@ class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's directory. One writer, who holds the lease."""
+    """A run's directory. Its only writer is the holder of the lease."""
 
     root: str
     id: str
@@ -164,17 +165,17 @@ class RunDirectory:
         return run
 
     def write_units(self, units: Iterable[Unit]) -> None:
-        """Durable when it returns."""
+        """Appends states of partitions. They are durable when it returns."""
         lines = b"".join(msgspec.json.encode(unit) + b"\n" for unit in units)
         if lines:
             self._write("units", ".jsonl", lines)
 
     def units(self) -> dict[tuple[str, str], Unit]:
-        """The last state of each partition."""
+        """Returns the last state of each partition."""
         return {unit.key: unit for unit in self.reported()}
 
     def reported(self) -> Iterator[Unit]:
-        """Every state of every partition, in order."""
+        """Yields every state of every partition, in order."""
         place = Place(self.place) / "units"
         decode = msgspec.json.Decoder(Unit).decode
         for name in place.list():
@@ -183,7 +184,7 @@ class RunDirectory:
 
     @property
     def is_restore(self) -> bool:
-        """Whether it is a restore, which keeps what it replaced as a purge does."""
+        """True if the run is a restore; a restore retains the replaced directory as a purge does."""
         return "restore" in self.read_run().request
 
     def write_files(self, rows: list[dict[str, Any]]) -> None:
@@ -194,7 +195,7 @@ class RunDirectory:
         self._write("files", ".parquet", sink.getvalue().to_pybytes())
 
     def files(self) -> Iterator[pa.Table]:
-        """The files of swapped partitions; of one that was tried again, the rows of each try, the last one last."""
+        """Yields the files of swapped partitions. For a retried partition, yields the rows of each attempt in order."""
         place = Place(self.place) / "files"
         for name in place.list():
             with (place / name).open_read() as file:
@@ -208,7 +209,7 @@ class RunDirectory:
 
 
 def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> tuple[RunDirectory, PurgeRun]:
-    """Writes nothing yet."""
+    """Creates a run in memory. Writes nothing."""
     stamp = f"{int(clock() * 1000):013d}"
     run = PurgeRun(
         id=f"{stamp}-{uuid.uuid4().hex[:8]}", stamp=stamp, status="running", started=iso(clock()), request=request
@@ -217,7 +218,7 @@ def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> t
 
 
 def runs(root: str) -> list[RunDirectory]:
-    """All runs that began, oldest first."""
+    """Returns all runs that were started, oldest first."""
     place = Place(root) / PURGE
     return [
         RunDirectory(root, name)

@@ -1,8 +1,9 @@
-"""Swapping: the metadata of purged partitions, and the one call that makes it theirs. Deciding is pure; `Swap` acts.
+"""Swapping: computes the metadata of purged partitions and applies them in one metastore call. Computing is pure;
+`flip` has side effects.
 
-A swap compares first: the partition must be what it was when it was read, and its files those that were searched. The
-window that is left is between that look and the call's arrival; what a writer that began before puts into the old
-directory later is found there, and brought over (see `backups`).
+A swap compares first: the partition must be unchanged since it was read, and its files must be those that were
+searched. The remaining window is between that comparison and the arrival of the call. Files that a writer started
+earlier adds to the old directory after the swap are found there and adopted (see `backups`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from replicator.metastore.client import Metastore, MetastoreReader
 
 STATISTICS_OF_SPARK = "spark.sql.statistics."
 WRITTEN = "replicator.ingestion.written"
-"""The property in which ingestion says what it wrote; `numFiles` is of anybody who writes there. A purge renews it."""
+"""The property in which ingestion records the files it wrote, whereas any writer may update `numFiles`. A purge updates
+it."""
 
 PURGED = ", purged"
 _STALE = ("COLUMN_STATS_ACCURATE", "rawDataSize", "numFilesErasureCoded")
@@ -32,7 +34,7 @@ _STALE = ("COLUMN_STATS_ACCURATE", "rawDataSize", "numFilesErasureCoded")
 
 @dataclass(frozen=True)
 class Figures:
-    """What a partition has after a purge. rows: -1 where nobody counted."""
+    """The statistics of a partition after a purge. rows: -1 if they were not counted."""
 
     files: int
     rows: int
@@ -40,8 +42,8 @@ class Figures:
 
 
 def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partition:
-    """The same table or partition at its new location. Statistics of columns are left out: a smallest or largest value
-    may be one that was erased."""
+    """Returns the table or partition at its new location. Omits column statistics, because a minimum or maximum may be
+    an erased value."""
     parameters = {
         key: value
         for key, value in part.obj.parameters.items()
@@ -61,7 +63,7 @@ def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partit
 
 
 def relocated(storage: Storage, old: str, new: str) -> Storage:
-    """Everything that names the old location names the new one."""
+    """Replaces the old location by the new one wherever the storage descriptor names it."""
     serde = storage.serde
     here = old.rstrip("/")
     paths = {key: new for key, value in serde.parameters.items() if key.lower() == "path" and value.rstrip("/") == here}
@@ -81,7 +83,8 @@ def _moved(place: str, old: str, new: str) -> str:
 
 
 def set_parts(metastore: Metastore, table: Table, things: Sequence[Table | Partition]) -> None:
-    """One call. Raises what the metastore raises; CommitOutcomeUnknown when nobody knows."""
+    """Alters the table or its partitions in one call. Raises the metastore's errors, and CommitOutcomeUnknown if the
+    outcome is unknown."""
     if not table.is_partitioned:
         (obj,) = things
         assert isinstance(obj, Table)
@@ -91,7 +94,7 @@ def set_parts(metastore: Metastore, table: Table, things: Sequence[Table | Parti
 
 
 def locations_now(metastore: Metastore, table: Table, names: Sequence[str]) -> dict[str, str]:
-    """Where parts lie now; those that are gone are left out."""
+    """Returns the current locations of parts by name; omits parts that no longer exist."""
     try:
         current = metastore.table(table.db, table.name)
     except ObjectNotFound:
@@ -101,7 +104,8 @@ def locations_now(metastore: Metastore, table: Table, names: Sequence[str]) -> d
 
 @dataclass(frozen=True)
 class Flipped:
-    """swapped: names that lie at their new location now; changed: name -> why it was left as it was."""
+    """The result of a swap. swapped: names of parts that are now at their new location; changed: name -> why the part
+    was not swapped."""
 
     swapped: list[str]
     changed: dict[str, str]
@@ -109,8 +113,8 @@ class Flipped:
 
 
 def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table | Partition]]) -> Flipped:
-    """Changes those whose metadata are as they were read. Settles by looking when an answer is lost: so it may run
-    twice."""
+    """Switches the locations of the parts whose metadata are unchanged since they were read. If a response is lost,
+    reads the current locations to determine the outcome. May run twice."""
     changed: dict[str, str] = {}
     for _ in range(2):
         try:
@@ -136,13 +140,13 @@ def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table
         except MetastoreError as error:
             if error.transient:
                 raise
-            continue  # one of them went away since it was read
+            continue  # a partition was dropped since it was read
         return Flipped(list(going), changed, metastore.current_event_id())
     return Flipped([], changed | {name: "the metastore refused to change it" for name in wanted if name not in changed})
 
 
 def same(now: Part, before: Part) -> bool:
-    """Whether a part is what it was; a server's note of when it was last read does not count."""
+    """Returns True if a part is unchanged; ignores the last access time that the server records."""
     return _steady(now) == _steady(before)
 
 
@@ -151,8 +155,8 @@ def _steady(part: Part) -> Table | Partition:
 
 
 def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[str]) -> None:
-    """Of purged parts and of their table, as their extremes may be erased values: those of every engine. Safe to run
-    twice."""
+    """Drops the column statistics of purged parts and of their table, for every engine, because minima and maxima may
+    be erased values. May run twice."""
     columns = [column.name for column in (table.storage.columns if table.storage else ())]
     found = [metastore.table_statistics(table.db, table.name, columns)]
     if table.is_partitioned:
@@ -163,14 +167,14 @@ def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[s
 
 
 # ---- unswapped -------------------------------------------------------------------------------------------------------
-# Directories of partitions that were written again and never swapped: nothing refers to them. Finds and removes them.
+# Finds and removes leftover directories: partitions that were rewritten and never swapped, to which nothing refers.
 #
-# Which ones they are is asked of the living metastore, not remembered: a run may have been killed between a swap and
-# its record, and the table renamed since.
+# They are determined from the current metastore, not from records: a run may have been killed between a swap and its
+# record, and the table may have been renamed since.
 
 
 def leftovers(root: str, metastore: MetastoreReader, live: LiveLocations) -> Iterator[str]:
-    """Of purges that have ended."""
+    """Yields the leftover directories of purges that have ended."""
     kept = {normal(each.place) for each in backups(root)}
     for directory in runs(root):
         run = directory.read_run()
@@ -189,7 +193,7 @@ def leftovers(root: str, metastore: MetastoreReader, live: LiveLocations) -> Ite
 def remove_leftovers(
     root: str, metastore: MetastoreReader, live: LiveLocations, check: Callable[[], None]
 ) -> list[str]:
-    """Under the lease of purges; check raises LeaseHeld when it was lost. Safe to run twice."""
+    """Removes leftovers; requires the lease of purges. check raises LeaseHeld if the lease was lost. May run twice."""
     removed = []
     for place in leftovers(root, metastore, live):
         check()
@@ -200,21 +204,21 @@ def remove_leftovers(
 
 
 def remove_empty_sibling(place: str) -> None:
-    """The directory above, when it was the last in it. Raises as `remove_if_empty`."""
+    """Removes the directory above if `place` was its last entry. Raises the errors of `remove_if_empty`."""
     above = parent(place)
     if name_of(above).startswith(SIBLING):
         remove_if_empty(above)
 
 
 # ---- counting --------------------------------------------------------------------------------------------------------
-# The counts of a partitioned table as a whole, in its own properties: they change as its partitions' did. Acts.
+# Updates the counts in a partitioned table's own properties by the changes of its partitions. Has side effects.
 #
-# What a run is about to change stands in its record before, so that after a kill the next one knows whether it came.
+# A run records each change before it makes it, so that after a kill the next run can tell whether it was applied.
 
 
 _ROWS, _SIZE = "numRows", "totalSize"
 _COUNTS = {_ROWS: 0, _SIZE: 1, "numFiles": 2, STATISTICS_OF_SPARK + _ROWS: 0, STATISTICS_OF_SPARK + _SIZE: 1}
-"""Properties, and which of (rows, bytes, files) they count."""
+"""Properties -> index of what they count in (rows, bytes, files)."""
 
 _Sums = tuple[int, int, int]
 """Rows, bytes and files by which the swaps of a run have changed a table."""
@@ -223,8 +227,8 @@ _NOTHING = (0, 0, 0)
 
 
 def settle_counts(metastore: Metastore, directory: RunDirectory, run: PurgeRun, name: str) -> PurgeRun:
-    """After the swaps of a table ("db.table"): its counts become what they are now, and extremes that Spark keeps go. A
-    count that cannot be right goes. The run, with what it has counted. Safe to run twice, and after a kill."""
+    """Updates a table's ("db.table") counts after its swaps, and removes column statistics stored by Spark. Removes
+    counts that cannot be correct. Returns the run with the recorded counts. May run twice, also after a kill."""
     units = [unit for unit in directory.units().values() if unit.table == name and unit.state == "DONE"]
     sums = (
         sum(unit.rows_after - unit.rows for unit in units),
@@ -248,8 +252,8 @@ def settle_counts(metastore: Metastore, directory: RunDirectory, run: PurgeRun, 
 
 
 def _counted(run: PurgeRun, name: str, now: dict[str, str], sums: _Sums) -> _Sums | None:
-    """What of the sums the counts have in them already. None: nobody knows, as somebody else has counted since; where
-    nothing was swapped after that, his counts are right."""
+    """Returns the part of `sums` that the table's counts already include. Returns None if that is unknown because
+    another process has updated the counts; if nothing was swapped after that update, its counts are accepted."""
     last = run.counted.get(name)
     if last is None:
         return _NOTHING

@@ -1,7 +1,7 @@
-"""Purging one table: search it, write what has ids again, compare, swap, record. Acts.
+"""Purging one table: search it, rewrite the files that contain ids, compare, swap, record. Has side effects.
 
-Partitions go in batches through the states of `state`. One that changed meanwhile is left as it was and tried again, a
-few times, with a search of its own.
+Batches of partitions pass through the states of `state`. A partition that changed concurrently is left unchanged and
+retried a few times, each time with a new search.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from replicator.lifecycle.removal.remove import Remover
 from replicator.metastore.client import Metastore
 
 BATCH = 100
-"""Partitions that are written, compared and swapped together."""
+"""The number of partitions that are written, compared and swapped together."""
 
 
 @dataclass
 class TableDone:
-    """What became of one table. partitions: all it has; swapped, failed: of those with matching rows. error: why the
-    table as a whole was not searched; gaps: what was not searched of the others."""
+    """The result of purging one table. partitions: all partitions of the table; swapped, failed: numbers of partitions
+    with matching rows. error: why the table as a whole was not searched; gaps: the parts of a searched table that were
+    not searched."""
 
     table: str
     partitions: int = 0
@@ -69,7 +70,7 @@ class TableDone:
     gaps: list[PurgeGap] = field(default_factory=list)
 
     def add(self, units: Iterable[Unit]) -> None:
-        """Partitions that need no other attempt."""
+        """Adds partitions that require no further attempt."""
         for unit in units:
             self.units.append(msgspec.to_builtins(unit))
             if unit.state != "DONE":
@@ -86,7 +87,7 @@ class TableDone:
 
 @dataclass(frozen=True)
 class TableSearch:
-    """One search of a table: all its partitions as they were before it, and the digest of each location."""
+    """One search of a table: all its partitions as read before the search, and the digest of each location."""
 
     number: int
     onboarded: Onboarded
@@ -97,7 +98,7 @@ class TableSearch:
 
 @dataclass
 class TableWork:
-    """A run at work on its tables. `which`: of how many tables the one at work is, as a text."""
+    """Purging of the tables of a run. `which`: the number of the current table and the total, as text."""
 
     metastore: Metastore
     remover: Remover
@@ -114,7 +115,7 @@ class TableWork:
     # ---- one table ------------------------------------------------------------------------------------------------
 
     def plan_table(self, onboarded: Onboarded) -> TableDone:
-        """What a run would do. Writes nothing."""
+        """Reports what a run would do. Writes nothing."""
         done = TableDone(onboarded.name)
         self._tried(onboarded, lambda attempt: self._plan(attempt, done), done)
         return done
@@ -130,7 +131,7 @@ class TableWork:
         return done
 
     def _tried(self, onboarded: Onboarded, act: Callable[[TableSearch], list[Unit]], done: TableDone) -> None:
-        """Searches and acts, again while there are units that must be tried again."""
+        """Searches and acts; repeats both while there are units to retry."""
         for number in range(1, self.options.attempts + 1):
             last = number == self.options.attempts
             try:
@@ -141,7 +142,7 @@ class TableWork:
                 break
             except Unplaced as error:
                 if not last:
-                    continue  # a partition came meanwhile
+                    continue  # a partition was added concurrently
                 done.error = str(error)
                 break
             except (LossyIds, Unsupported) as error:
@@ -162,7 +163,7 @@ class TableWork:
                 done.add(exhausted)
 
     def _searched(self, onboarded: Onboarded, parts: list[Part], number: int, done: TableDone) -> TableSearch:
-        """parts: all of the table."""
+        """Searches a table. parts: all its partitions."""
         done.partitions = max(done.partitions, len(parts))
         with self._task("list", onboarded):
             looked = look_at_all(self.remover.engine, parts)
@@ -171,7 +172,8 @@ class TableWork:
         return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
 
     def _attempt(self, attempt: TableSearch, ended: set[str], done: TableDone) -> list[Unit]:
-        """Units that must be tried again. ended: those of earlier attempts that need no other, to which this adds."""
+        """Searches and purges a table once. Returns the units to retry. ended: names of partitions that earlier
+        attempts have finalised; this attempt adds its own."""
         place = self.directory.found(attempt.onboarded.name, attempt.number)
         with self._task("search", attempt.onboarded):
             searching.write_found(attempt.found, place)
@@ -207,12 +209,12 @@ class TableWork:
         return self.progress.task(f"{what} {onboarded.name}{self.which}", total, files=files)
 
     def _stamp(self) -> str:
-        """For new directories of one attempt: no other, of this run or any, has the same."""
+        """Returns a stamp for the new directories of one attempt, unique among all attempts of all runs."""
         self._last = max(self._last + 1, int(self.remover.clock() * 1000))
         return f"{self._last:013d}"
 
     def _plan(self, attempt: TableSearch, done: TableDone) -> list[Unit]:
-        """Nothing is to be tried again."""
+        """Adds the plan of one table to `done`. Returns no units, because a plan is never retried."""
         found, onboarded = attempt.found, attempt.onboarded
         with self._task("search", onboarded):
             counts = searching.ask_counts(found)
@@ -249,7 +251,8 @@ class TableWork:
     def _batch(
         self, attempt: TableSearch, units: list[Unit], matched: Matched, found: str, done: TableDone, advance: Advance
     ) -> list[Unit]:
-        """Writes, compares, swaps and records. Units that must be tried again. found: where the matches are."""
+        """Writes, compares, swaps and records one batch. Returns the units to retry. found: the location of the
+        matches."""
         onboarded, digests = attempt.onboarded, attempt.digests
         again: list[Unit] = []
         ended: list[Unit] = []
@@ -346,7 +349,7 @@ class TableWork:
         return f"shares its location with {found}" if found else ""
 
     def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str, advance: Advance) -> Iterator[Staged]:
-        """File by file where that can be; by Spark, a partition at a time, where not."""
+        """Rewrites file by file where possible, else by Spark, one partition at a time."""
         left = [each for each in stagings if each.format.kind == "spark"]
         others = [each for each in stagings if each.format.kind != "spark"]
         for staged in stage(others, found, self.remover.engine, advance):
@@ -371,7 +374,7 @@ class TableWork:
 
 
 def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> FileFormat:
-    """files: names below the location. Raises Unsupported."""
+    """Returns the format of a part's files. files: names relative to the location. Raises Unsupported."""
     if "" in files:
         raise Unsupported(f"{part.location} is a file, and a purge swaps directories")
     return format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
@@ -392,8 +395,8 @@ def _figured(unit: Unit, staged: Staged) -> Unit:
 
 
 def _file_rows(unit: Unit, staged: Staged) -> Iterator[dict[str, Any]]:
-    """The files of a partition before its swap; those that nobody reads with their contents, which a certificate has to
-    find."""
+    """Yields the files of a partition before its swap. Rows for files that no reader reads include checksums of their
+    contents, by which a certificate finds them."""
     matched, look = staged.staging.matched, staged.staging.look
     for state in look.files:
         name = state.path_relative

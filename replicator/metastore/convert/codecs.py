@@ -211,7 +211,7 @@ def from_thrift(model: type[T]) -> Callable[[Any], T]:
     """How a thrift struct is read as a `model`."""
     given = [f"{row.attribute}={row.filled(row.kind.read, f'x.{row.field}')}" for row in _rows(model)]
     if others := _others(model):
-        given.append(f"extra={{}} if {_unset(others)} else tjson.fields_to_tjson(x, others)")
+        given.append(f"extra={{}} if {_unset(others)} else fields_to_tjson(x, others)")
     return _made(f"model({', '.join(given)})", model=model, others=others)
 
 

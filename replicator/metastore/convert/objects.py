@@ -85,8 +85,8 @@ COLUMNS = Kind("columns(tuple(map(of_column, {x}))) if {x} else ()", "fields({x}
 ORDERS = Kind("tuple(map(of_order, {x})) if {x} else ()", "[ttypes.Order(*each) for each in {x}]")
 RESOURCE_URIS = Kind("resources({x} or ())", "[ttypes.ResourceUri(number(RESOURCES, kind), uri) for kind, uri in {x}]")
 TJSON = Kind(
-    "None if {x} is None else tjson.struct_to_tjson({x})",
-    "None if {x} is None else tjson.struct_from_tjson({c}, {x})",
+    "None if {x} is None else struct_to_tjson({x})",
+    "None if {x} is None else struct_from_tjson({c}, {x})",
     "rec",
     dict[str, Any],
     text="{x}",

@@ -1,7 +1,7 @@
-"""Delta logs of a dump: published after all data, in an order in which every reader finds a whole version at any time.
+"""Delta logs of a dump: published after all data, in an order in which readers always find a complete version.
 
-Checkpoints come before commits, commits by their versions one after the other, the name of the last checkpoint last.
-A commit that another writer made on the target is never replaced unasked: its rows would be gone without a word.
+Checkpoints come before commits, commits in order of their versions, the name of the last checkpoint last. A commit that
+another writer made on the target is never replaced without a request: its rows would be lost silently.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from replicator.replay.plan.rules import FileRules
 
 @dataclass(frozen=True)
 class LogTask:
-    """The logs among some parts of a dump, and which share of their tables: `share` of `shares`. `over`: commits of
-    others are replaced, and go to the target's `$cmroot`."""
+    """The logs in some parts of a dump, and a share of their tables: `share` of `shares`. `over`: commits of other
+    writers are replaced, and moved to the target's `$cmroot`."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -42,14 +42,14 @@ class LogTask:
 
 @dataclass
 class LogReport:
-    """What a task did. `foreign`: places of commits that others made."""
+    """The result of a task. `foreign`: paths of commits by other writers."""
 
     copied: CopyReport = field(default_factory=CopyReport)
     foreign: list[str] = field(default_factory=list)
 
 
 def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
-    """Publishes the logs of a task's tables, each in its order, and up to the first file that is not to be had. May run
+    """Publishes the logs of a task's tables, each in order, up to the first file that is not available. May run
     twice."""
     report, kept = LogReport(), kept_prefixes(task.roots.target)
     files = _logs(task)
@@ -63,7 +63,7 @@ def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
 
 
 def _logs(task: LogTask) -> list[Wanted]:
-    """This share's log files, by table, and in their order."""
+    """Returns this share's log files, by table, and in order."""
     tables = (
         table.filter(pc.match_substring(table["path"].cast("string"), f"{LOG}/")) for table in entries(task.parts)
     )
@@ -91,7 +91,7 @@ def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> None:
 
 
 def _leads_somewhere(place: str) -> bool:
-    """Whether the checkpoint is there whose name a `_last_checkpoint` says: it may be newer than the rest."""
+    """Returns True if the checkpoint that a `_last_checkpoint` names exists: it may be newer than the rest."""
     last = located(place)
     names: Iterable[str] = last.parent.list()
     with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):

@@ -1,5 +1,5 @@
-"""Where the bytes of a target's file may be: the target's own `$cmroot`, the source, the source's `$cmroot`, or a
-version in the source's bucket.
+"""Sources of the bytes of a target's file: the target's own `$cmroot`, the source, the source's `$cmroot`, or a version
+in the source's bucket.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from replicator.metastore.client import MAY_REFUSE
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """One file of the target: where its bytes may be, what they must be, where it goes. checksum None: its bytes were
-    never seen (they were gone before capture could read them). `at_version`: place and version id under which the
-    source's bucket keeps them."""
+    """One file of the target: where its bytes may be stored, what they must be, and its target path. checksum None: its
+    bytes were never read (they were removed before capture could read them). `at_version`: path and version id under
+    which the source's bucket retains them."""
 
     source: str
     target: str
@@ -36,14 +36,14 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Roots:
-    """The source's `$cmroot`, with kept bytes, and the target's, which takes replaced files and gives equal ones."""
+    """The source's `$cmroot`, with retained bytes, and the target's, which retains replaced files and returns them."""
 
     source: str
     target: str
 
 
 class Origin(NamedTuple):
-    """A place to take bytes from; `name` as in Placed."""
+    """A location to read bytes from; `name` as in Placed."""
 
     name: str
     place: str
@@ -53,7 +53,7 @@ class Origin(NamedTuple):
         return f"{self.place} at version {self.version}" if self.version else self.place
 
     def open(self) -> BinaryIO:
-        """Raises FileNotFoundError when it is not there."""
+        """Opens the bytes. Raises FileNotFoundError if they do not exist."""
         if self.version:
             return open_version(self.place, self.version)
         return located(self.place).open_stream()
@@ -67,23 +67,23 @@ def origins(wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozen
     yield Origin("cmroot", locate(roots.source, checksum, size))
     if wanted.at_version:
         yield Origin("cmroot", *wanted.at_version)
-    if not first and is_kept(roots.target, checksum, size):  # kept since the load began
+    if not first and is_kept(roots.target, checksum, size):  # retained since the load began
         yield Origin("target", locate(roots.target, checksum, size))
 
 
 # ---- outcomes --------------------------------------------------------------------------------------------------------
-# What becomes of each object of a load: done, or refused by the target's metastore.
+# The outcome of each object of a load: done, or refused by the target's metastore.
 #
-# A refusal is about one object: a type or a capability that the server lacks, a name too long for its database. The
-# object is named as not replicated, also in the target's database, and the rest continues.
+# A refusal is about one object: a type or a capability that the server does not support, a name too long for its
+# database. The object is recorded as not replicated, also in the target's database, and the rest continues.
 
 
 ABOUT_ONE = ("InvalidObjectException", "is not a valid object name", "is used in the following materialized views")
-FEW = 3  # objects: when as many are refused and none was taken, it is not about them
+FEW = 3  # objects: if as many are refused and none was accepted, the objects are not the cause
 
 
 class Outcomes:
-    """Those of one load."""
+    """The outcomes of the objects of one load."""
 
     def __init__(self) -> None:
         self._lock, self._taken = Lock(), 0
@@ -91,8 +91,8 @@ class Outcomes:
         self._staying: dict[str, MetastoreError] = {}
 
     def attempt(self, name: str, work: Callable[..., None], *arguments: object) -> None:
-        """Does the work on an object, by its name at the source; nothing for one that was refused. Raises
-        MetastoreError where the server is away, or refuses everything."""
+        """Does the work on an object, by its name at the source; does nothing for a refused one. Raises MetastoreError
+        if the server is unavailable, or refuses everything."""
         if name in self._refused:
             return
         try:
@@ -114,7 +114,7 @@ class Outcomes:
                 raise error
 
     def stays(self, name: str, refused: str) -> None:
-        """Of an object whose rename was refused: what has its old name on the target, by the source's name of that."""
+        """Records the source's name of the object that keeps an old name on the target, as a rename was refused."""
         self._staying[name] = self._refused[refused]
 
     def is_refused(self, name: str) -> bool:
@@ -129,28 +129,28 @@ class Outcomes:
 
 
 # ---- keyed executor --------------------------------------------------------------------------------------------------
-# A keyed executor: parallel work that keeps the order of each key's tasks, in bounded memory.
+# A keyed executor: parallel work that preserves the order of each key's tasks, in bounded memory.
 
 
 Key = tuple[str, str]
 
-QUEUED = 8  # tasks that wait: bounds the driver's memory
+QUEUED = 8  # waiting tasks: bounds the driver's memory
 
 
 class KeyedExecutor:
-    """Work side by side, and that of one key in order. `width`: how many tasks run at once, asked each time; a full
-    queue makes the caller wait. The first error ends it: what has not begun is not begun any more."""
+    """An executor of parallel work that runs the tasks of one key in order. `width`: returns how many tasks run at
+    once, called each time; a full queue blocks the caller. After the first error no further task begins."""
 
     def __init__(self, width: Callable[[], int]) -> None:
         self._width, self._changed = width, Condition()
-        self._waiting: dict[Key, deque[Callable[[], None]]] = {}  # of keys that have work
-        self._ready: deque[Key] = deque()  # of these, keys of which none runs
+        self._waiting: dict[Key, deque[Callable[[], None]]] = {}  # keys that have work
+        self._ready: deque[Key] = deque()  # those of them without a running task
         self._running, self._left, self._over = 0, 0, False  # _left: tasks that have not begun
         self._threads: list[Thread] = []
         self._error: BaseException | None = None
 
     def submit(self, key: Key, work: Callable[..., None], *arguments: object) -> None:
-        """Raises the first error of earlier work."""
+        """Queues a task. Raises the first error of earlier work."""
         width = self._width()
         with self._changed:
             while self._left >= QUEUED and not self._error:

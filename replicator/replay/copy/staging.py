@@ -1,10 +1,10 @@
-"""Staging files: where the copies of a running task lie before they have their names, so that a killed one is swept up.
+"""Staging files: the copies of a running task before they get their final names, removable after a kill.
 
-A task notes its target directories in `copying/<unique>` of the target's `$cmroot` before its first copy, and takes the
-note away after its last. One task may be attempted several times, and an attempt that was given up may go on later
-(Spark's speculation, a lost executor, a stopped machine): each has names and a note of its own. A note that a load
-finds, under the lease and when none of its tasks runs, is that of an attempt that was killed or given up; without its
-note an attempt publishes nothing any more.
+A task writes a note of its target directories to `copying/<unique>` of the target's `$cmroot` before its first copy,
+and removes it after its last. One task may be attempted several times, and an abandoned attempt may continue later
+(Spark's speculation, a lost executor, a stopped machine), so each attempt has names and a note of its own. A note that
+a load finds, under the lease and while none of its tasks runs, belongs to an attempt that was killed or abandoned.
+Without its note an attempt publishes nothing.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from cmroot.store.place import Place, is_local, local_path, located, parent, rem
 from cmroot.store.spelling import STAGING as UNFINISHED
 from replicator.core.engine import Engine, Result, Task
 
-STAGING = ".replicating-"  # a name that no reader of tables looks at
+STAGING = ".replicating-"  # a prefix that readers of tables ignore
 _NOTES = "copying"
-_GIVEN_UP = "given-up-"  # the name of a note goes on with the time, in seconds, and its old name
+_GIVEN_UP = "given-up-"  # followed by the time, in seconds, and the note's old name
 _REMEMBERED = 86400.0  # seconds
-_TRUSTED = 1.0  # seconds; an attempt that was stopped for longer asks for its note before it changes anything
+_TRUSTED = 1.0  # seconds; an attempt that was stopped for longer queries its note before it changes anything
 
 
 @dataclass
 class Fence:
-    """Whether an attempt may still change anything: while a note is there. `note`: its name, "" for an attempt that
-    needs none. Several threads may use it."""
+    """A check that an attempt may still make changes, which is while its note exists. `note`: its name, "" for an
+    attempt that requires none. Thread-safe."""
 
     root: str
     note: str = ""
     _asked: float = float("-inf")
 
     def check(self) -> None:
-        """Raises LeaseHeld when the attempt was given up: its load has gone on without it, or another has the target.
-        Before each step that others see; asks the store once a second, and the first time."""
+        """Raises LeaseHeld if the attempt was abandoned: its load has continued without it, or another has the target.
+        Called before each externally visible step; queries the store the first time, then at most once a second."""
         now = time.monotonic()
         if self.note and now - self._asked > _TRUSTED:
             place = Place(self.root) / _NOTES / self.note
@@ -60,7 +60,7 @@ OPEN = Fence("")
 
 @dataclass
 class AskingFence(Fence):
-    """For attempts in this process: whether whoever runs them may still change anything. `ask` raises LeaseHeld."""
+    """A fence for attempts in this process: `ask` raises LeaseHeld if the caller may not make changes any more."""
 
     ask: Callable[[], None] = lambda: None
 
@@ -69,17 +69,17 @@ class AskingFence(Fence):
 
 
 class Attempt:
-    """One run of a task that writes aside: the names that it takes, and whether it may still publish. Several threads
-    may use it."""
+    """One run of a task that writes aside: the names that it uses, and a check that it may still publish.
+    Thread-safe."""
 
     def __init__(self, root: str, id: str, fence: Fence = OPEN) -> None:
-        """`id`: of its note, which it watches where there is no other fence."""
+        """`id`: that of its note, which it checks if there is no other fence."""
         self.id = id
         self._fence = fence if fence.note else Fence(root, id)
         self._numbers = itertools.count()
 
     def staging(self, directory: str) -> str:
-        """A name in a directory that nobody else writes to; 60 bytes, however long the name that it is for."""
+        """Returns a unique name in a directory; it has 60 bytes, regardless of the length of the final name."""
         return f"{directory}/{STAGING}{self.id}-{next(self._numbers)}"
 
     def check(self) -> None:
@@ -94,16 +94,16 @@ def fenced(
     tasks: Iterable[Task],
     ask: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """Runs tasks that change files of a target. When it ends, however it ends, attempts that were given up change
-    nothing any more, even those that have not begun: an executor that was lost may find itself again. `ask`: raises
-    LeaseHeld when a lease besides the root's was lost; before each task, and where tasks run here before each step."""
+    """Runs tasks that change files of a target. When it ends, in any way, abandoned attempts make no further changes,
+    even those that have not begun: a lost executor may return. `ask`: raises LeaseHeld if a lease other than the root's
+    was lost; called before each task, and if tasks run in this process, before each step."""
 
     def asked() -> Iterator[Task]:
         for task in tasks:
             ask()
             yield task
 
-    if engine.name == "local":  # threads that are waited for
+    if engine.name == "local":  # threads that are joined
         yield from engine.run(_Fenced(function, AskingFence("", ask=ask)), asked())
         return
     note = uuid.uuid4().hex
@@ -116,13 +116,13 @@ def fenced(
 
 
 class _Fenced(Generic[Task, Result]):
-    """A function of a task and its fence, as one of the task."""
+    """A task's function bound to its fence."""
 
     def __init__(self, function: Callable[[Task, Fence], Result], fence: Fence) -> None:
         self._function, self._fence = function, fence
 
     def __call__(self, task: Task) -> Result:
-        return self._function(task, replace(self._fence))  # each attempt asks for itself
+        return self._function(task, replace(self._fence))  # each attempt queries for itself
 
 
 def given_up(what: str) -> LeaseHeld:
@@ -134,7 +134,7 @@ def given_up(what: str) -> LeaseHeld:
 
 @contextlib.contextmanager
 def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[Attempt]:
-    """While a task writes the files `targets`. An error leaves the note to the next load."""
+    """Runs a block that writes the files `targets`, with a note. After an error the note remains for the next load."""
     directories = sorted({parent(target) for target in targets})
     attempt = Attempt(root, uuid.uuid4().hex, fence)
     if not directories:
@@ -147,11 +147,10 @@ def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[At
 
 
 def sweep_staging(root: str, tell: Callable[[str], None] = lambda said: None) -> int:
-    """Removes the staging files of attempts that were killed or given up; how many. `tell` hears what this user may not
-    remove. An attempt that was given up may
-    live on, and open one more file before it asks for its note: its directories are looked at for a day. Under the
-    lease, while no task runs that is waited for. Raises FormatError for a note that cannot be read. Safe to run
-    twice."""
+    """Removes the staging files of attempts that were killed or abandoned; returns how many. `tell` receives messages
+    about files that this user may not remove. An abandoned attempt may still run, and create one more file before it
+    queries its note, so its directories are checked for a day. Called under the lease, while no task runs that is
+    waited for. Raises FormatError for a note that cannot be read. May run twice."""
     removed, notes = 0, Place(root) / _NOTES
     _sweep_unfinished(notes)
     for name in notes.list():
@@ -165,9 +164,9 @@ def sweep_staging(root: str, tell: Callable[[str], None] = lambda said: None) ->
 
 
 def give_up_attempts(root: str, tell: Callable[[str], None] = lambda said: None) -> int:
-    """From here on the attempts that have notes publish nothing; removes their staging files; how many. As
-    `sweep_staging`, without the directories of attempts that were given up before. What is not told here the next
-    load tells, which looks at the same directories."""
+    """Removes all notes, after which their attempts publish nothing, and their staging files; returns how many. Like
+    `sweep_staging`, without the directories of attempts that were abandoned before. Messages not reported here are
+    reported by the next load, which checks the same directories."""
     removed, notes = 0, Place(root) / _NOTES
     for name in notes.list():
         if not name.startswith((_GIVEN_UP, UNFINISHED)):
@@ -188,7 +187,7 @@ def _directories(note: Place) -> list[str]:
 
 
 def _given_up_at(note: Place, name: str) -> float:
-    """In seconds since the epoch."""
+    """Returns the time in seconds since the epoch."""
     seconds = name.removeprefix(_GIVEN_UP).partition("-")[0]
     if not (seconds.isascii() and seconds.isdecimal()):
         raise _unreadable(note, "its name has no time")
@@ -211,7 +210,7 @@ def _sweep_directory(place: Place, tell: Callable[[str], None]) -> int:
 
 
 def _sweep_unfinished(notes: Place) -> None:
-    """Notes that were being written: their tasks had copied nothing yet."""
+    """Removes incompletely written notes: their tasks have not copied anything."""
     if notes.local and is_directory(notes.local):
         for name in os.listdir(notes):
             if name.startswith(UNFINISHED):
@@ -219,12 +218,12 @@ def _sweep_unfinished(notes: Place) -> None:
 
 
 # ---- stamps ----------------------------------------------------------------------------------------------------------
-# Stamps: a file that a load has published carries the checksum of its bytes as an extended attribute, so that another
-# load tells without reading whether it is the one that an entry names.
+# Stamps: a file published by a load has the checksum of its bytes as an extended attribute, so that another load
+# determines without reading if it is the file that an entry names.
 #
-# Size and time do not tell: tools restore times (`rsync -t`, `tar x`, fixed build times). Where a filesystem has no
-# attributes, and for files that no load of ours has stamped, bytes are read. What writes into a published file in place
-# and restores its time is not noticed here; comparing by checksum is for that.
+# Size and time are not sufficient: tools restore times (`rsync -t`, `tar x`, fixed build times). If a filesystem has no
+# attributes, and for files without a stamp, bytes are read. A write into a published file in place that restores its
+# time is not detected here, but by a comparison of checksums.
 
 
 _NAME = "user.replicator.xxh3_128"  # the checksum's 16 bytes
@@ -234,7 +233,7 @@ _AVAILABLE = hasattr(os, "setxattr")  # Linux
 
 
 def stamp(file: int | str, checksum: str) -> None:
-    """Of a file whose bytes were read. Where that cannot be, the file is read again the next time."""
+    """Stamps a file whose bytes were read. If that is not possible, the file is read again the next time."""
     if not _AVAILABLE:
         return
     try:
@@ -245,12 +244,12 @@ def stamp(file: int | str, checksum: str) -> None:
 
 
 def is_stamped(path: str, checksum: str) -> bool:
-    """Whether a load has published these bytes in the file. Its size and time are for the caller to compare, too."""
+    """Returns True if a load has published these bytes in the file. The caller must compare size and time, too."""
     return _stamp_of(path) == bytes.fromhex(checksum)
 
 
 def is_published(path: str) -> bool:
-    """Whether a load has published a file there, whatever is in it now; False where files carry no stamps."""
+    """Returns True if a load has published a file there, whatever its content now; False if files have no stamps."""
     return _stamp_of(path) is not None
 
 
@@ -266,15 +265,15 @@ def _stamp_of(path: str) -> bytes | None:
 
 
 # ---- pruned directories ----------------------------------------------------------------------------------------------
-# Emptied directories: what a removal leaves of a file's directory goes with its last file. Acts; may run twice.
+# Emptied directories: a file's directory is removed with its last file. Has side effects; may run twice.
 #
-# The source has no file there, whether or not it has the directory; some readers fail where there is an empty one.
-# Stores of objects have none. The directories of tables and partitions themselves stay.
+# The source has no file there, whether or not it has the directory; some readers fail on an empty directory. Object
+# stores have no directories. The directories of tables and partitions themselves remain.
 
 
 def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
-    """How many went of the directories above files that were removed; `homes`: places, ending with a slash, at which
-    that ends."""
+    """Removes the emptied directories above removed files; returns how many. `homes`: directories, ending with a slash,
+    that are not removed."""
     count = 0
     for directory in {parent(local_path(file) if is_local(file) else file) for file in files}:
         while f"{directory}/" not in homes and remove_if_empty(directory):
@@ -284,7 +283,7 @@ def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
 
 
 def remove_above(directory: str, levels: int) -> int:
-    """How many of so many directories above one that was removed were empty, and went."""
+    """Removes empty directories above a removed one, at most `levels`; returns how many."""
     above, count = parent(directory), 0
     while count < levels and remove_if_empty(above):
         above, count = parent(above), count + 1
@@ -292,7 +291,7 @@ def remove_above(directory: str, levels: int) -> int:
 
 
 def empty_directories(listing: Listing | None) -> list[str]:
-    """Directories of a listing, by their relative names, that hold nothing but such directories: the deepest first."""
+    """Returns the directories of a listing, by relative names, that contain no file at any depth: the deepest first."""
     if listing is None or len(listing.directories) < 2:
         return []
     filled = set()
@@ -306,5 +305,5 @@ def empty_directories(listing: Listing | None) -> list[str]:
 
 
 def sweep_empty(directory: str) -> int:
-    """Takes away a directory's empty ones; how many."""
+    """Removes a directory's empty subdirectories; returns how many."""
     return sum(remove_if_empty(f"{directory}/{name}") for name in empty_directories(list_tree(directory)))

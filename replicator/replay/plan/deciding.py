@@ -1,4 +1,4 @@
-"""Making a plan: databases, then each lineage, then leftovers and functions. Pure; `plan` holds the value."""
+"""Plan making: databases, then each lineage, then leftovers and functions. Pure; `plan` holds the resulting value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from replicator.replay.plan.squash import Lineage, Squashed
 from replicator.replay.plan.target import TargetDatabase, TargetPart, applied_position, passing_name, table_position
 
 # ---- refusing --------------------------------------------------------------------------------------------------------
-# Refusals of a plan: tables that a load must not replace, and places where it must not put one. Pure.
+# Refusals of a plan: tables that a load must not replace, and locations that it must not write to. Pure.
 
 
 def refuse_table(plan: Plan, there: Table) -> None:
@@ -65,7 +65,8 @@ def refuse_source_location(plan: Plan, source: Table, final: Table) -> None:
 
 
 def refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """What lies where a table is put goes to `$cmroot`: it must not be another table that stays."""
+    """Raises Refused if a table would be put where another table that remains is located: whatever is stored there
+    is moved to `$cmroot`."""
     leaving = {(table.db, table.name) for table in plan.drops} | {step.name for step in plan.tables}
     staying = [
         table
@@ -88,9 +89,9 @@ def refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
 
 
 def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
-    """Decides the steps of a plan that has its dump and its terms, and returns it. Raises Refused for tables that
-    replication did not make or that are newer than the dump, and for locations of the target that are the source's;
-    BootstrapNeeded when the target lacks what the range builds on."""
+    """Decides the steps of a plan that has its dump and its options, and returns it. Raises Refused for tables that
+    were not created by replication or that are newer than the dump, and for target locations that are the source's;
+    BootstrapNeeded if the target is missing something that the range builds on."""
     metadata, squashed = plan.metadata, plan.squashed
     _plan_databases(plan, target)
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
@@ -104,7 +105,7 @@ def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
     difference = plan.by_difference
     if (plan.exact and metadata.scope.include) or (
         difference and difference.only_tables
-    ):  # single tables: the database and its functions are others'
+    ):  # single tables: the properties and functions of the database are not part of this load
         plan.alter_databases.clear()
     else:
         _plan_functions(plan, target)
@@ -117,8 +118,8 @@ def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
 
 
 def looked_at(squashed: Squashed, placement: Placement) -> dict[str, TargetPart]:
-    """What of the target's databases, by their names there, `make_plan` looks at for a range that is no bootstrap: each
-    table under every name that it had in the range, all of a database that is dropped."""
+    """Returns the parts of the target's databases, by their names on the target, that `make_plan` reads for a range
+    that is not a bootstrap: each table under every name that it had in the range, and all of a dropped database."""
     names: dict[str, set[str]] = {name: set() for name in placement.databases.values()}
     for lineage in squashed.lineages:
         for called in lineage.names:
@@ -171,12 +172,12 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     if not shared:
         refuse_source_location(plan, lineage.table, final)
     if lineage.before is None and name in _leaving(plan):
-        there = None  # an earlier table of this name makes room by itself
+        there = None  # an earlier table of this name is dropped or renamed by this plan
     step = TablePlan(name=name, lineage=lineage, table=final, shared=shared, there=before or there)
     if there is not None and not plan.overwrite:
         refuse_table(plan, there)
     if lineage.before is None:
-        if before is not None:  # made by a load that ended in the middle, and renamed at the source since
+        if before is not None:  # created by an interrupted load, and renamed at the source since
             plan.drops.append(before)
         _plan_created(plan, step, there, target)
     else:
@@ -185,7 +186,8 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
 
 
 def _plan_left_out(plan: Plan, left_out: LeftOut) -> None:
-    """What the target has of it stays as long as the source has one of its name: later ranges would not find it."""
+    """Plans a table that is not loaded. The target's copy of it remains as long as the source has a table of its name:
+    later ranges would not find it under an older name."""
     there = left_out.there
     if there is not None and (there.db, there.name) != left_out.name and table_position(there) is not None:
         plan.drops.append(msgspec.structs.replace(there, parameters={**there.parameters, LEFT_OUT: left_out.reason}))
@@ -195,7 +197,7 @@ def _plan_left_out(plan: Plan, left_out: LeftOut) -> None:
 
 
 def _why_left_out(plan: Plan, table: Table) -> str:
-    """By its own text or properties, or as the dump, which has read its log, says."""
+    """Returns why a table is not loaded, from its own text or properties, or from the dump, which has read its log."""
     if why := why_no_view(table, plan.placement.databases):
         return why
     if plan.as_they_are:
@@ -204,7 +206,8 @@ def _why_left_out(plan: Plan, table: Table) -> str:
 
 
 def _why_refused(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> str:
-    """Why an earlier load did not bring a table: changes alone are not enough to try again, all of it is."""
+    """Returns why an earlier load did not bring a table: changes alone are not enough to try again, the complete table
+    is required."""
     if lineage.complete or (lineage.table and lineage.table.is_view):
         return ""
     names = {".".join(called.name) for called in lineage.names}
@@ -217,20 +220,21 @@ def _why_refused(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDataba
 
 
 def _leaving(plan: Plan) -> set[Name]:
-    """Names of the target that become free: of tables that are dropped or renamed."""
+    """Returns the names of the target that become free: those of tables that are dropped or renamed."""
     return {(table.db, table.name) for table in plan.drops} | {
         step.rename_from for step in plan.tables if step.rename_from
     }
 
 
 def _plan_created(plan: Plan, step: TablePlan, there: Table | None, target: Mapping[str, TargetDatabase]) -> None:
-    """A table whose whole content is in the dump. One of its name makes room, if it is not what an earlier attempt to
-    load this very dump has committed: of another dump's table nobody knows what of it the source has no more."""
+    """Plans a table whose complete content is in the dump. An existing table of its name is dropped, unless an earlier
+    attempt to load this same dump committed it: of a table from another dump it is unknown which parts the source has
+    removed since."""
     assert step.table is not None
     kept = there is not None and plan.metadata.kind == BOOTSTRAP and plan.has_uncaptured(step.lineage)
-    if plan.by_difference is not None or kept:  # what nobody could see must not go with the rest of a table
+    if plan.by_difference is not None or kept:  # uncaptured files must not be removed with the rest of a table
         step.prune = True
-        # The data that a replica has had goes with it, where it owns that.
+        # A table that is to share the source's data but owns data now is dropped, and its data with it.
         if there is not None and can_become(there, step.table) and not (step.shared and not has_sources_data(there)):
             step.exists = True
         elif there is not None:
@@ -243,18 +247,18 @@ def _plan_created(plan: Plan, step: TablePlan, there: Table | None, target: Mapp
     if resumed and same_shape(there, step.table):
         step.exists = True
         return
-    plan.drops.append(there)  # what of its data is the same is found again in $cmroot, by checksum
+    plan.drops.append(there)  # its files of unchanged content are found in $cmroot, by checksum
     step.clear = not step.shared
 
 
 def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
-    """A table that the target has already, perhaps under an older name."""
+    """Plans a table that the target already has, perhaps under an older name."""
     lineage = step.lineage
     whole = lineage.complete or bool(step.table and step.table.is_view)
     old = _target_name(plan, lineage.before or ("", ""))
     if before is not None and (before.db, before.name) != step.name:
         step.rename_from, step.exists = (before.db, before.name), True
-        if plan.overwrite and there is not None and table_position(there) is None:  # else it leaves by a rename itself
+        if plan.overwrite and there is not None and table_position(there) is None:  # otherwise it is renamed itself
             plan.drops.append(there)
     elif there is not None:
         step.exists = True
@@ -279,7 +283,7 @@ def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Ta
 
 
 def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """A dropped database takes its tables along, those too that the range never names."""
+    """Plans the drop of all tables of a dropped database, including those that the range never names."""
     kept = {step.name for step in plan.tables} | {step.rename_from for step in plan.tables}
     dropped = {(table.db, table.name) for table in plan.drops}
     for db, at in plan.squashed.dropped_at.items():
@@ -295,7 +299,7 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
 
 
 def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """What the target says it lacks, and of which the range says nothing. A bootstrap says all there is."""
+    """Keeps the target's entries about missing objects that the range does not mention. A bootstrap is complete."""
     if plan.metadata.kind == BOOTSTRAP and plan.squashed.records:
         return
     touched = {called.name for lineage in plan.squashed.lineages for called in lineage.names}
@@ -309,7 +313,7 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
             if each.reason.startswith((NO_VIEW, NOT_TAKEN)) and (db, name) in touched:
                 continue
             if not name and each.reason.startswith(NOT_TAKEN) and plan.squashed.databases.get(source):
-                continue  # its drop was refused, and the source has it again
+                continue  # its drop was refused, and the source has created it again
             if each.reason.startswith(NOT_STORED) and (db, name) in stored:
                 continue
             if each.reason.startswith((*STANDING, NO_VIEW, NOT_TAKEN)) and _is_left(plan.squashed, db, name):
@@ -317,13 +321,13 @@ def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
 
 
 def _is_left(squashed: Squashed, db: str, table: str) -> bool:
-    """Whether a table of before the range is there at its end, under the same name."""
+    """Returns True if a table that existed before the range exists at its end, under the same name."""
     ended = any(each.before == (db, table) != each.now for each in squashed.lineages)
     return not ended and db not in squashed.dropped_at
 
 
 def lack_constraints(plan: Plan, kinds: frozenset[str]) -> None:
-    """Names constraints of the dump that the target cannot have. kinds: those that it can."""
+    """Records the constraints of the dump that the target cannot store. kinds: those that it can."""
     for step in plan.tables:
         if step.lineage.constraints is None or step.lineage.now is None:
             continue
@@ -337,8 +341,9 @@ def lack_constraints(plan: Plan, kinds: frozenset[str]) -> None:
 
 
 def lack_statistics(plan: Plan, engines: Sequence[str]) -> None:
-    """Names tables with statistics of engines that the target does not have. engines: those that it has. What a table
-    itself lacks stands until a dump says otherwise; of partitions it is said when a dump brings them."""
+    """Records the tables with statistics of engines that the target does not have. engines: those that it has. An entry
+    about a table's own statistics remains until a dump replaces it; one about partitions is made when a dump brings
+    them."""
     for step in plan.tables:
         if step.lineage.now is None or not step.lineage.statistics:
             continue
@@ -355,8 +360,8 @@ def lack_statistics(plan: Plan, engines: Sequence[str]) -> None:
 
 
 def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """A bootstrap says all there is: replicated tables in its scope that it does not have are dropped; where the target
-    is to be exactly the dump, others too."""
+    """Plans the drops of a bootstrap, which is complete: replicated tables in its scope that it does not have are
+    dropped; if the target is to equal the dump exactly, others too."""
     scope = plan.metadata.scope
     patterns = Patterns.parse(scope.include, scope.exclude)
     wanted = {step.name for step in plan.tables} | {each.name for each in plan.left_out}
@@ -365,7 +370,7 @@ def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
         for table in target[name].tables.values():
             key = (table.db, table.name)
             everyones = plan.exact or bool(plan.by_difference and plan.by_difference.drop_extra)
-            everyones = everyones and (plan.as_they_are or not why_not_replicated(table))  # no dump would have it
+            everyones = everyones and (plan.as_they_are or not why_not_replicated(table))  # no dump would include it
             ours = (table_position(table) is not None or everyones) and patterns.match(table.name)
             if ours and key not in wanted and key not in dropped:
                 plan.drops.append(table)
@@ -394,9 +399,9 @@ def _existing(plan: Plan, name: Name | None, target: Mapping[str, TargetDatabase
 
 
 def _found_as(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> Table | None:
-    """The target's table that this one was, under a name it has no more: the one of the start, or one on its way (a
-    passing name too) that a load which ended in the middle gave it, of this dump or of one that ended earlier. None
-    when it has its last name already, or is not there, whoever has those names now."""
+    """Returns the target's table for this lineage, under a name that it no longer has: its name at the start, or an
+    intermediate one (also a passing name) from an interrupted load, of this dump or of one that ended earlier. Returns
+    None if it already has its last name or does not exist, whichever table has those names now."""
     for index, called in enumerate(lineage.names):
         later = (other.begin for other in lineage.names[index + 1 :] if other.name != called.name)
         leaves = next(later, lineage.ended)
@@ -412,11 +417,11 @@ def _found_as(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]
 
 
 def can_become(there: Table, wanted: Table) -> bool:
-    """Whether altering suffices, at another place too: data that lies where the table was by mistake stays there."""
+    """Returns True if altering suffices, at another location too: data at a table's mistaken location remains there."""
     return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
 
 
 def same_shape(there: Table, wanted: Table) -> bool:
-    """Whether altering suffices to make one the other: same kind of thing, same partition keys, same place."""
+    """Returns True if altering turns one into the other: same kind of object, same partition keys, same location."""
     same_place = (there.location or "") == (wanted.location or "")
     return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys and same_place

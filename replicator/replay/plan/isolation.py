@@ -1,8 +1,8 @@
-"""Isolation: a plan for `publish = "snapshot"`: whatever a load changes gets a directory of its own, and the metastore
-flips to it in one call. Pure, but for reading a dump's file entries.
+"""Isolation: a plan for `publish = "snapshot"`: each change of a load is stored in a directory of its own, and the
+metastore switches to it in one call. Pure, except for reading a dump's file entries.
 
-Made of the plan for the source's layout: a table stays where it lies unless its files change; a partition likewise, and
-that is known when it is committed. Tables that were dropped and made again are replaced instead of being away between.
+Derived from the plan for the source's layout. A table remains at its location unless its files change; so does a
+partition, which is decided at commit. Tables that were dropped and created again are replaced without a gap between.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ABOUT = ["position", "db", "table", "partition", "location"]
 
 
 def touched_objects(rows: Iterable[pa.Table], rules: FileRules) -> dict[Name, set[str]]:
-    """Objects whose files a range changes: table of the target -> names of its partitions at the end ("": itself).
-    One entry for every table and partition. `rows`: file entries."""
+    """Returns the objects whose files a range changes: table of the target -> names of its partitions at the end ("":
+    the table itself). Memory: one entry for every table and partition. `rows`: file entries."""
     found: dict[Name, set[str]] = {}
     seen: set[tuple[object, ...]] = set()
     for batch in rows:
@@ -38,7 +38,7 @@ def touched_objects(rows: Iterable[pa.Table], rules: FileRules) -> dict[Name, se
 
 
 def isolate(plan: Plan, touched: dict[Name, set[str]]) -> None:
-    """Makes a plan that publishes by snapshots of one that keeps the source's layout."""
+    """Turns a plan that keeps the source's layout into one that publishes by snapshots."""
     plan.snapshot = plan.metadata.id
     for step in plan.tables:
         if step.table is not None and not step.table.is_view and not step.shared and step.table.location:
@@ -63,7 +63,7 @@ def _isolate(plan: Plan, step: TablePlan, touched: set[str]) -> None:
 
 
 def _replace(plan: Plan, step: TablePlan) -> None:
-    """One of its name that makes room does so when it is committed; where altering suffices, in that one call."""
+    """Drops an existing table of the same name at commit only; if altering suffices, in that one call."""
     assert step.table is not None
     dropped = next((table for table in plan.drops if (table.db, table.name) == step.name), None)
     if dropped is None:

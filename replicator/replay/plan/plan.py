@@ -1,7 +1,7 @@
-"""Plan: what a load will do, decided before it does anything. Pure: from a squashed range and the target's state.
+"""The plan: the actions of a load, decided before the first one. Pure: from a squashed range and the target's state.
 
-A plan has, for every table, what prepares it (drop, rename, clear), and what commits it; and the rules by which tasks
-turn file entries into target files. Its size grows with tables, not with files.
+For every table, a plan has the actions that prepare it (drop, rename, clear) and those that commit it, and the rules by
+which tasks map file entries to target files. Its size grows with the number of tables, not of files.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Name = tuple[str, str]
 
 @dataclass
 class TablePlan:
-    """One table of the target. Names are the target's. `lineage`: what happened at the source; `table`: the final
-    object (None: dropped). `rename_from`: its name on the target until now. `clear`: its old data goes to `$cmroot`
-    before the new is copied, because all that it has is in the dump. `prune`: only that part of it that the dump does
-    not have goes. `exists`: the target has it already, under `rename_from` or its name. `shared`: its data is the
-    source's: nothing of it is copied or taken away. `there`: what the target has of it.
+    """One table of the target. Names are the target's. `lineage`: its changes at the source; `table`: the final
+    object (None: dropped). `rename_from`: its name on the target until now. `clear`: its old data is moved to `$cmroot`
+    before the new data is copied, because the dump has all of its content. `prune`: only the files that the dump does
+    not have are moved. `exists`: the target has it already, under `rename_from` or its name. `shared`: its data is the
+    source's, so none of it is copied or removed. `there`: the target's table.
 
-    Where a load publishes by snapshots (see `isolation`): `place`: this load's directory for it; `touched`: its
-    partitions whose files change, "" for its own; `placement`: by which it lies where `table` says; `replaces`: another
-    table that makes room when this one is made."""
+    If a load publishes by snapshots (see `isolation`): `place`: this load's directory for it; `touched`: its
+    partitions whose files change, "" for its own files; `placement`: locates it where `table` is; `replaces`: another
+    table that is dropped when this one is created."""
 
     name: Name
     lineage: Lineage
@@ -52,17 +52,17 @@ class TablePlan:
 
     @property
     def source(self) -> str:
-        """Its name at the source."""
+        """Its name at the source, db.table."""
         return ".".join(self.lineage.now or self.name)
 
     @property
     def recreated(self) -> bool:
-        """Whether nothing of what the target has of it stays: all its files are in the range."""
+        """True if nothing of the target's table remains: all its files are in the range."""
         return self.lineage.complete and not self.prune
 
     def place_of_partition(self, name: str, there: str | None) -> str | None:
-        """Where a partition of the target is to lie, by its name at the end, if not where the source's layout says;
-        there: where it lies now, if it is there."""
+        """Returns the location for a partition of the target, by its name at the end; None if the source's layout
+        determines it. there: its present location, if it exists."""
         if self.place is None:
             return None
         fate = self.lineage.partitions.get(name)
@@ -72,13 +72,13 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which external tables keep their data at the source. `all`: every one, or none; None: those that do so on the
-    target now."""
+    """The external tables that keep their data at the source. `all`: True for every one, False for none, None for those
+    that share it on the target now."""
 
     all: bool | None = None
 
     def of(self, table: Table, there: Table | None) -> bool:
-        """`there`: what the target has of it."""
+        """Returns True if a table shares the source's data. `there`: the target's table."""
         wanted = has_sources_data(there) if self.all is None else self.all
         return wanted and table.is_external and not table.is_view
 
@@ -88,8 +88,8 @@ AS_THEY_SHARE = Sharing()
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A table of the source that is not loaded, by its format: its lineage, its name on the target, what that has of
-    it (None: nothing), and why."""
+    """A table of the source that is not loaded because of its format: its lineage, its name on the target, the target's
+    table (None if missing), and the reason."""
 
     lineage: Lineage
     name: Name
@@ -99,15 +99,15 @@ class LeftOut:
 
 @dataclass
 class Plan:
-    """What a load does, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
+    """The actions of a load, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
     dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `overwrite`, `by_difference`: see
     LoadOptions.
-    `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others have
-    published so back into the source's layout. `as_they_are`, `preserve`: see LoadOptions; `left_out`: tables whose
-    files are copied by nothing, and views whose SQL is not understood; what the target has of them stays. `left`: of
-    dropped tables, partitions ("": the table) that left their files before. `stays`: what stays of files that were to
-    go. `lacked`: views that earlier loads left out, and this one does; what the target cannot have. `seen`: the
-    `standing` of databases that were there."""
+    `snapshot`: the load's name in published places, if it publishes by snapshots; `back`: it returns tables published
+    that way to the source's layout. `as_they_are`, `preserve`: see LoadOptions; `left_out`: tables whose files cannot
+    be copied, and views whose SQL is not understood; the target's versions remain. `left`: for dropped tables, the
+    partitions ("": the table) that were relocated away from their files before. `stays`: files that were to be removed
+    but remain. `lacked`: views that earlier loads and this one leave out; objects that the target cannot store. `seen`:
+    the `standing` of existing databases."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -142,28 +142,28 @@ class Plan:
         return Mark(self.metadata.end.event, self.metadata.end.position, self.metadata.root_id)
 
     def source_of(self, name: Name) -> str:
-        """What the source calls a table (without a name: the database), by its name on the target."""
+        """Returns the source's name of a table (without a name: the database), by its name on the target."""
         sources = {replica: source for source, replica in self.placement.databases.items()}
         return f"{sources.get(name[0], name[0])}.{name[1]}".removesuffix(".")
 
     @property
     def rereads(self) -> bool:
-        """Whether files are read whose stamp says that they are right."""
+        """True if files are read even if their stamp is right."""
         return bool(self.by_difference and self.by_difference.reread)
 
     def not_replicated_in(self, database: str) -> list[NotReplicated]:
-        """What the dump cannot bring of a database, by its name on the target."""
+        """Returns the objects of a database, by its name on the target, that the dump cannot bring."""
         sources = {source for source, name in self.placement.databases.items() if name == database}
         return [each for each in self.not_replicated if each.object.partition(".")[0] in sources]
 
     def is_uncaptured(self, lineage: Lineage, partition: str = "") -> bool:
-        """Whether nobody could see which files a table (or one partition) has at the source: what the target has of it
-        stays. A table with some such partition is none itself."""
+        """Returns True if the source's files of a table (or of one partition) could not be captured: the target's files
+        remain. A table with such a partition is not uncaptured itself."""
         table = ".".join(lineage.now) if lineage.now else ""
         return bool({(table, ""), (table, partition)} & self._uncaptured)
 
     def has_uncaptured(self, lineage: Lineage) -> bool:
-        """Whether a table, or any partition of it, is unseen."""
+        """Returns True if a table, or any partition of it, is uncaptured."""
         return lineage.now is not None and ".".join(lineage.now) in {table for table, _ in self._uncaptured}
 
     @cached_property
@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def not_replicated(self) -> list[NotReplicated]:
-        """What the target will not have as the source has it: as the dump says, and what is left out."""
+        """Objects that the target will not have as the source has them: as recorded in the dump, and those left out."""
         metadata = self.metadata
         said = [each for each in metadata.not_replicated if each.unknown or each.object not in metadata.formats]
         named = {".".join(each.lineage.now): each.reason for each in self.left_out if each.lineage.now}
@@ -181,19 +181,19 @@ class Plan:
 
     @property
     def replaces_commits(self) -> bool:
-        """Whether commits that others made to Delta tables of the target go to its `$cmroot`: where somebody asked for
-        the source's state, whatever the target has."""
+        """True if commits that others made to Delta tables of the target are moved to its `$cmroot`: the operator
+        requested the source's state, whatever the target has."""
         difference = self.by_difference
         return self.overwrite or self.exact or bool(difference and (difference.reread or difference.drop_extra))
 
     @property
     def changes_shown(self) -> bool:
-        """Whether it changes what a reader of the target sees already. A file that is copied into a table's directory
-        is seen at once, so a load that cannot end must not begin."""
+        """True if it changes data that is already visible to readers of the target. A file copied into a table's
+        directory is visible at once, so a load that cannot finish must not begin."""
         return bool(self.drops) or any(step.exists for step in self.tables)
 
     def file_rules(self) -> FileRules:
-        """The rules for tasks: every table by each of its names."""
+        """Returns the rules for tasks: every table by each of its names."""
         rules: dict[Name, list[TableRule]] = {}
         steps = {id(step.lineage): step for step in self.tables}
         left_out = {id(each.lineage) for each in self.left_out}

@@ -1,4 +1,4 @@
-"""File rules: what turns a file entry of a dump into a place on the target. Pure: planning makes, copying asks them."""
+"""File rules, which map file entries of a dump to paths on the target. Pure: planning makes them, copying uses them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from replicator.replay.plan.squash import Move, Squashed, follow
 
 @dataclass(frozen=True)
 class PartitionRule:
-    """What a task must know of a partition that had a name from position `begin` on: entries before `since` are void;
-    `now`: its last name; `moves`: of its own directory; `gone`: it was dropped."""
+    """The rule of a partition that had a name from position `begin` on. Entries before `since` are void; `now`: its
+    last name; `moves`: moves of its own directory; `gone`: it was dropped."""
 
     begin: int
     since: int
@@ -29,11 +29,11 @@ class PartitionRule:
 
 @dataclass(frozen=True)
 class TableRule:
-    """A table by one of its names, from position `begin` to `end` (None: the end of the range): its final database and
-    source location, the moves of its directory, and from which position entries count. `gone`: nothing of it is wanted.
-    `partitions`: by each of their names. `name`: its last one on the target. `place`: where the load publishes it,
-    partitions by their names below (None: in the source's layout). `only`: the
-    objects that are published, "" for the table's own files (None: all)."""
+    """The rule of a table under one of its names, from position `begin` to `end` (None: the end of the range): its
+    final database and source location, the moves of its directory, and the position from which entries count. `gone`:
+    none of its files are wanted. `partitions`: rules by each of their names. `name`: its last name on the target.
+    `place`: the directory in which the load publishes it, with partitions below it by name (None: in the source's
+    layout). `only`: the objects that are published, "" for the table's own files (None: all)."""
 
     begin: int
     end: int | None
@@ -48,21 +48,21 @@ class TableRule:
     only: frozenset[str] | None = None
 
     def partition(self, name: str, position: int) -> PartitionRule | None:
-        """The partition that had a name at a position; None for one that needs no rule."""
+        """Returns the partition that had a name at a position; None if it requires no rule."""
         candidates = [rule for rule in self.partitions.get(name, ()) if rule.begin <= position]
         return max(candidates, key=lambda rule: rule.begin, default=None)
 
 
 @dataclass(frozen=True)
 class FileRules:
-    """All that turns a file entry into a place on the target."""
+    """The rules that map file entries to paths on the target."""
 
     placement: Placement
     tables: dict[tuple[str, str], list[TableRule]]
     after: int  # entries up to this position were loaded before
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
-        """Where the object of an entry lies now, at the source and on the target; None when the entry is void."""
+        """Returns the present locations of an entry's object, (source, target); None if the entry is void."""
         found = self._rules(position, db, table, partition)
         if found is None:
             return None
@@ -76,8 +76,8 @@ class FileRules:
         return now, self.placement.inside(rule.db, rule.location, now)
 
     def object_at(self, position: int, db: str, table: str, partition: str) -> tuple[tuple[str, str], str] | None:
-        """The object of an entry by its last names: (table of the target, partition); None when the entry is void, or
-        its table does not stay."""
+        """Returns the object of an entry by its last names: (table of the target, partition); None if the entry is
+        void, or if its table does not remain."""
         found = self._rules(position, db, table, partition)
         if found is None or found[0].name is None:
             return None
@@ -99,40 +99,40 @@ class FileRules:
 
 
 # ---- published -------------------------------------------------------------------------------------------------------
-# Published places: where `publish = "snapshot"` puts what a load changes, so that it can be flipped to at once. Pure.
+# Published places: where `publish = "snapshot"` stores the changes of a load, so that one call switches to them. Pure.
 #
 #     <database's location>/.published/<dump id>/<database>.<table>[/<partition's name>]
 #
-# The last name of a location is never hidden, which MapReduce would pass over; a name above it is, so nobody who lists
-# the database's directory, or that of a table around it, meets what is not flipped to yet. A load has directories of
-# its own, so two of them never write into one. Beside a table that a mapping puts elsewhere, `.published` lies there,
-# too.
+# The last component of a location is never hidden, because MapReduce would skip it. A component above it is hidden, so
+# a listing of the database's directory, or of an enclosing table's, does not show unpublished files. Each load has
+# directories of its own, so two loads never write into the same one. For a table that a mapping locates elsewhere,
+# `.published` is next to the table.
 
 
 def place_of(home: str, load: str, db: str, table: str) -> str:
-    """A table's place in a load; its partitions lie below it, by their names."""
+    """Returns a table's directory in a load; its partitions are located below it, by their names."""
     return join(home, PUBLISHED, load, f"{db}.{table}")
 
 
 def staging_of(load: str, there: Table) -> str:
-    """Where a table in the source's layout goes before it gets another name, as a server would move it else."""
+    """Returns where a table in the source's layout is moved before its rename; otherwise a server would move it."""
     return place_of(parent(there.location or ""), f"{load}-renamed", there.db, there.name)
 
 
 def is_moved_by_renaming(there: Table) -> bool:
-    """Whether a server may move a table's directory when it renames it: where it lies as its name says."""
+    """Returns True if a server may move a table's directory when it renames it: the location follows the name."""
     return there.owns_data and there.location is not None and not is_published(there.location)
 
 
 def of_kind(table: Table, *, external: bool) -> Table:
-    """A table as a managed or an external one, as a server tells them apart."""
+    """Returns a table as a managed or an external one, by the criteria of a server."""
     parameters = {key: value for key, value in table.parameters.items() if key not in ("EXTERNAL", TRANSLATED)}
     parameters |= {"EXTERNAL": "TRUE"} if external else {}
     return msgspec.structs.replace(table, kind=EXTERNAL if external else MANAGED, parameters=parameters)
 
 
 def home_of(placement: Placement, source_db: str, usual: str) -> str:
-    """Above `.published`. `usual`: where the table would lie in the source's layout."""
+    """Returns the directory above `.published`. `usual`: the table's location in the source's layout."""
     if is_published(usual):
         return tidied(usual).partition(f"/{PUBLISHED}/")[0]
     database = placement.target_locations[source_db]
@@ -140,12 +140,12 @@ def home_of(placement: Placement, source_db: str, usual: str) -> str:
 
 
 def with_table_at(placement: Placement, table: Table, place: str) -> Placement:
-    """A placement by which a source's table lies at a place of the target."""
+    """Returns a placement that locates a source's table at a path of the target."""
     return replace(placement, mappings=((table.location or "", place), *placement.mappings))
 
 
 def table_at_place(table: Table, old: str, place: str) -> Table:
-    """A table that lies elsewhere, with every path of it that lay in its old place."""
+    """Returns a table located at `place`, with all its paths below the old location changed accordingly."""
     storage = table.storage
     assert storage is not None
     serde = {key: _moved(value, old, place) for key, value in storage.serde.parameters.items()}
@@ -156,8 +156,8 @@ def table_at_place(table: Table, old: str, place: str) -> Table:
 
 
 def without_path(table: Table) -> Table:
-    """A table of Spark's own kind without the `path` that says what its location says, too: a server that moves the
-    directory by a rename writes down the location only. Any other table as it is."""
+    """Returns a table of Spark's own kind without the `path` property that repeats its location: a server that moves
+    the directory by a rename updates the location only. Any other table is returned unchanged."""
     storage = table.storage
     if storage is None or table.is_view or not (storage.location and table.location):
         return table
@@ -168,7 +168,7 @@ def without_path(table: Table) -> Table:
 
 
 def with_path(table: Table) -> Table:
-    """A table of Spark's own kind with the `path` that its location says."""
+    """Returns a table of Spark's own kind with a `path` property equal to its location."""
     storage = table.storage
     assert storage is not None and storage.location
     return _with_serde(table, storage, {**storage.serde.parameters, "path": storage.location})
@@ -180,7 +180,7 @@ def _with_serde(table: Table, storage: Storage, parameters: dict[str, str]) -> T
 
 
 def at_place(partition: Partition, place: str) -> Partition:
-    """A partition that lies elsewhere, with every path of it that lay in its old place."""
+    """Returns a partition located at `place`, with all its paths below the old location changed accordingly."""
     storage, old = partition.storage, partition.location
     if storage is None or old is None or normal(old) == normal(place):
         return partition
@@ -195,15 +195,15 @@ def at_place(partition: Partition, place: str) -> Partition:
 
 def _moved(value: str, old: str, place: str) -> str:
     if "/" in value:
-        with contextlib.suppress(UnknownPlace):  # text that only looks like a place
+        with contextlib.suppress(UnknownPlace):  # text that only resembles a path
             if (below := relative(value, old)) is not None:
                 return uri(join(place, below))
     return value
 
 
 def of_published_tables(placement: Placement, squashed: Squashed) -> Placement:
-    """A source that was a replica once has its tables in published places. Each goes to the place that its name says,
-    as two may have had one name in turn."""
+    """Returns a placement for a source that was a replica once and has tables in published places. Each is located as
+    its name determines, as two tables may have had the same name in turn."""
     own = []
     for lineage in squashed.lineages:
         table = lineage.table

@@ -1,8 +1,8 @@
-"""Squash: what a range of records comes to in the end. Pure.
+"""Squash: reduces a range of records to its final result. Pure.
 
-Each table is followed through the range as one `Lineage`, whatever it is called on the way: renames move it, a drop
-ends it, a creation under the same name begins another. Only the last state of every object is replayed: ten alters are
-one, a partition added and dropped costs nothing. Replaying the range record by record ends in the same state
+Each table is followed through the range as one `Lineage`, under all its names: renames move it, a drop ends it, a
+creation under the same name begins another. Only the last state of every object is replayed: ten alters become one, and
+a partition that is added and dropped costs nothing. Replaying the range record by record ends in the same state
 (tests/unit/test_squash.py proves it on random histories).
 
 Memory: one entry for every table, and for every partition that an incremental dump touches; none for a bootstrap's.
@@ -26,17 +26,17 @@ from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.places.placement import relative
 
 Name = tuple[str, str]
-Move = tuple[int, str, str]  # from a position on, what lay in the first directory lies in the second
+Move = tuple[int, str, str]  # from a position on, the content of the first directory is located in the second
 
 
 @dataclass
 class PartitionFate:
-    """One partition through the range. `before`: its name at the start (None: it was not there, or that is unknown and
+    """One partition through the range. `before`: its name at the start (None: it did not exist, or that is unknown and
     does not matter). `now`: its name at the end (None: dropped). `last`: position of the record with its final object.
-    `since`: file entries before this position are void; when not 0, all its files are in the range. `names`: what it
-    was called, each from a position on; `moves`: of its own directory; `values`: of its last name, after a rename;
-    `recreated`: the one that was there at the start was dropped meanwhile, with its statistics; `relocated`: it left
-    its files for other ones elsewhere."""
+    `since`: file entries before this position are void; if not 0, all its files are in the range. `names`: its names,
+    each from a position on; `moves`: moves of its own directory; `values`: those of its last name, after a rename;
+    `recreated`: the one that existed at the start was dropped in the range, with its statistics; `relocated`: its
+    location changed to other files elsewhere."""
 
     before: str | None
     now: str | None
@@ -54,13 +54,13 @@ class PartitionFate:
 
     @property
     def renamed(self) -> bool:
-        """Whether it is the same partition, with its statistics, under another name. One that was dropped meanwhile is
-        not: the old one goes."""
+        """True if it is the same partition, with its statistics, under another name. One that was dropped in the range
+        is not the same: the old one is dropped."""
         return self.before is not None and self.now not in (None, self.before) and not self.recreated
 
     @property
     def replaced(self) -> bool:
-        """Whether the old one goes, and nothing or another takes its place."""
+        """True if the old partition is dropped, whether or not another replaces it."""
         if self.before is None:
             return False
         return self.now is None or self.recreated
@@ -68,7 +68,7 @@ class PartitionFate:
 
 @dataclass(frozen=True)
 class Called:
-    """A table's name and source location (None: unknown) from a position on; `moved`: its directory came along."""
+    """A table's name and source location (None: unknown) from a position on; `moved`: its directory moved with it."""
 
     begin: int
     db: str
@@ -83,8 +83,8 @@ class Called:
 
 @dataclass
 class Lineage:
-    """One table through the range; the meanings are those of PartitionFate. `names`: what it was called and where it
-    lay, in order; `ended`: the position of its drop; `constraints`: those at the end (None: the range does not say)."""
+    """One table through the range; fields as in PartitionFate. `names`: its names and locations, in order; `ended`: the
+    position of its drop; `constraints`: those at the end (None: not in the range)."""
 
     before: Name | None
     names: list[Called]
@@ -114,24 +114,24 @@ class Lineage:
 
     @property
     def only_located(self) -> bool:
-        """Whether it got another location, and no rename moved its first directory: what was in that stays there."""
+        """True if its location changed, but no rename moved its first directory: the files in that remain there."""
         elsewhere = any(not b.moved and a.location and a.location != b.location for a, b in pairwise(self.names))
         first = self.names[0]
         return elsewhere and self.location_now(first.location, first.begin) == first.location
 
     @property
     def left(self) -> list[str]:
-        """Its partitions at the start, by name, that left their files for others elsewhere; "" for itself."""
+        """Its partitions at the start, by name, that were relocated away from their files; "" for the table itself."""
         own = [""] if self.before is not None and self.complete else []
         return own + [fate.before for fate in self.fates if fate.before and fate.relocated]
 
     def location_now(self, location: str | None, position: int) -> str | None:
-        """Where something below the table, seen at `location` at a position, lies at the end of the range."""
+        """Returns where a path below the table, `location` at a position, is located at the end of the range."""
         return follow(location, position, self.moves) if location else location
 
 
 def follow(location: str, position: int, moves: Iterable[Move]) -> str:
-    """Where a path seen at a position lies after directories above it were moved, in the order of their positions."""
+    """Returns the location of a path, valid at a position, after later moves of directories above it, in order."""
     for at, old, new in moves:
         below = relative(location, old) if at > position else None
         if below is not None:
@@ -141,7 +141,7 @@ def follow(location: str, position: int, moves: Iterable[Move]) -> str:
 
 @dataclass
 class Squashed:
-    """The outcome of a range. `databases` and `functions`: the final object, None when it is gone."""
+    """The result of a range. `databases` and `functions`: the final object, None if it was dropped."""
 
     databases: dict[str, Database | None] = field(default_factory=dict)
     functions: dict[Name, Function | None] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Squashed:
     dropped_at: dict[str, int] = field(default_factory=dict)  # database -> position of its last drop
 
     def lineage_at(self, db: str, table: str, position: int) -> Lineage | None:
-        """The lineage that had this name at a position; None when none had."""
+        """Returns the lineage that had this name at a position; None if there is no such lineage."""
         if self._index is None:
             self._index = {}
             for lineage in self.lineages:
@@ -172,7 +172,7 @@ class Squashed:
 def squash(records: Iterable[ChangeRecord], tables: Iterable[Table], *, bootstrap: bool) -> Squashed:
     """Follows records, in order of their positions, to the end of the range.
 
-    `tables`: every touched table that exists at the end, as it is then (the dump carries them).
+    `tables`: every touched table that exists at the end, in its final state (the dump contains them).
     `bootstrap`: each object occurs once and is new, so partitions are not tracked."""
     fold = _Fold(bootstrap)
     for record in records:
@@ -242,7 +242,7 @@ class _Fold:
         self.out.squashed += yes
 
     def _lineage(self, name: Name) -> Lineage:
-        """The table that has this name now; one that was there at the start when none was met before."""
+        """Returns the table that has this name now; if none is known, one that existed at the start."""
         lineage = self._current.get(name)
         if lineage is None:
             lineage = Lineage(before=name, names=[Called(0, *name, None)])
@@ -272,7 +272,7 @@ class _Fold:
         if change.renames or table.location != known:
             lineage.names.append(Called(at, table.db, table.name, table.location, change.moved))
         if table.location != known and known is not None and not change.moved and not table.is_partitioned:
-            lineage.since = at  # other files at another place
+            lineage.since = at  # other files at another location
         lineage.table, lineage.altered = table, at
 
     def _end(self, name: Name, at: int) -> None:
@@ -284,7 +284,7 @@ class _Fold:
     def _fate(self, lineage: Lineage, name: str, at: int) -> PartitionFate:
         fate = lineage.partitions.get(name)
         if fate is None:
-            # One that had this name at the start and was renamed since is followed already: this is another one.
+            # One that had this name at the start and was renamed since is followed already: this is a different one.
             before = None if lineage.before is None or name in lineage.started else name
             fate = PartitionFate(before=before, now=name, last=at, names=[(0 if before else at, name)])
             lineage.partitions[name] = fate
@@ -339,7 +339,7 @@ class _Fold:
 def surviving_partitions(
     squashed: Squashed, records: Iterable[ChangeRecord]
 ) -> Iterator[tuple[Lineage, list[tuple[str, Partition]]]]:
-    """The final objects of partitions, in a second pass over the same records: (table, [(name, partition)])."""
+    """Yields the final objects of partitions, in a second pass over the same records: (table, [(name, partition)])."""
     for record in records:
         change, at = record.change, record.position
         if isinstance(change, kinds.AddPartitions):
@@ -359,14 +359,14 @@ def surviving_partitions(
 
 
 def _check_keys(lineage: Lineage, change: kinds.AddPartitions) -> None:
-    """A table keeps its partition keys for as long as it lives. Raises FormatError."""
+    """Raises FormatError if partition keys differ: a table has the same ones for its entire life."""
     keys = [key.name.lower() for key in lineage.table.partition_keys] if lineage.table else None
     if keys is not None and keys != [key.lower() for key in change.keys]:
         raise foreign(f"{change.db}.{change.table}", "the partition keys", change.keys, f"are {keys} in the table")
 
 
 def _now(lineage: Lineage, partition: Partition, at: int) -> Partition:
-    """A partition of a record with the location that later moves of its table gave it."""
+    """Returns a partition of a record with the location that results from later moves of its table."""
     if partition.storage is None or len(lineage.names) == 1:
         return partition
     storage = msgspec.structs.replace(partition.storage, location=lineage.location_now(partition.location, at))
@@ -379,21 +379,21 @@ def _is_last(lineage: Lineage, name: str, at: int) -> bool:
 
 
 # ---- batching --------------------------------------------------------------------------------------------------------
-# Batching: partitions that many records name, a few each, are combined into batches for the metastore. Pure.
+# Batching: partitions from many records with few partitions each are combined into batches for the metastore. Pure.
 #
-# Most events name one partition. One call for a thousand costs the server far less than a thousand calls for one,
-# so a table's partitions wait for each other, within a bound over all tables.
+# Most events name one partition. One call for a thousand costs the server far less than a thousand calls for one, so
+# the partitions of a table are buffered, within a bound over all tables.
 
 
 Named = list[tuple[str, Partition]]
 
-WAITING = 10 * PARTITION_BATCH  # partitions of all tables together: some 50 MB of wide ones
+WAITING = 10 * PARTITION_BATCH  # buffered partitions of all tables together: some 50 MB of wide ones
 
 
 def gathered(
     some: Iterable[tuple[Lineage, Named]], *, size: int = PARTITION_BATCH, waiting: int = WAITING
 ) -> Iterator[tuple[Lineage, Named]]:
-    """The same partitions, each table's in their order, at most `size` at once; about `waiting` wait at most."""
+    """Yields the same partitions, each table's in order, at most `size` at once; buffers at most about `waiting`."""
     held: dict[int, tuple[Lineage, Named]] = {}
     count = 0
     for lineage, named in some:

@@ -1,6 +1,6 @@
-"""What a target holds before a load, as far as planning needs it: read once, before anything changes.
+"""The state of a target before a load, as far as planning requires it: read once, before anything changes.
 
-For a range of changes that is little: the tables it names. A warehouse has tens of thousands beside them, and a policy
+For a range of changes only the tables that it names are read. A warehouse has tens of thousands of others, and a policy
 that follows its source loads every few seconds.
 """
 
@@ -24,7 +24,7 @@ from replicator.replay.places.replica import LOADING, POSITION, RENAMED, RESTORI
 
 @dataclass(frozen=True)
 class TargetDatabase:
-    """One database of the target: itself (None when it does not exist), its tables and functions by name."""
+    """One database of the target: the object (None if it does not exist), its tables and functions by name."""
 
     database: Database | None
     tables: dict[str, Table] = field(default_factory=dict)
@@ -32,32 +32,32 @@ class TargetDatabase:
 
     @property
     def position(self) -> int | None:
-        """The checkpoint: position of the last dump loaded completely; None when none was."""
+        """The checkpoint: position of the last dump loaded completely; None if there was none."""
         text = self.database.parameters.get(POSITION) if self.database else None
         return int(text) if text and text.isdigit() else None
 
     @property
     def source(self) -> str | None:
-        """Id of the source's $cmroot that this database replicates; None when replication did not make it."""
+        """Id of the source's $cmroot that this database replicates; None if replication did not create it."""
         return self.database.parameters.get(SOURCE) if self.database else None
 
     @property
     def scope(self) -> str | None:
-        """With which scope it came to the checkpoint (see `reached`); None: it does not say."""
+        """The scope with which it reached the checkpoint (see `reached`); None if not recorded."""
         return self.database.parameters.get(SCOPE) if self.database else None
 
     @property
     def loading(self) -> str | None:
-        """Id of a dump whose load has begun and not ended."""
+        """Id of a dump whose load has begun and not finished."""
         return self.database.parameters.get(LOADING) if self.database else None
 
     @property
     def restoring(self) -> str | None:
-        """Which restore has begun it and not ended."""
+        """The restore that has begun and not finished it."""
         return self.database.parameters.get(RESTORING) if self.database else None
 
     def role(self, name: str) -> RoleMark:
-        """Its role among the sides of a replication. `name`: for FormatError, of a role that cannot be understood."""
+        """Its role in a replication. `name`: for FormatError, raised if the role cannot be understood."""
         return mark_of(self.database.parameters, name) if self.database else RoleMark()
 
     @property
@@ -67,19 +67,20 @@ class TargetDatabase:
 
 @dataclass(frozen=True)
 class TargetPart:
-    """What of a database is read: the tables of these names (None: all), and whether its functions are."""
+    """The part of a database that is read: tables of these names (None: all), and whether to read its functions."""
 
     tables: frozenset[str] | None = None
     functions: bool = True
 
 
 def read_target(target: MetastoreReader, databases: Sequence[str]) -> dict[str, TargetDatabase]:
-    """The target's side of some databases (by their target names), whole."""
+    """Reads databases of the target (by their names there) completely."""
     return {name: read_part(target, each, TargetPart()) for name, each in read_databases(target, databases).items()}
 
 
 def read_databases(target: MetastoreReader, databases: Sequence[str]) -> dict[str, TargetDatabase]:
-    """The databases alone; those that replication did not make come whole, as what they hold decides about them."""
+    """Reads the databases alone; those that replication did not create are read completely, as their content decides
+    what may be done to them."""
     found = {}
     for name in databases:
         try:
@@ -92,7 +93,7 @@ def read_databases(target: MetastoreReader, databases: Sequence[str]) -> dict[st
 
 
 def read_part(target: MetastoreReader, there: TargetDatabase, part: TargetPart) -> TargetDatabase:
-    """A database with this part of what is in it; names that it does not have are left out."""
+    """Returns a database with this part of its content; names that it does not have are omitted."""
     if there.database is None:
         return there
     name = there.database.name
@@ -102,28 +103,28 @@ def read_part(target: MetastoreReader, there: TargetDatabase, part: TargetPart) 
     return replace(there, tables=tables, functions=functions)
 
 
-NEW = ("", "")  # how far a database is that no load has begun
+NEW = ("", "")  # the `standing` of a database that no load has begun
 
 
 def standing(parameters: Mapping[str, str]) -> tuple[str, str]:
-    """How far a database is, and which load has begun and not ended: what another load would change."""
+    """Returns the position of a database, and the load that has begun and not finished: what another load changes."""
     return parameters.get(POSITION, ""), parameters.get(LOADING, "")
 
 
 def table_position(table: Table) -> int | None:
-    """How far a table on the target is; None when replication did not make it."""
+    """Returns the position of a table on the target; None if replication did not create it."""
     text = table.parameters.get(POSITION)
     return int(text) if text and text.isdigit() else None
 
 
 def applied_position(obj: Table | Partition) -> int:
-    """How far an object on the target is, a rename by a load that ended in the middle included."""
+    """Returns the position of an object on the target, including a rename by an interrupted load."""
     texts = (obj.parameters.get(key, "") for key in (POSITION, RENAMED))
     return max(int(text) if text.isdigit() else 0 for text in texts)
 
 
 def default_warehouse(target: MetastoreReader) -> str:
-    """The target's warehouse directory: where its default database lies."""
+    """Returns the target's warehouse directory: the location of its default database."""
     try:
         location = target.database("default").location
     except ObjectNotFound:
@@ -134,12 +135,12 @@ def default_warehouse(target: MetastoreReader) -> str:
 
 
 def database_location(warehouse: str, name: str) -> str:
-    """Hive's rule (Warehouse.getDefaultDatabasePath)."""
+    """Returns a database's default location by Hive's rule (Warehouse.getDefaultDatabasePath)."""
     return warehouse if name == "default" else join(warehouse, f"{name.lower()}.db")
 
 
 # ---- admission -------------------------------------------------------------------------------------------------------
-# Admission: whether a dump may be loaded into a target at all, and from which of its records on. Pure.
+# Admission: whether a dump may be loaded into a target, and from which of its records on. Pure.
 
 
 def check_target(
@@ -151,12 +152,12 @@ def check_target(
     exact: bool = False,
     by_difference: bool = False,
 ) -> int | None:
-    """The position after which the dump's records are to be applied; None when the target has them all.
+    """Returns the position after which the dump's records are to be applied; None if the target has them all.
 
-    Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
+    Raises Refused for a target that replication did not create, that replicates another source, that is the source, or
     that is newer than the dump (`overwrite` allows all but the source itself, `exact` that too), or whose role forbids
     it (`exact` allows a primary); BootstrapNeeded for an incremental dump that begins after the target's checkpoint, or
-    that covers more than what came to it."""
+    whose scope is wider than that of the checkpoint."""
     positions = []
     for source_name, name in placement.databases.items():
         there = target[name]
@@ -176,11 +177,11 @@ def check_target(
     unfinished = any(target[name].loading not in (None, "") for name in placement.databases.values())
     if metadata.kind == BOOTSTRAP:
         done = all(position == metadata.end.position for position in positions) and not unfinished
-        if exact:  # a replica may have been changed since; what a restore began is its own
+        if exact:  # a replica may have been changed since; a database begun by a restore is the restore's own
             done = done and all(target[name].restoring for name in placement.databases.values())
         reaches = (covers(target[name].scope, reached(metadata.scope, db)) for db, name in placement.databases.items())
-        done = done and all(reaches)  # a narrower load may have brought the checkpoint there
-        done = done and not by_difference  # the checkpoint says what was loaded, not what became of it
+        done = done and all(reaches)  # a load of a narrower scope may have set the checkpoint
+        done = done and not by_difference  # the checkpoint records what was loaded, not what was changed since
         return None if done else 0
     assert metadata.begin is not None
     if any(position is None or position < metadata.begin.position for position in positions):
@@ -198,7 +199,7 @@ def check_target(
 
 
 def _refuse_wider(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
-    """What the dump covers and the checkpoint does not: its changes before the dump were never loaded."""
+    """Raises BootstrapNeeded if the dump's scope is wider than the checkpoint's: earlier changes were never loaded."""
     wanted = reached(metadata.scope, source_name)
     if there.database is not None and there.position is not None and not covers(there.scope, wanted):
         raise BootstrapNeeded(
@@ -243,17 +244,17 @@ def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) ->
 
 
 # ---- difference ------------------------------------------------------------------------------------------------------
-# Loading by difference: over what the target holds, so that only what differs is copied. Pure.
+# Loading by difference: over the content of the target, so that only differences are copied. Pure.
 
 
 @dataclass(frozen=True)
 class ByDifference:
-    """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, and stay where they are;
-    files that are the same stay, the rest is copied; what tables hold besides goes to the target's $cmroot.
+    """A bootstrap loaded over existing content: tables that can be altered into the dump's are retained at their
+    locations; equal files are retained, the rest is copied; surplus files of tables are moved to the target's $cmroot.
 
     reread: files of the right size, time and stamp are read, too. drop_extra: tables in the dump's scope that it does
-    not hold go, whoever made them (else: those that replication made). only_tables: the database's own properties and
-    its functions are left alone."""
+    not have are dropped, whoever created them (otherwise only those that replication created). only_tables: the
+    properties and functions of the database are not changed."""
 
     reread: bool = False
     drop_extra: bool = False
@@ -268,9 +269,9 @@ def stay(
     *,
     back: bool,
 ) -> Placement:
-    """A placement by which tables that the target has lie where they lie there, unless that is a place of the
-    source. `tables`: the source's. shared: whether a table, of which the target has the second, keeps its data at the
-    source. back: those in published places go back into the source's layout."""
+    """Returns a placement that keeps tables of the target at their locations there, unless such a location belongs to
+    the source. `tables`: the source's. shared: tells if a table, given the target's as the second argument, keeps its
+    data at the source. back: tables in published places return to the source's layout."""
     own = []
     for table in tables:
         there = target[placement.database(table.db)].tables.get(table.name)
@@ -288,25 +289,25 @@ def stay(
 
 
 # ---- rename order ----------------------------------------------------------------------------------------------------
-# The order of renames: each name must be free when something gets it, and names may go round in a circle. Pure.
+# The order of renames: each name must be free when it is assigned, and renames may form a cycle. Pure.
 
 
 Key = TypeVar("Key")
 
-PASSING = "__replicator_swap"  # ends the name of what is on its way, where renames go round in a circle
+PASSING = "__replicator_swap"  # suffix of an intermediate name, where renames form a cycle
 
 
 def passing_name(name: tuple[str, str]) -> tuple[str, str]:
-    """A table's name on its way."""
+    """Returns a table's intermediate name."""
     return name[0], name[1] + PASSING
 
 
 def rename_order(
     renames: Mapping[Key, Key], occupied: Iterable[Key], passing: Callable[[Key], Key]
 ) -> list[tuple[Key, Key]]:
-    """Renames (from, to) in an order in which every target name is free; a circle is opened by a passing name.
+    """Orders renames (from, to) so that every target name is free; a cycle is broken by an intermediate name.
 
-    Raises Refused when a name is taken by something that does not leave it."""
+    Raises Refused if a name is taken by an object that is not renamed away from it."""
     waiting = dict(renames)
     taken = set(occupied) | set(waiting)
     ways = set(waiting.values())
@@ -335,5 +336,5 @@ def rename_order(
 
 
 def _named(key: object) -> str:
-    """A table's name as db.table, a partition's as it is."""
+    """Returns a table's name as db.table, a partition's unchanged."""
     return ".".join(key) if isinstance(key, tuple) else str(key)

@@ -1,4 +1,4 @@
-"""The first tables: assets, jobs, their changes."""
+"""The initial tables: assets, jobs, their changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told what ingestion did, and what they wait for."""
+"""Receivers of notifications about ingestion, and their pending messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Since when somebody waits for what a job lands, whose request took the place of an earlier one."""
+"""The time since which a requester waits for a job, also if its request replaced an earlier one."""
 
 from __future__ import annotations
 

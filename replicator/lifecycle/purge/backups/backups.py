@@ -1,7 +1,7 @@
-"""Backups: the directories that purges and restores have swapped out, as the runs remember them. Reads only.
+"""Backups: the directories that purges and restores have swapped out, according to the records of the runs. Reads only.
 
-A backup is complete when its files are those that were recorded before the swap. What a writer that had begun before
-has put there since is late: those rows are in no table.
+A backup is complete if its files are those recorded before the swap. Files that a writer started earlier has added
+since are late: their rows are in no table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from replicator.metastore.client import Metastore
 
 @dataclass(frozen=True)
 class Backup:
-    """directory: of the run that made it; unit: its last word. trash: a restore made it."""
+    """A swapped-out directory. directory: of the run that created the backup; unit: its last state. trash: created by a
+    restore."""
 
     directory: RunDirectory
     unit: Unit
@@ -44,18 +45,18 @@ class Backup:
 
     @property
     def swapped(self) -> str:
-        """When, in ISO 8601; by the second, so not after what has happened since."""
+        """The time of the swap, in ISO 8601, rounded down to the second so that it is not after any later event."""
         return iso(int(self.unit.time))
 
     def set(self, **changes: object) -> Backup:
-        """Records what became of it."""
+        """Records a new state of the backup."""
         unit = msgspec.structs.replace(self.unit, **changes)
         self.directory.write_units([unit])
         return Backup(self.directory, unit, self.trash)
 
 
 def backups(root: str) -> Iterator[Backup]:
-    """All there ever were, oldest run first, with what became of them."""
+    """Yields all backups ever created, oldest run first, with their current states."""
     for directory in runs(root):
         trash = directory.is_restore
         for unit in directory.units().values():
@@ -65,7 +66,7 @@ def backups(root: str) -> Iterator[Backup]:
 
 @dataclass
 class BackupList(Rows):
-    """Backups, oldest run first, with what became of them."""
+    """A list of backups, oldest run first, with their current states."""
 
     listed = "backups"
     columns = ("table", "partition", "path", "state", "time", "run", "rows", "rows_erased", "trash")
@@ -74,7 +75,7 @@ class BackupList(Rows):
 
 
 def list_backups(root: str, table: str | None = None) -> BackupList:
-    """Those of a table ("db.table"), or all."""
+    """Returns the backups of a table ("db.table"), or all."""
     rows = [
         {
             "table": each.unit.table,
@@ -94,20 +95,21 @@ def list_backups(root: str, table: str | None = None) -> BackupList:
 
 
 def recorded(backup: Backup) -> dict[str, FileState]:
-    """The files that a backup had when it was swapped out, by name; but for those that nobody reads."""
+    """Returns the files that a backup had when it was swapped out, by name, except files that readers do not read."""
     found: dict[str, FileState] = {}
     for table in backup.directory.files():
         fits = pc.and_(pc.equal(table["table"], backup.unit.table), pc.equal(table["partition"], backup.unit.partition))
         unread = pc.and_(pc.equal(table["matched"], 0), pc.is_valid(table["checksum"]))
         rows = table.filter(pc.and_not(fits, unread)).to_pylist()
-        if rows:  # of a later try, which takes the place of one before
+        if rows:  # a later attempt replaces the rows of an earlier one
             found = {row["name"]: FileState(row["name"], row["size"], row["mtime_ns"], row["identity"]) for row in rows}
     return found
 
 
 def recycled_of(root: str, backup: Backup, before: Mapping[str, FileState], look: Look) -> set[str]:
-    """Names of its files (before: as recorded) that `$cmroot` has, and the backup has no more: of a retain that was
-    killed where a directory goes file by file. Only since its swap: its place may have been a backup before."""
+    """Returns the names of files (before: as recorded) that are in `$cmroot` and no longer in the backup: those of a
+    retain that was killed while it recycled the directory file by file. Considers removals since the swap only, because
+    the location may have been an earlier backup."""
     missing = before.keys() - {state.path_relative for state in look.files}
     if not missing:
         return set()
@@ -118,14 +120,14 @@ def recycled_of(root: str, backup: Backup, before: Mapping[str, FileState], look
 
 @dataclass(frozen=True)
 class Late:
-    """Data files that came into a backup after the swap; `gone`: recorded ones that are not as they were."""
+    """Data files added to a backup after the swap; `gone`: recorded files that were changed or removed."""
 
     came: tuple[FileState, ...]
     gone: tuple[str, ...]
 
 
 def late(look: Look, before: Mapping[str, FileState]) -> Late:
-    """Pure."""
+    """Compares a listing with the recorded files. Pure."""
     now = {state.path_relative: state for state in look.files}
     came = tuple(state for name, state in now.items() if name not in before and is_data(name) and state.size)
     gone = tuple(name for name, state in before.items() if now.get(name) != state)
@@ -134,15 +136,15 @@ def late(look: Look, before: Mapping[str, FileState]) -> Late:
 
 @dataclass(frozen=True)
 class Due:
-    """A backup that is to go, and why."""
+    """A backup to be recycled, and the reason."""
 
     backup: Backup
     reason: str
 
 
 def due(known: list[Backup], options: RetainOptions, now: float) -> list[Due]:
-    """Those beyond policy. Pure. Of each partition the newest `versions` stay, while they are younger than `days`; and
-    whatever is younger than `readers` stays."""
+    """Returns the backups beyond policy. Pure. The newest `versions` of each partition are retained while they are
+    younger than `days`; backups younger than `readers` are always retained."""
     found = []
     by_part: dict[tuple[str, str, bool], list[Backup]] = {}
     for each in known:
@@ -167,10 +169,10 @@ def _days(age: timedelta) -> str:
 
 
 # ---- old versions ----------------------------------------------------------------------------------------------------
-# Backup, staging and trash tables that Gobblin compliance has left in a metastore: found by their exact names.
+# Finds backup, staging and trash tables that Gobblin compliance has left in a metastore, by their exact names.
 #
-# `<db>__<table>_backup_<13 digits>`: the name is taken apart whole, where the old tool looked for a part of it and
-# could take another database's table for its own.
+# `<db>__<table>_backup_<13 digits>`: the entire name is parsed. The old tool searched for a substring and could match
+# another database's table.
 
 
 _NAME = re.compile(r"(?P<db>.+?)__(?P<table>.+)_(?P<kind>backup|staging|trash)_(?P<stamp>\d{13})")
@@ -178,7 +180,7 @@ _NAME = re.compile(r"(?P<db>.+?)__(?P<table>.+)_(?P<kind>backup|staging|trash)_(
 
 @dataclass(frozen=True)
 class Name:
-    """Of a version: whose it is, what, and when it was made, in seconds since 1970."""
+    """The parsed name of a version: its table, its kind, and when it was created, in seconds since 1970."""
 
     db: str
     table: str
@@ -196,13 +198,13 @@ class OldVersion:
 
 
 def parse_name(name: str) -> Name | None:
-    """None for a table that is no version."""
+    """Parses the name of a table. Returns None if it is not a version."""
     match = _NAME.fullmatch(name)
     return Name(match["db"], match["table"], match["kind"], int(match["stamp"]) / 1000) if match else None
 
 
 def old_versions(metastore: Metastore, options: RetainOptions, now: float) -> Iterator[OldVersion]:
-    """Those beyond policy, as `backups.due` has it; staging goes when it is as old as trash may be."""
+    """Yields the versions beyond policy, as in `backups.due`; staging is removed at the age limit of trash."""
     for db in metastore.database_names():
         named = [(name, parse_name(name)) for name in metastore.table_names(db)]
         versions = [(name, parsed) for name, parsed in named if parsed]
@@ -245,7 +247,7 @@ def _removal(table: Table, part: Part, name: Name, why: str) -> Removal:
 
 
 def drop_version(metastore: Metastore, version: OldVersion) -> None:
-    """Its metadata, once the data are recycled; the table with its last partition. Safe to run twice."""
+    """Drops a version's metadata after its data are recycled; the last partition's with the table. May run twice."""
     db, name = version.table.db, version.table.name
     try:
         if version.part.name:

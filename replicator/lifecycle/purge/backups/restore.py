@@ -1,7 +1,7 @@
-"""`replicator purge undo`: a partition as it was before a purge, and back again. Acts.
+"""`replicator purge undo`: restores a partition to its state before a purge, and reverts a restore. Has side effects.
 
-A flip like the purge's own, compared first and never a move: what is replaced stays as trash, which `retain` recycles,
-and `undo` flips back to it. A backup that was recycled is written out of `$cmroot` first.
+Switches the location as a purge does, after a comparison and without moving files. The replaced directory is retained
+as trash, which `retain` recycles; `undo` switches back to it. A recycled backup is first restored from `$cmroot`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from replicator.metastore.client import Metastore, checked
 
 @dataclass
 class BackupRestored(Report):
-    """location: where the partition lies now; replaced: where it lay, which stays as trash. backup: when that was
-    swapped out. rows: those it has again, -1 where nobody counted."""
+    """The report of a restore. location: the partition's current location; replaced: its previous location, retained as
+    trash. backup: when the backup was swapped out. rows: number of rows after the restore, -1 if they were not
+    counted."""
 
     status: str
     object: str
@@ -56,10 +57,10 @@ def restore_backup(
     dry_run: bool = False,
     clock: Callable[[], float] = clocks.time,
 ) -> BackupRestored:
-    """Puts a backup back.
+    """Restores a backup.
 
-    Raises ObjectNotFound when there is none, Refused when the partition changes meanwhile, FilesMissing when bytes of a
-    recycled backup are nowhere any more. Safe to run twice: the second time it is there already."""
+    Raises ObjectNotFound if there is none, Refused if the partition changes concurrently, FilesMissing if bytes of a
+    recycled backup no longer exist anywhere. May run twice: the second run finds the backup already restored."""
     refuse_other_catalog(root.place, metastore)
     table, partition, undo = options.table, options.partition, options.undo
     db, _, name = table.lower().partition(".")
@@ -138,7 +139,7 @@ def restore_backup(
 
 
 def _chosen(known: Iterable[Backup], options: BackupRestoreSettings) -> Backup:
-    """Newest first. What is the table's own is none."""
+    """Returns the newest backup that fits the options. Excludes restored backups, which are the table's own data."""
     moment = options.moment
     found = [each for each in known if each.unit.backup in ("kept", "recycled") and each.trash == options.undo]
     found.sort(key=lambda each: -each.unit.time)
@@ -170,8 +171,8 @@ def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
 
 
 def _brought_back(root: str, backup: Backup) -> int:
-    """Files in place, of a backup that was recycled, wholly or by a retain that was killed; 0 where none was. Raises
-    FilesMissing for one that cannot be had as it was."""
+    """Restores the files of a backup that was recycled, entirely or by a killed retain. Returns their number, 0 if none
+    was recycled. Raises FilesMissing if a file cannot be restored as it was."""
     before = recorded(backup)
     if backup.unit.backup == "kept" and not recycled_of(root, backup, before, look_at(backup.place)):
         return 0
@@ -191,7 +192,8 @@ def _brought_back(root: str, backup: Backup) -> int:
 
 
 def _matched(known: Iterable[Backup], part: Part) -> int:
-    """Rows that a purge had erased and a restore brought back, where this is what it brought back."""
+    """Returns the number of rows that a purge had erased and a restore brought back, if the part is at that restored
+    location."""
     here = normal(part.location)
     return next(
         (each.unit.matched for each in known if each.unit.backup == "restored" and normal(each.place) == here), 0

@@ -1,7 +1,8 @@
-"""`replicator purge retain`: what purges leave behind goes when its time has come. Acts.
+"""`replicator purge retain`: removes what purges have retained, after its retention time. Has side effects.
 
-Backups and what restores replaced are recycled into `$cmroot`; directories of swaps that never were are removed; ids of
-runs that have nothing left are forgotten; and rows that came into a backup after the swap are brought to their table.
+Backups and directories replaced by restores are recycled into `$cmroot`; directories of swaps that were not executed
+are removed; ids of runs without remaining backups are deleted; and rows added to a backup after the swap are adopted
+into their table.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from replicator.metastore.client import Metastore
 
 @dataclass
 class Retained(Removals):
-    """removed: backups, trash and staging that went, with reasons; refused: what had to stay; adopted: late files that
-    were brought to their table, which have not been purged. files, bytes: recycled."""
+    """The report of a retain. removed: recycled backups, trash and staging, with reasons; refused: what could not be
+    removed; adopted: late files that were added to their table and have not been purged. files, bytes: recycled."""
 
     status: str
     run: str = ""
@@ -57,7 +58,7 @@ class Retained(Removals):
 
     @property
     def is_whole(self) -> bool:
-        """Nothing had to stay, and nothing came back that is not purged."""
+        """True if nothing was refused and no unpurged files were adopted."""
         return not (self.refused or self.adopted)
 
     @property
@@ -67,7 +68,7 @@ class Retained(Removals):
 
 @dataclass(kw_only=True)
 class Retain(Job[Judged, Retained]):
-    """Of the purges of one metastore."""
+    """The retention job for the purges of one metastore."""
 
     name: ClassVar[str] = PURGE
     purpose: ClassVar[str] = "purge retain"
@@ -123,7 +124,7 @@ class Retain(Job[Judged, Retained]):
         _forget_ids(self.root.place)
 
     def _due(self) -> Iterator[tuple[Removal, Due]]:
-        """Backups that are to go; late files of theirs are adopted first."""
+        """Yields the backups to recycle; adopts their late files first."""
         known = [
             each
             for each in backups(self.root.place)
@@ -134,7 +135,7 @@ class Retain(Job[Judged, Retained]):
             if not self.rehearses:
                 self.check()
             look = look_at(each.backup.place)
-            if look.missing:  # somebody has removed it: `$cmroot` may have it, this run knows nothing of it
+            if look.missing:  # removed by another process: it may be in `$cmroot`, but this run has no record of it
                 if not self.rehearses:
                     each.backup.set(backup="recycled")
                 continue
@@ -151,7 +152,8 @@ class Retain(Job[Judged, Retained]):
             drop_version(self.metastore, gone)
 
     def _adopted(self, backup: Backup, what: Late) -> bool:
-        """Late files are linked to where their table is now, when nothing else became of either. False: it stays."""
+        """Links late files into the current location of their table, if neither the backup nor the table has changed
+        otherwise. Returns False if the backup must be retained."""
         unit = backup.unit
         reported = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
         if what.gone:
@@ -212,7 +214,7 @@ def _reported(removal: Removal, why: str = "") -> dict[str, Any]:
 
 
 def _forget_ids(root: str) -> None:
-    """Of runs that have no backup left: ids are about people, too."""
+    """Deletes the ids of runs without remaining backups, because ids are personal data, too."""
     for directory in runs(root):
         if directory.read_run().status == "running":
             continue
