@@ -1,5 +1,4 @@
-"""SASL DIGEST-MD5 (RFC 2831): the client's reply, and the security layer of both sides. Used by metastores and
-DataNodes."""
+"""SASL DIGEST-MD5 (RFC 2831), used by metastores and DataNodes: the client's reply, and the layer of both sides."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class FrameError(EOFError):
 
 
 class Reply(NamedTuple):
-    """The client's reply. message: sent to the server; expected: the `rspauth` that the server must return; session:
-    the key of the security layer."""
+    """message: sent to the server; expected: the `rspauth` that it must return; session: the key of the layer."""
 
     message: str
     expected: str
@@ -29,8 +27,7 @@ class Reply(NamedTuple):
 
 
 def replied(said: Mapping[str, str], user: str, password: str, uri: str, qop: str) -> Reply:
-    """Returns the reply to the server's challenge, which must contain the realm; qop: `auth`, `auth-int` or
-    `auth-conf`."""
+    """Returns the reply to a challenge, which must contain a realm; qop: `auth`, `auth-int` or `auth-conf`."""
     nonce, cnonce, count, realm = said.get("nonce", ""), secrets.token_hex(16), "00000001", said["realm"]
     start = _md5(f"{user}:{realm}:{password}".encode()) + f":{nonce}:{cnonce}".encode()
     key = _md5(start)
@@ -48,8 +45,7 @@ def replied(said: Mapping[str, str], user: str, password: str, uri: str, qop: st
 
 
 class DigestLayer:
-    """The DIGEST-MD5 security layer of either side: each message is signed and numbered, and with `private` also
-    encrypted."""
+    """The DIGEST-MD5 layer of either side: each message is signed and numbered, with `private` also encrypted."""
 
     lasts = True
     _SIGNING = (

@@ -1,9 +1,8 @@
 """Leases: one writer per root, with an epoch that grows at each acquisition.
 
-Local: an flock on `<root>/lease`, which the kernel frees when its holder dies. Elsewhere: objects
-`<root>/lease/<epoch>`, each created by a conditional write, with an expiry that the holder renews. A publication there
-takes the next epoch by the same conditional write that a take-over requires, so one of the two fails. See
-docs/cmroot-format.md.
+Local: an flock on `<root>/lease`, freed by the kernel when its holder dies. Elsewhere: objects `<root>/lease/<epoch>`,
+each created by a conditional write, with an expiry that the holder renews. A publication takes the next epoch by the
+same conditional write that a take-over requires, so one of the two fails. See docs/cmroot-format.md.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ class Lease(Protocol):
 
     def publish(self, name: str, data: bytes) -> None:
         """Writes a file below the root only if the lease was not taken over, however late the write arrives. Raises
-        LeaseHeld when nothing was published and nothing will be. After any other error the next holder may publish it.
-        """
+        LeaseHeld if nothing was published, nor will be. After any other error the next holder may publish it."""
 
     def release(self) -> None:
         """Releases the lease. May run twice."""
@@ -137,8 +135,7 @@ TTL = timedelta(seconds=60)
 """How long an object-store lease is valid without renewal; it is renewed at a third of this."""
 
 SKEW = timedelta(seconds=30)
-"""How long after its expiry a lease may be taken over: the maximum delay between a renewal and its arrival at the
-store."""
+"""How long after its expiry a lease may be taken over: the maximum delay of a renewal on its way to the store."""
 
 
 def acquire(
@@ -217,8 +214,7 @@ class LocalLease(Block):
 
 
 def _acquire_local(root: Place, purpose: str, now: Callable[[], float]) -> LocalLease:
-    """Replaces the file and never writes it in place: the next process that locks it reads a complete epoch, either
-    this one or the one before."""
+    """Replaces the file, never writes it in place: the next lock reads a complete epoch, this or the one before."""
     path = (root / "lease").local
     with naming(path):
         old = _lock(path)
@@ -310,9 +306,8 @@ class ObjectLease(Block):
         )
 
     def publish(self, name: str, data: bytes) -> None:
-        """Creates the next epoch, which contains the publication; a take-over would have created that epoch itself. A
-        holder that is suspended after that does no harm: the next holder completes the publication, and a late write
-        has the same bytes."""
+        """Creates the next epoch with the publication in it; a take-over would have created that epoch itself. If this
+        holder is suspended then, the next one completes the publication, and the late write has the same bytes."""
         with self._writing:
             self.check()
             before, expires = self.epoch, self._now() + self._ttl.total_seconds()
@@ -400,8 +395,7 @@ def _acquire_object(root: Place, purpose: str, ttl: timedelta, now: Callable[[],
 
 
 def _take(root: Place, ours: Holder) -> bool:
-    """Creates an epoch for this holder, unless it exists already. A request that was sent twice may be refused by
-    itself."""
+    """Creates an epoch for this holder, if it does not exist. A request sent twice may be refused by itself."""
     path, data = _epoch_path(root, ours.epoch), msgspec.json.encode(ours)
     if not path.create_exclusive(data):
         with contextlib.suppress(FileNotFoundError):
@@ -416,8 +410,7 @@ def _take(root: Place, ours: Holder) -> bool:
 def _probe(root: Place, now: Callable[[], float]) -> float:
     """Returns how many seconds `now` is ahead of the store's clock; 0 where the store reports no times.
 
-    Some S3-compatible stores ignore the condition of a conditional write; a lease there would exclude no other writer.
-    """
+    Some S3-compatible stores ignore the condition of a write; a lease there would exclude no other writer."""
     probe = root / "lease" / f"{STAGING}probe-{uuid.uuid4().hex}"  # a probe left by a killed run is removed by expiry
     try:
         created, moment = probe.create_exclusive(b"1"), now()

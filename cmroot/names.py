@@ -1,8 +1,7 @@
 """Validation of names read from files: of parts, files, partitions, objects, ids. Pure.
 
-Dumps, segments and notes are files that any user may have written, and the names in them are opened, written and
-removed. So each name is checked where it is read: a relative path must stay below the directory it is joined to, and an
-id must be a single name.
+Any user may have written a dump, a segment or a note, and the names in them are opened, written and removed. So each
+name is checked where it is read: a relative path must stay below its directory, an id must be a single name.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ HINT = "it was damaged or made by somebody else: nothing of it is used; take it 
 
 
 def is_below(path: str) -> bool:
-    """Returns True if a relative path stays below the directory it is joined to: no part of it is empty, `.` or `..`.
-    """
+    """Returns True if a relative path stays below its directory: no part of it is empty, `.` or `..`."""
     return not unsafe(path)
 
 
@@ -38,8 +36,7 @@ def is_name(text: str) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """Returns True if a text is a valid id of a dump, root, run or role change: letters, digits, dots, dashes,
-    underscores."""
+    """Returns True if a text is a valid id of a dump, root, run or role change: letters, digits, `.`, `-`, `_`."""
     return _ID.fullmatch(text) is not None
 
 

@@ -2,7 +2,7 @@
 
 `slots/<name>`, `holds/<name>` and `dumps/<id>` are JSON with a checksum of their own. A file that cannot be read is
 reported as damaged and never treated as absent, because expiry would then remove the contents that it protected. Which
-contents the pins retain is decided in `references`.
+contents the pins retain is decided in `expire.retention`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 class Slot(msgspec.Struct, frozen=True):
     """The progress of a consumer: it requires all contents that the source had after `position`, which is the event
-    `event`. Times are ISO 8601. `given_up`: when expiry stopped waiting for the consumer; since then the slot retains
-    nothing. `awaits`: the bootstrap dump that the consumer must load before it reaches `position`; empty once it has
-    confirmed. `scopes`: the scope that the consumer has of each database at `position`, as written by the consumer;
-    empty if unknown."""
+    `event`. Times are ISO 8601. `given_up`: when expiry stopped waiting for it; since then it retains nothing.
+    `awaits`: the bootstrap dump that the consumer must load before it reaches `position`; empty once it has confirmed.
+    `scopes`: the scope of each database at `position`, as written by the consumer; empty if unknown."""
 
     name: str
     position: int
@@ -207,8 +206,7 @@ def iso(seconds: float) -> str:
 
 
 def seconds(moment: str) -> float:
-    """Returns seconds since 1970 of an ISO 8601 time; UTC if it has no time zone. Raises ValueError when it is invalid.
-    """
+    """Returns seconds since 1970 of an ISO 8601 time, UTC if it has no zone. Raises ValueError when it is invalid."""
     found = datetime.fromisoformat(moment)
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 

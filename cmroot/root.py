@@ -25,9 +25,8 @@ VERSION = 1
 DIRECTORIES = ("files", "incoming", "log", "slots", "holds", "legal", "dumps", "taken", "taking", "expiring")
 
 GUARDS = ("slots", "holds", "legal", "dumps")
-"""The directories whose files forbid removals. They are created once, when the root is new or was written by a release
-that did not note them, and are noted in `.made`. A guard that is missing afterwards was lost together with its
-contents, and is never created again automatically."""
+"""The directories whose files forbid removals. Created once, when the root is new or of a release that did not note
+them, and noted in `.made`. One that is missing later was lost with its contents, and is not recreated automatically."""
 
 MADE = ".made"
 KIND = "cmroot"  # the kind of a root, as written in FORMAT
@@ -151,8 +150,7 @@ def _made(place: Place) -> tuple[str, ...]:
 
 
 def open_existing(place: str) -> ChangeRoot:
-    """Opens a root that must exist; writes nothing. Raises FormatError when it is not a root that this release
-    supports."""
+    """Opens an existing root; writes nothing. Raises FormatError when this release does not support it."""
     path = as_written(place) / FORMAT
     place = str(path.parent)
     try:

@@ -11,8 +11,7 @@ import os
 import re
 
 UNSAFE = r"(^|/)\.{0,2}(/|$)|\x00"
-"""Matches a relative path that may lead outside: one with an empty part, `.` or `..` at its start, between slashes or
-at its end."""
+"""Matches a relative path that may lead outside: one with an empty part, `.` or `..`, at any position."""
 
 unsafe = re.compile(UNSAFE.replace("$", r"\Z")).search
 """Finds `UNSAFE` in a relative path; None: the path stays below the directory it is joined to."""

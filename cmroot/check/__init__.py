@@ -1,5 +1,4 @@
-"""Checks of a root: kept files against their names, the log against its markers, required contents against kept
-ones."""
+"""Checks of a root: retained files against their names, the log against its markers, required contents."""
 
 from cmroot.check.check import Checked, check
 from cmroot.check.finding import DAMAGE, RootFinding

@@ -1,4 +1,4 @@
-"""The check of a whole root: what is looked at, in which order.
+"""The check of an entire root: what is checked, in which order.
 
 The work runs on an engine; the driver holds numbers and the first findings.
 """
@@ -24,16 +24,16 @@ from cmroot.store.listing import PREFIXES, content_of, list_entries
 from cmroot.store.place import Place, join
 
 # ---- entries ---------------------------------------------------------------------------------------------------------
-# Checking the entries of `files/`: that each holds what its name says. One task a prefix; reads only.
+# Checking the entries of `files/`: that the content of each matches its name. One task per prefix; reads only.
 
 
 SHOWN = 100
-"""Damaged entries of one prefix that are listed one by one."""
+"""The maximum number of damaged entries of one prefix that are listed individually."""
 
 
 @dataclass(frozen=True)
 class PrefixTask:
-    """The entries of one of the 256 directories; `bytes`: read them, not only their sizes."""
+    """The entries of one of the 256 directories; `bytes`: reads them, not only their sizes."""
 
     root: str
     prefix: str
@@ -42,7 +42,7 @@ class PrefixTask:
 
 @dataclass
 class PrefixChecked:
-    """Entries and bytes by the store's word, bytes that were read, findings; `damaged`: by what the name promises."""
+    """Entries and bytes as reported by the store, bytes read, findings; `damaged`: by the content in the name."""
 
     entries: int
     bytes: int = 0
@@ -53,7 +53,7 @@ class PrefixChecked:
 
 
 def check_prefix(task: PrefixTask) -> PrefixChecked:
-    """Safe to run twice; an entry that goes away meanwhile is left out."""
+    """Checks the entries of one prefix. May run twice; entries removed concurrently are left out."""
     listed = list_entries(task.root, task.prefix)
     report = PrefixChecked(listed.entries.num_rows)
     columns = (listed.entries[name].to_pylist() for name in ("checksum", "size", "bytes"))
@@ -62,7 +62,7 @@ def check_prefix(task: PrefixTask) -> PrefixChecked:
         place = locate(task.root, checksum, size)
         try:
             holds = (checksum, size) if there == size and not task.bytes else checksum_at(place)
-        except FileNotFoundError:  # expired meanwhile
+        except FileNotFoundError:  # expired concurrently
             continue
         except OSError as error:
             repair = "look at the disk for errors, then check again"
@@ -88,7 +88,7 @@ def _damaged(place: str, holds: tuple[str, int]) -> RootFinding:
 
 
 def _strange(root: str, prefix: str) -> Iterator[RootFinding]:
-    """Names that are none of this directory; at most as many as are shown."""
+    """Yields findings for names that do not belong in this directory, up to the limit."""
     directory = join(root, "files", prefix)
     reported = 0
     for name in Place(directory).list():
@@ -104,7 +104,7 @@ def _strange(root: str, prefix: str) -> Iterator[RootFinding]:
 
 
 def foreign(root: str, names: Iterable[str]) -> Iterator[RootFinding]:
-    """Of the names directly in `files/`, those that are none of the 256 directories."""
+    """Yields findings for names directly in `files/` that are not one of the 256 directories."""
     for name in names:
         if name not in PREFIXES and not name.startswith("."):
             yield RootFinding("stray", join(root, "files", name), "is no directory of kept files", "move it away")
@@ -123,7 +123,7 @@ class SegmentChecked(msgspec.Struct, frozen=True):
 
 
 def check_segment(segment: Segment) -> SegmentChecked:
-    """Reads all of it. Of one that was merged into another meanwhile there is nothing to say."""
+    """Reads the entire segment. Returns an empty result for one that was merged into another concurrently."""
     try:
         segment.verify()
         wrong = _wrong_positions(segment)
@@ -161,7 +161,7 @@ def _wrong_positions(segment: Segment) -> str:
 
 
 # ---- leftovers -------------------------------------------------------------------------------------------------------
-# Leftovers of interrupted runs. None is damage; each has a later run that clears it up.
+# Leftovers of interrupted runs. They are not damage; each is removed by a later run.
 
 
 _LEFT = (
@@ -177,7 +177,7 @@ _LEFT = (
 
 
 def leftovers(root: str) -> Iterator[RootFinding]:
-    """What runs have left on their way, or runs that are running now have there."""
+    """Yields findings for files left by interrupted runs, or in use by running ones."""
     for directory, beginning, what, then in _LEFT:
         above = Place(root) / directory
         for name in above.list():
@@ -201,9 +201,9 @@ def leftovers(root: str) -> Iterator[RootFinding]:
 
 @dataclass
 class Checked:
-    """What was looked at and what was found. `status`: sound, or damaged when a finding is damage; leftovers and
-    strange names are none. `counts`: findings by kind, all of them; `findings`: the gravest first, as many as asked
-    for. `references_checked`: False where the log is damaged, so that nobody can say what is needed."""
+    """The result of a check. `status`: sound, or damaged when a finding is damage; leftovers and strange names are not.
+    `counts`: findings by kind, all of them; `findings`: the most severe first, up to the limit. `references_checked`:
+    False where the log is damaged, so that the required contents are unknown."""
 
     status: str
     root: str
@@ -222,10 +222,10 @@ class Checked:
 
 
 def check(root: str, engine: Workers, *, bytes: bool = True, limit: int = FINDINGS) -> Checked:
-    """Look at everything of a root. `bytes`: read every entry, not only names and sizes. `limit`: findings reported.
+    """Checks everything in a root. `bytes`: reads every entry, not only names and sizes. `limit`: findings reported.
 
-    Takes no lease: a run at work may have files in `incoming/`. Raises Superseded when the log was compacted
-    meanwhile."""
+    Takes no lease: a running run may have files in `incoming/`. Raises Superseded when the log was compacted
+    concurrently."""
     began = time.monotonic()
     report, found = Checked("sound", root), RootFindings(limit)
     log = _check_log(root, engine, report, found)
@@ -247,7 +247,7 @@ def check(root: str, engine: Workers, *, bytes: bool = True, limit: int = FINDIN
 
 
 def _check_log(root: str, engine: Workers, report: Checked, found: RootFindings) -> list[Segment] | None:
-    """The log, when all of it can be believed."""
+    """Returns the log, if all of it is valid."""
     sound = True
     try:
         segments(root)

@@ -1,4 +1,4 @@
-"""What a check of a root tells: findings, which kinds of them are damage, and the bounded list of them."""
+"""The results of checking a root: findings, the kinds of them that are damage, and the bounded list of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import Counter
 import msgspec
 
 FINDINGS = 1000
-"""Findings listed one by one; the others are counted."""
+"""The maximum number of findings listed individually; the others are counted."""
 
 DAMAGE = frozenset({"damaged", "missing", "misplaced", "unreadable", "segment", "log", "pin", "version"})
-"""The kinds that need somebody. The others are `leftover`, `right` and `stray`."""
+"""The kinds that require action. The others are `leftover`, `right` and `stray`."""
 
 Content = tuple[str, int]
 
 
 class RootFinding(msgspec.Struct, frozen=True):
-    """One thing that is not as it should be: what, what is wrong with it, and what a repair would do. `needed_by`: who
-    needs the bytes (`live`: the source has them now)."""
+    """One problem: its object, what is wrong with it, and how to repair it. `needed_by`: who requires the bytes
+    (`live`: the source has them now)."""
 
     kind: str
     what: str
@@ -28,7 +28,7 @@ class RootFinding(msgspec.Struct, frozen=True):
 
 class RootFindings:
     """The findings so far: the number of all, the first ones, and the damaged entries among them by the content that
-    their name promises, so that more can be said of them later."""
+    their name indicates, so that details can be added later."""
 
     def __init__(self, limit: int) -> None:
         self.damaged: dict[Content, RootFinding] = {}
@@ -47,7 +47,7 @@ class RootFindings:
             self.damaged[content] = finding
 
     def add_untold(self, kind: str, count: int) -> None:
-        """Findings of which only the number is known."""
+        """Adds findings of which only the number is known."""
         if count:
             self._counts[kind] += count
 
@@ -56,7 +56,7 @@ class RootFindings:
         return dict(sorted(self._counts.items()))
 
     def reported(self) -> list[RootFinding]:
-        """The gravest first, at most as many as the limit."""
+        """Returns the most severe first, up to the limit."""
         every = [*self._first, *self.damaged.values()]
         every.sort(key=lambda finding: (finding.kind not in DAMAGE, finding.kind, finding.what))
         return every[: self._limit]

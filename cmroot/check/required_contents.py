@@ -1,7 +1,7 @@
-"""Checking that every required content is kept: those of the source now, of a slot, of a hold. Bytes that are missing
-or damaged are looked for at the place they were kept from.
+"""Checking that every required content is retained: those of the current source, of a slot, of a hold. Missing or
+damaged bytes are looked up at the location they came from.
 
-Dumps are left out: they need theirs for as long as the retention of an expiry, which is not known here.
+Dumps are not checked: they require theirs for as long as the retention of an expiry, which is unknown here.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.place import join, located
 
 # ---- alternate sources -----------------------------------------------------------------------------------------------
-# Where the bytes of a content may still be when `files/` has not got them: at the place they were kept from, or as a
-# version of its bucket. Reads only; what an engine runs.
+# Alternate sources of a content that is missing from `files/`: the location it came from, or a version in its bucket.
+# Reads only; runs on an engine.
 
 
 @dataclass(frozen=True)
 class AlternateSourceTask:
-    """A kept entry, as a row of `cmroot.expire.retention.KEPT`."""
+    """A retained entry, as a row of `cmroot.expire.retention.KEPT`."""
 
     row: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class VersionTask:
-    """Rows whose bytes a bucket keeps by version."""
+    """Rows whose bytes a bucket retains by version."""
 
     rows: Sequence[dict[str, Any]]
 
 
 def look(task: AlternateSourceTask) -> tuple[dict[str, Any], str]:
-    """The row, and why the place that it was kept from has not these bytes; empty when it has."""
+    """Returns the row, and why the location it came from does not have these bytes; "" if it does."""
     row = task.row
     if not row["location"]:
         return row, "it is not known where it was kept from"
@@ -61,7 +61,7 @@ def look(task: AlternateSourceTask) -> tuple[dict[str, Any], str]:
 
 
 def check_versions(task: VersionTask) -> list[RootFinding]:
-    """A finding for each version that its bucket has not got any more. Asks for its size, reads none."""
+    """Returns a finding for each version that its bucket does not have any more. Queries sizes, reads no bytes."""
     findings = []
     for row in task.rows:
         place = join(row["location"], row["path"])
@@ -89,7 +89,7 @@ def check_versions(task: VersionTask) -> list[RootFinding]:
 
 
 ROWS = 1000
-"""Versions that one task asks its bucket for."""
+"""The number of versions that one task queries."""
 
 ATTEMPTS = 3
 
@@ -98,7 +98,7 @@ Result = TypeVar("Result")
 
 
 class Workers(Grouping, Protocol):
-    """What is asked of an engine: rows brought together, and tasks run side by side."""
+    """What an engine must provide: grouping rows, and running tasks concurrently."""
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
 
@@ -106,10 +106,10 @@ class Workers(Grouping, Protocol):
 def check_needed(
     root: str, log: Sequence[Segment], pins: Pins, engine: Workers, found: RootFindings, *, ask_buckets: bool
 ) -> int:
-    """Adds to `found` what is needed and not there, and to its damaged entries who needs them and what can be done.
-    Returns how many contents their buckets keep by version; `ask_buckets`: whether they still do.
+    """Adds missing required contents to `found`, and to its damaged entries who requires them and how to repair them.
+    Returns the number of contents that buckets retain by version; `ask_buckets`: checks that they still exist.
 
-    Looks again when pins or log changed while something was missing: an expiry was running."""
+    Checks again when pins or log changed while contents were missing: an expiry was running."""
     for _ in range(ATTEMPTS):
         absent = _Absent(found)
         rows = kept(root, log, Pins(pins.slots, pins.holds, [], pins.damaged), engine, missing=True)
@@ -126,7 +126,7 @@ def check_needed(
 
 
 class _Absent:
-    """What is not there, or not as it should be, while rows of all that is kept pass by."""
+    """Collects missing, damaged and versioned contents while the rows of all retained contents stream by."""
 
     def __init__(self, found: RootFindings) -> None:
         self.missing = 0
@@ -136,7 +136,7 @@ class _Absent:
         self._damaged = pa.array([checksum for checksum, _ in found.damaged], pa.string())
 
     def tasks(self, batches: Iterable[pa.RecordBatch], ask_buckets: bool) -> Iterator[VersionTask]:
-        """What the buckets are to be asked for."""
+        """Yields the versions to query in buckets."""
         for batch in batches:
             missing = batch.filter(pc.equal(batch["state"], MISSING))
             self.missing += missing.num_rows

@@ -1,1 +1,1 @@
-"""Expiry: deletes kept bytes that nothing needs."""
+"""Expiry: deletes retained files that nothing needs."""

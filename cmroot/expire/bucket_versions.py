@@ -1,8 +1,8 @@
-"""Versions that expire: what buckets keep of contents that nobody needs any more. On request only: other roots, and
-whoever else reads the bucket, may need them.
+"""Expiry of versions: contents that buckets retain although they are not required any more. Only on request: other
+roots and other users of the bucket may need them.
 
-A release in the log says which version a file had. The decision is that of an expiry, by content: as long as one
-reference to the bytes is needed, each version with them stays. A version that its object's name shows never goes.
+A release in the log records which version a file had. The decision is that of an expiry, by content: while one
+reference to the bytes is required, all versions with them are retained; an object's current version always is.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from cmroot.store.listing import ENTRIES
 from cmroot.store.place import Place, join, normal
 
 PART = "version"
-"""Begins the names of a plan's parts with versions."""
+"""The prefix of the names of a plan's parts with versions."""
 
 AT_ONCE = 100_000
-"""Versions that are sorted by their places at one time."""
+"""The number of versions that are sorted by location at one time."""
 
 GOING_VERSIONS = pa.schema(
     [
@@ -49,13 +49,13 @@ GOING_VERSIONS = pa.schema(
 _PLANNED = pa.schema([("name", pa.string()), ("versions", pa.int64()), ("bytes", pa.int64())])
 _PLACES = [GOING_VERSIONS.field(name) for name in ("location", "path", "version")]
 _MIXED = pa.schema([*REFERENCES, *_PLACES])
-"""References, and beside them a row for each release of a version."""
+"""References, and in addition a row for each release of a version."""
 
 
 @dataclass(frozen=True)
 class GoingVersions:
-    """Versions that a plan names: its parts, and how many entries of how many bytes the log counts. No bucket was
-    asked: some are gone already."""
+    """The versions in a plan: its parts, and the number and bytes of entries according to the log. No bucket was
+    queried: some versions may not exist any more."""
 
     parts: tuple[str, ...] = ()
     entries: int = 0
@@ -66,7 +66,7 @@ NO_VERSIONS = GoingVersions()
 
 
 def plan_versions(root: str, log: Sequence[Segment], engine: Grouping, rules: Rules, place: Place) -> GoingVersions:
-    """Writes the versions that may go to parts of a plan."""
+    """Writes the versions that may be removed to parts of a plan."""
     found = engine.group(_read, sources(root, list(log)), KEY, _Decider(rules, place), _PLANNED)
     rows = [row for batch in found for row in batch.to_pylist()]
     names = tuple(sorted(row["name"] for row in rows))
@@ -76,8 +76,8 @@ def plan_versions(root: str, log: Sequence[Segment], engine: Grouping, rules: Ru
 def remove_versions(
     root: str, planned: Iterable[pa.RecordBatch], since: Since, lease: Lease, now: Callable[[], float]
 ) -> RemovedEntries:
-    """Remove the planned versions that are not needed now, and that no object's name shows. Safe to run twice: what is
-    gone is not counted. NotWritable when a bucket refuses."""
+    """Removes the planned versions that are not required now and not current. May run twice: missing ones are not
+    counted. Raises NotWritable when a bucket refuses."""
     removed = RemovedEntries()
     for rows in _sorted(planned):
         starts = [0, *pc.indices_nonzero(pc.not_equal(rows["location"][1:], rows["location"][:-1])).to_pylist()]
@@ -90,7 +90,7 @@ def remove_versions(
 def _remove_at(
     root: str, rows: pa.Table, since: Since, lease: Lease, removed: RemovedEntries, now: Callable[[], float]
 ) -> None:
-    """Removes the versions of one location; one listing tells which are left, and which no name shows."""
+    """Removes the versions of one location; one listing shows which still exist, and which are not current."""
     location = rows["location"][0].as_py()
     wanted: dict[tuple[str, str], int] = {}
     for index, (path, version) in enumerate(zip(rows["path"].to_pylist(), rows["version"].to_pylist(), strict=True)):
@@ -114,7 +114,7 @@ def _remove_at(
 
 
 def _sorted(planned: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows sorted by location, in tables of `AT_ONCE` rows or a few more."""
+    """Yields the rows sorted by location, in tables of `AT_ONCE` rows or slightly more."""
     batches, rows = list[pa.RecordBatch](), 0
     for batch in planned:
         batches.append(batch)
@@ -144,7 +144,7 @@ class _Decider:
         decided = decide(group.filter(pc.invert(released)).select(REFERENCES.names), entries, self.rules)
         going = decided.filter(pc.invert(decided["keep"])).select(["checksum", "size", "since", "released"])
         rows = going.join(versions, keys=["checksum", "size"], join_type="inner", use_threads=False)
-        rows = rows.group_by(GOING_VERSIONS.names, use_threads=False).aggregate([])  # each once
+        rows = rows.group_by(GOING_VERSIONS.names, use_threads=False).aggregate([])  # removes duplicates
         if not rows.num_rows:
             return _PLANNED.empty_table()
         name = write_part(self.place, PART, group[KEY][0].as_py(), conform(rows, GOING_VERSIONS))
@@ -172,13 +172,14 @@ def _read(source: Any) -> Iterator[pa.RecordBatch]:
 
 
 # ---- snapshots expired -----------------------------------------------------------------------------------------------
-# Which snapshots on HDFS an expiry deletes: those of which nobody needs any more what was removed before the next.
+# Selecting the HDFS snapshots that an expiry deletes: files removed before the next one are not required any more.
 #
-# What was removed later, the next one has as well. How many bytes that frees, only the NameNode knows.
+# The next snapshot also has the files removed later. Only the NameNode knows how many bytes a deletion frees.
 
 
 def snapshots_going(root: str, log: Sequence[Segment], rules: Rules) -> list[SnapshotEntry]:
-    """As they were made. The newest of each directory stays, and whatever is only compared: captures sweep that."""
+    """Returns the snapshots to delete, in order of creation. The newest of each directory is retained; snapshots that
+    are only compared are left to captures."""
     ends = [capture.last for segment in log for capture in segment.captures]
     chains: dict[str, list[SnapshotEntry]] = {}
     for entry in made_snapshots(root):
@@ -190,12 +191,12 @@ def snapshots_going(root: str, log: Sequence[Segment], rules: Rules) -> list[Sna
 def _needless(chain: Sequence[SnapshotEntry], ends: Sequence[int], rules: Rules) -> Iterator[SnapshotEntry]:
     for entry, following in pairwise(chain):
         until = next((last for last in ends if last > following.after), None)
-        if until is None or until > rules.cutoff:  # the next one's capture is not published, or young
+        if until is None or until > rules.cutoff:  # the next one's capture is not published, or too recent
             continue
         if not any(_needs(pin.is_hold, pin.position, entry, until) for pin in rules.pins):
             yield entry
 
 
 def _needs(is_hold: bool, position: int, entry: SnapshotEntry, until: int) -> bool:
-    """Whether a pin may need what was removed up to the position `until`; a hold, what was there at its own."""
+    """Returns True if a pin may require files removed up to position `until`; a hold, files that existed at its own."""
     return position < until and (not is_hold or entry.after <= position)

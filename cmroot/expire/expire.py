@@ -1,8 +1,8 @@
-"""Expiry: deletes kept files that neither the source, a pin nor the retention window needs. A plan is made without
-the lease, then carried out under it.
+"""Expiry: deletes retained files that are not required by the source, a pin or the retention window. A plan is made
+without the lease, then executed under it.
 
-Planning reads pins and log, decides over every kept entry on an engine, and changes nothing but its own directory;
-a dry run ends there. Carrying out (`removal`) looks again at what came since. What decides is in `retention`.
+Planning reads pins and log, decides over every retained entry on an engine, and writes only to its own directory; a dry
+run ends there. Execution (`plans`) takes later changes into account. The decision is in `retention`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from cmroot.store.listing import foreign_names, list_entries
 from cmroot.store.place import Place
 
 # ---- expiry ----------------------------------------------------------------------------------------------------------
-# What an expiry would do and what it did, as values that print as JSON. Who makes them is `expire`.
+# The planned actions and the result of an expiry, as values that print as JSON. They are created in `expire`.
 
 
 @dataclass(frozen=True)
 class Count:
-    """So many entries of so many bytes."""
+    """A number of entries and their bytes."""
 
     entries: int = 0
     bytes: int = 0
@@ -56,8 +56,8 @@ class Count:
 
 @dataclass(frozen=True)
 class HeldByPin:
-    """What a pin (`slot NAME`, `hold NAME`, `dump ID`) holds that the source does not have any more; `alone`: what
-    would go without it. `position`: what it needs; `age_seconds`: since it was made, or a slot confirmed."""
+    """The entries that a pin (`slot NAME`, `hold NAME`, `dump ID`) retains and the source has no more; `alone`: removed
+    but for this pin. `position`: the one it requires; `age_seconds`: since its creation, or a slot's confirmation."""
 
     pin: str
     position: int
@@ -79,7 +79,7 @@ class HeldByPin:
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A slot whose consumer has confirmed nothing for longer than allowed: what it needs is not kept for it."""
+    """A slot whose consumer has confirmed nothing for longer than allowed; it does not retain contents any more."""
 
     slot: str
     position: int
@@ -97,11 +97,11 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class ExpiryPlan:
-    """What an expiry would do, by the log up to `position` and the pins at `made` (seconds since 1970).
+    """The planned actions of an expiry, by the log up to `position` and the pins at `made` (seconds since 1970).
 
-    `kept` and `going`: entries by reason. `unknown`: names in `files/` that are none of ours, left alone. `snapshots`:
-    on HDFS, by place; nobody knows how many bytes they hold. The rows are on disk; as a `with` block, or by `discard`,
-    they go in the end.
+    `kept` and `going`: entries by reason. `unknown`: names in `files/` that are not content names, left unchanged.
+    `snapshots`: on HDFS, by path; their bytes are unknown. The rows are on disk; they are removed at the end of a
+    `with` block, or by `discard`.
     """
 
     root: str
@@ -131,12 +131,12 @@ class ExpiryPlan:
         return sum(self.going.values(), Count())
 
     def rows(self, *, keep: bool | None = None) -> Iterator[pa.RecordBatch]:
-        """One row an entry (cmroot.expire.retention.DECIDED), in flat memory: all, the kept ones, or those that go."""
+        """Yields one row per entry (cmroot.expire.retention.DECIDED), in constant memory: all, retained, or removed."""
         kinds = {None: ("keep-", "remove-"), True: ("keep-",), False: ("remove-",)}[keep]
         return self.directory.read(part for part in self.parts if part.startswith(kinds))
 
     def version_rows(self) -> Iterator[pa.RecordBatch]:
-        """One row a version that goes (GOING_VERSIONS)."""
+        """Yields one row per version to be removed (GOING_VERSIONS)."""
         return self.directory.read(self.versions.parts)
 
     def as_json(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class ExpiryPlan:
         }
 
     def discard(self) -> None:
-        """Safe to run twice."""
+        """Removes the plan's directory. May run twice."""
         self.directory.discard()
 
     def __enter__(self) -> Self:
@@ -172,10 +172,10 @@ class ExpiryPlan:
 
 @dataclass(frozen=True)
 class Expired:
-    """What an expiry did. `plan`: what was kept and why; `removed`: what went, how many bytes that freed, and what was
-    taken back because it was needed by then. `forgotten`: pins of dumps that are older than the retention. `snapshots`:
-    that were deleted, by place; their bytes are unknown, and not among the freed. `snapshots_left`: why others were
-    not. `unswept`: what killed runs left and this user may not remove."""
+    """The result of an expiry. `plan`: the retained entries and why; `removed`: the removed entries, the bytes freed,
+    and the entries that were retained because they had become required. `forgotten`: pins of dumps older than the
+    retention. `snapshots`: deleted snapshots, by path; their bytes are unknown, and not counted as freed.
+    `snapshots_left`: why others were not deleted. `unswept`: files of killed runs that this user may not remove."""
 
     plan: ExpiryPlan
     removed: RemovedEntries
@@ -234,10 +234,10 @@ def plan_expiry(
     max_slot_lag: timedelta | None = None,
     versions: bool = False,
 ) -> ExpiryPlan:
-    """Decide over every kept entry, and over the versions of buckets if asked to. Takes no lease and may run beside
-    anything; writes only below `expiring/`.
+    """Decides over every retained entry, and over the versions of buckets if requested. Takes no lease and may run
+    concurrently with any other run; writes only below `expiring/`.
 
-    Raises FormatError when a pin or the log is damaged or its beginning is missing: then what is needed is not known.
+    Raises FormatError when a pin or the log is damaged or its beginning is missing: requirements are then unknown.
     """
     began = time.monotonic()
     if older_than < timedelta(0):
@@ -278,10 +278,10 @@ def plan_expiry(
 
 
 def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time) -> Expired:
-    """Carry out a plan under the lease, but for what is needed by now. Safe beside readers, and to run again after a
-    crash: an entry is whole or gone. Discards the plan.
+    """Executes a plan under the lease, except for entries required by now. May run concurrently with readers, and again
+    after a crash: an entry is either complete or removed. Discards the plan.
 
-    Raises LeaseHeld; FormatError when a pin is damaged by now; Filing when a gateway is filing for long.
+    Raises LeaseHeld; FormatError when a pin has become damaged; Filing when a gateway files for too long.
     """
     began = time.monotonic()
     with plan, acquire(root, "expire", now=now) as lease:
@@ -293,7 +293,7 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
         lagging, left = _without_lagging(pins, now(), plan.max_slot_lag, planned)
         for slot in lagging:
             lease.check()
-            give_up_slot(root, slot.slot, now=now)  # before anything that it needs goes
+            give_up_slot(root, slot.slot, now=now)  # before anything that it requires is removed
         honoured, forgotten = _without_old_dumps(left, plan.made - plan.older_than.total_seconds())
         since = Since(root, plan.position, plan.rules.pins, needing(honoured))
         removed = remove(root, plan.rows(keep=False), since, plan.rules.cutoff_ns, lease, now=now)
@@ -313,8 +313,8 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
 
 
 def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time) -> list[HeldByPin]:
-    """What each slot, hold and dump holds back now, whatever its age; changes nothing, writes nothing. FormatError as
-    from `plan_expiry`."""
+    """Returns what each slot, hold and dump retains now, whatever its age; changes and writes nothing. Raises
+    FormatError like `plan_expiry`."""
     pins = read_pins(root).whole()
     log = segments(root)
     rules = Rules(needing(pins), log[-1].last if log else 0, NEVER)
@@ -322,10 +322,10 @@ def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time
 
 
 def cutoff_position(log: Sequence[Segment], limit: float, moment: float) -> int:
-    """The last position that was captured at or before `limit` (seconds since 1970); 0 when none was.
+    """Returns the last position that was captured at or before `limit` (seconds since 1970); 0 if there is none.
 
-    A capture's time counts as at least that of every capture before it, so a clock that jumped back makes later
-    positions younger, never older. One that tells no time is as young as `moment`.
+    The time of a capture counts as at least that of every capture before it, so a clock that jumped back makes later
+    positions younger, never older. A capture without a time counts as of `moment`.
     """
     position, latest = 0, -math.inf
     for segment in log:
@@ -338,13 +338,13 @@ def cutoff_position(log: Sequence[Segment], limit: float, moment: float) -> int:
     return position
 
 
-# Pins at a moment
+# Pins at a timestamp
 
 
 def _without_lagging(
     pins: Pins, moment: float, allowed: timedelta | None, only: set[str] | None = None
 ) -> tuple[list[GivenUp], Pins]:
-    """Slots that lag more than allowed, and the pins without them. `only`: of these."""
+    """Returns slots that lag more than allowed, and the pins without them. `only`: considers only these slots."""
     if allowed is None:
         return [], pins
     lagging: list[GivenUp] = []
@@ -359,7 +359,7 @@ def _without_lagging(
 
 
 def _without_old_dumps(pins: Pins, limit: float) -> tuple[Pins, list[DumpPin]]:
-    """The pins without those of dumps made at or before a moment, and these."""
+    """Returns the pins without those of dumps created at or before a timestamp, and the latter."""
     young = [pin for pin in pins.dumps if seconds(pin.created) > limit]
     old = [pin for pin in pins.dumps if seconds(pin.created) <= limit]
     return Pins(pins.slots, pins.holds, young, pins.damaged), old
@@ -391,14 +391,14 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _Decider:
-    """Lists and decides over one prefix, and writes the rows where they are wanted. Runs in a task."""
+    """Lists and decides over one prefix, and writes the rows to the plan if there is one. Runs in a task."""
 
     root: str
     rules: Rules
     place: Place | None
 
     def __call__(self, group: pa.Table) -> pa.Table:
-        if not group.column("checksum").null_count:  # no directory: nothing is kept of what is referred to
+        if not group.column("checksum").null_count:  # no directory: none of the referenced contents are retained
             return TALLY.empty_table()
         prefix = group.column(KEY)[0].as_py()
         listed = list_entries(self.root, prefix)

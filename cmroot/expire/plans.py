@@ -1,7 +1,7 @@
-"""Plans of expiries on disk: `expiring/<id>/`, Parquet parts that an engine's tasks wrote, one row a kept entry.
+"""Plans of expiries on disk: `expiring/<id>/`, Parquet parts written by an engine's tasks, one row per retained entry.
 
-A plan is made without the lease and belongs to the process that made it: locally it keeps `<id>.lock` locked, so that
-another expiry does not sweep it. Without its process a plan is worth nothing.
+A plan is made without the lease and belongs to the process that made it: on a local root the process holds a lock on
+`<id>.lock`, so that another expiry does not sweep the plan. Without its process a plan is worthless.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from cmroot.store.place import Place, join, remote_store
 from cmroot.store.spelling import naming, raise_named
 
 ABANDONED = timedelta(days=1)
-"""How old something must be to be nobody's, where no lock tells: a plan on an object store, a file half written."""
+"""The age from which files without a lock count as abandoned: a plan on an object store, an incomplete file."""
 
 _ROWS = 8192
 
 
 @dataclass
 class PlanDirectory:
-    """The directory of one plan. `discard` ends it."""
+    """The directory of one plan. `discard` removes it."""
 
     root: str
     id: str
@@ -56,7 +56,7 @@ class PlanDirectory:
         return self.place.parent / f"{self.id}.lock"
 
     def read(self, parts: Iterable[str], columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of some parts, in flat memory. Superseded when they are gone."""
+        """Yields the rows of some parts, in constant memory. Raises Superseded when they do not exist any more."""
         for name in parts:
             try:
                 with (self.place / name).open_read() as file:
@@ -67,7 +67,7 @@ class PlanDirectory:
                 ) from error
 
     def discard(self) -> None:
-        """Safe to run twice."""
+        """Removes the directory. May run twice."""
         self.place.remove_own_tree()
         if self._descriptor is not None:
             self.lock.remove_own()
@@ -76,7 +76,7 @@ class PlanDirectory:
 
 
 def new_plan(root: str, moment: float) -> PlanDirectory:
-    """A fresh directory; its name begins with the time, in seconds since 1970."""
+    """Creates a directory; its name begins with the time, in seconds since 1970."""
     name = f"{max(0, int(moment)):012d}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
     plan = PlanDirectory(root, name)
     plan.place.parent.mkdirs()
@@ -87,7 +87,7 @@ def new_plan(root: str, moment: float) -> PlanDirectory:
 
 
 def write_part(place: Place, kind: str, prefix: str, rows: pa.Table) -> str:
-    """Write a part under a fresh name, as a task may run twice; the name counts once its writer returned it."""
+    """Writes a part under a new name, because a task may run twice; only the name returned by a task counts."""
     name = f"{kind}-{prefix}-{uuid.uuid4().hex[:12]}.parquet"
     with (place / name).open_write(durable=False) as file:  # a plan does not outlive its process
         pq.write_table(rows, file, compression="zstd")
@@ -95,7 +95,7 @@ def write_part(place: Place, kind: str, prefix: str, rows: pa.Table) -> str:
 
 
 def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> list[str]:
-    """Remove plans whose processes are gone; under the lease. Returns their names."""
+    """Removes plans whose processes have ended; call under the lease. Returns their names."""
     swept = []
     for name in sorted({name.removesuffix(".lock") for name in (Place(root) / "expiring").list()}):
         plan = PlanDirectory(root, name)
@@ -108,9 +108,9 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
 
 
 def sweep_staging(root: str, moment: float) -> list[str]:
-    """Remove what killed writers left half written in all directories of a root but that of kept files, which are
-    written in `incoming/`. Some take no lease, so only what is old enough to be nobody's goes. Returns what this user
-    may not remove, as sentences."""
+    """Removes incomplete files of killed writers in all directories of a root except `files/`, whose files are written
+    in `incoming/`. Some writers take no lease, so only abandoned files are removed, by age. Returns sentences about
+    files that this user may not remove."""
     before, stays = moment - ABANDONED.total_seconds(), []
     try:
         Place(root).remove_uploads(before=before)
@@ -141,7 +141,7 @@ def _alive(plan: PlanDirectory, moment: float) -> bool:
 
 
 def _lock_new(path: str) -> int:
-    """Locked before it has its name, so that nobody finds it free."""
+    """Creates a lock file that is locked before it has its name, so that it is never found unlocked."""
     staged = staging_name(path)
     with naming(path):
         descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -157,16 +157,16 @@ def _lock_new(path: str) -> int:
 
 
 # ---- removal ---------------------------------------------------------------------------------------------------------
-# Carrying out a plan of an expiry: what came since is taken back, the rest is removed, batch by batch.
+# Executing a plan of an expiry: entries required since then are retained, the rest is removed, batch by batch.
 #
 # Runs under the lease, so no capture, dump or compaction is running; a gateway may be (see `store_lock`).
 
 
 BATCH = 1000
-"""Entries removed between two looks at who else is running; also what S3 deletes with one request."""
+"""The number of entries removed between two checks for concurrent runs; also what S3 deletes with one request."""
 
 MANY = 2_000_000
-"""References begun since the plan, of which all are held in memory; with more, a new plan is the better way."""
+"""The maximum number of references begun since the plan, all held in memory; beyond it a new plan is cheaper."""
 
 _ALL_EVENTS = (1 << 63) - 1
 
@@ -174,7 +174,7 @@ _ALL_EVENTS = (1 << 63) - 1
 @dataclass
 class RemovedEntries:
     """`entries` and `bytes` that were removed; `freed`: bytes of those whose inode had no other name. `taken_back`:
-    planned, but needed by now. `missing`: gone already."""
+    planned, but required by now. `missing`: removed already."""
 
     entries: int = 0
     bytes: int = 0
@@ -185,10 +185,10 @@ class RemovedEntries:
 
 
 class Since:
-    """What came after a plan: references in later segments and intercepts, and pins that were made or moved."""
+    """The changes since a plan: references in later segments and intercepts, and pins that were created or moved."""
 
     def __init__(self, root: str, position: int, planned: tuple[Needing, ...], pins: tuple[Needing, ...]) -> None:
-        """`position`: of the log that the plan knew; `planned`: its pins; `pins`: those of now."""
+        """Reads the changes. `position`: the end of the log in the plan; `planned`: its pins; `pins`: current ones."""
         self._root = root
         self._after = min((pin.position for pin in pins if not pin.is_hold), default=None)
         self._holds = [pin for pin in pins if pin.is_hold and pin not in planned]
@@ -198,7 +198,7 @@ class Since:
         self.look_again()
 
     def look_again(self) -> None:
-        """Read the intercepts once more, if there are others."""
+        """Reads the intercepts again, if there are new ones."""
         intercepts = read_intercepted(self._root, _ALL_EVENTS)
         places = frozenset(taken.place for taken in intercepts)
         if places - self._taken:
@@ -207,7 +207,7 @@ class Since:
             self._taken |= places
 
     def needs(self, rows: pa.RecordBatch) -> pa.Array:
-        """Which of the planned rows are needed now; rather too many than too few."""
+        """Returns which of the planned rows are required now; rather too many than too few."""
         keys = _keys(rows)
         needed = pc.or_(pc.is_in(keys, self._begun), pc.is_in(keys, self._intercepted_keys))
         if self._after is not None:
@@ -227,8 +227,8 @@ def remove(
     *,
     now: Callable[[], float] = time.time,
 ) -> RemovedEntries:
-    """Remove the planned entries that are not needed now. One that was stored again after `cutoff_ns` (since 1970) is
-    taken back too. Safe to run twice."""
+    """Removes the planned entries that are not required now. An entry that was stored again after `cutoff_ns` (since
+    1970) is retained too. May run twice."""
     removed = RemovedEntries()
     files = Place(root) / "files"
     for rows in planned:
@@ -272,7 +272,7 @@ def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
 
 
 def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: RemovedEntries, lease: Lease) -> None:
-    """Asks for the lease again: the store may have taken longer over its answers than the lease lasts."""
+    """Checks the lease again: the store may have taken longer to respond than the lease is valid."""
     store = remote_store(directory)
     columns = (rows[name].to_pylist() for name in ("checksum", "size"))
     paths = [
@@ -282,7 +282,7 @@ def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
     for path, reported, size in zip(paths, store.infos(paths), rows["bytes"].to_pylist(), strict=True):
         if reported is None:
             removed.missing += 1
-        elif (object_time_ns(reported) or NEVER) > cutoff_ns:  # it was stored again, or nobody knows
+        elif (object_time_ns(reported) or NEVER) > cutoff_ns:  # it was stored again, or its time is unknown
             removed.taken_back += 1
             removed.taken_back_bytes += size
         else:
@@ -296,7 +296,7 @@ def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
 
 
 def _begun(root: str, position: int) -> pa.Array:
-    """Contents to which a reference was begun after a position, as keys."""
+    """Returns the contents to which a reference was begun after a position, as keys."""
     log = segments(root)
     if (log[-1].last if log else 0) < position:
         raise FormatError(
@@ -324,7 +324,7 @@ _NO_KEYS = pa.array([], pa.string())
 
 
 def _keys(rows: pa.RecordBatch | pa.Table) -> pa.Array:
-    """Contents as strings: `<checksum>-<size>`."""
+    """Returns contents as strings: `<checksum>-<size>`."""
     keys = pc.binary_join_element_wise(rows["checksum"], pc.cast(rows["size"], pa.string()), "-")
     return pc.drop_null(keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys)
 
@@ -332,16 +332,16 @@ def _keys(rows: pa.RecordBatch | pa.Table) -> pa.Array:
 # ---- expedite --------------------------------------------------------------------------------------------------------
 # Expiring chosen contents now: erased data does not wait for the retention window, only for its remaining consumers.
 #
-# Slots, holds and dumps are honoured as an expiry honours them; only age does not count.
+# Slots, holds and dumps are honoured as in an expiry; age is ignored.
 
 
 CHOSEN = DECIDED
-"""One row for each chosen content that `files/` has: `reason` says who needs it, `keep` whether it must stay."""
+"""One row for each chosen content in `files/`: `reason` names who requires it, `keep`: it must be retained."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What became of a look: rows (CHOSEN), and what it went by."""
+    """The result of `look_at_contents`: rows (CHOSEN), and the rules that were applied."""
 
     root: str
     rows: pa.Table
@@ -349,9 +349,9 @@ class Chosen:
 
 
 def look_at_contents(root: str, contents: Iterable[tuple[str, int]], engine: Grouping) -> Chosen:
-    """Which of some contents (checksum, size) are kept, and who needs each. Changes nothing, takes no lease.
+    """Returns which contents (checksum, size) are retained, and who requires each. Changes nothing, takes no lease.
 
-    Raises FormatError when a pin or the log is damaged: then nobody knows what is needed."""
+    Raises FormatError when a pin or the log is damaged: the requirements are then unknown."""
     pins, log = read_pins(root).whole(), segments(root)
     rules = Rules(needing(pins), log[-1].last if log else 0, NEVER)
     keys = frozenset(f"{checksum}-{size}" for checksum, size in contents)
@@ -380,7 +380,7 @@ class _Chooser:
 
 
 def expedite(chosen: Chosen, *, now: Callable[[], float] = time.time) -> RemovedEntries:
-    """Remove those that nobody needs, under the lease, but for what came to be needed since. Safe to run twice.
+    """Removes the contents that nothing requires, under the lease, except for those required since. May run twice.
 
     Raises LeaseHeld."""
     going = chosen.rows.filter(pc.invert(chosen.rows["keep"]))

@@ -1,7 +1,7 @@
-"""What becomes of a kept entry, and why: the decision of an expiry. Pure functions from Arrow tables to Arrow tables.
+"""The decision of an expiry over each retained entry. Pure functions from Arrow tables to Arrow tables.
 
-References and listed entries of one prefix come in, one row an entry comes out, with its reason. A reason names whoever
-needs the entry; what nobody needs goes when it is older than the retention.
+The input is the references and listed entries of one prefix, the output one row per entry, with its reason. A reason
+names who requires the entry; an entry that nothing requires is removed when it is older than the retention.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DECIDED = pa.schema(
     [
         ("checksum", pa.string()),
         ("size", pa.int64()),
-        ("bytes", pa.int64()),  # as the store says
+        ("bytes", pa.int64()),  # as reported by the store
         ("changed_ns", pa.int64()),
         ("links", pa.int32()),
         ("live", pa.bool_()),  # the source has it
@@ -36,10 +36,10 @@ DECIDED = pa.schema(
         ("released", pa.int64()),  # where its last interval ended; null: never
         ("reason", pa.string()),
         ("keep", pa.bool_()),
-        ("pins", pa.int32()),  # how many slots, holds and dumps need it
+        ("pins", pa.int32()),  # how many slots, holds and dumps require it
     ]
 )
-"""One row for a kept entry."""
+"""One row for a retained entry."""
 
 NEVER = (1 << 62) - 1
 """A cutoff after every position and time: nothing counts as young."""
@@ -47,12 +47,12 @@ NEVER = (1 << 62) - 1
 LIVE, YOUNG, EXPIRED = "live", "young", "expired"
 UNREFERENCED, UNREFERENCED_YOUNG = "unreferenced", "unreferenced, young"
 GOING = (EXPIRED, UNREFERENCED)
-"""The reasons to remove; every other reason keeps."""
+"""The reasons to remove; every other reason retains."""
 
 
 @dataclass(frozen=True)
 class Needing:
-    """A pin as the decision sees it: its reason (`slot NAME`, `hold NAME`, `dump ID`) and the position it needs."""
+    """A pin as seen by the decision: its reason (`slot NAME`, `hold NAME`, `dump ID`) and the position it requires."""
 
     reason: str
     position: int
@@ -64,9 +64,9 @@ class Needing:
 
 @dataclass(frozen=True)
 class Rules:
-    """What an expiry goes by. `pins` in order of precedence: the first that needs an entry names the reason.
-    `cutoff`: what was released after this position is young; `cutoff_ns`: what was filed after this moment is, whatever
-    refers to it."""
+    """The rules of an expiry. `pins` in order of precedence: the first that requires an entry names the reason.
+    `cutoff`: files released after this position are young; `cutoff_ns`: entries filed after this timestamp are young,
+    whatever refers to them."""
 
     pins: tuple[Needing, ...]
     cutoff: int
@@ -74,8 +74,8 @@ class Rules:
 
 
 def needing(pins: Pins) -> tuple[Needing, ...]:
-    """The pins in order of precedence: slots from the one that is furthest behind, holds, dumps. Those that need
-    nothing (a slot that was given up) are left out."""
+    """Returns the pins in order of precedence: slots from the one furthest behind, holds, dumps. Pins that require
+    nothing (invalidated slots) are left out."""
     slots = sorted((slot.position, slot.name) for slot in pins.slots if not slot.given_up)
     return (
         *(Needing(f"slot {name}", position) for position, name in slots),
@@ -85,8 +85,8 @@ def needing(pins: Pins) -> tuple[Needing, ...]:
 
 
 def ends_when(reason: str, released: int | None) -> str:
-    """For people: when a slot, hold or dump needs an entry no more, whose use ended at `released`; empty for other
-    reasons."""
+    """Returns text for users: when a slot, hold or dump stops requiring an entry whose use ended at `released`; "" for
+    other reasons."""
     kind, _, name = reason.partition(" ")
     ends = {
         "slot": f"slot {name} confirms position {released}",
@@ -97,7 +97,7 @@ def ends_when(reason: str, released: int | None) -> str:
 
 
 def decide(references: pa.Table, entries: pa.Table, rules: Rules) -> pa.Table:
-    """What becomes of each entry: DECIDED for the REFERENCES and ENTRIES of one prefix. A pure function."""
+    """Decides over each entry: returns DECIDED for the REFERENCES and ENTRIES of one prefix. A pure function."""
     contents = _contents(references, rules)
     table = entries.join(contents, keys=["checksum", "size"], join_type="left outer", use_threads=False)
     referenced = pc.is_valid(table["adds"])
@@ -127,12 +127,12 @@ def decide(references: pa.Table, entries: pa.Table, rules: Rules) -> pa.Table:
 
 
 def _changed(table: pa.Table, rules: Rules) -> Any:
-    """Which entries were filed after the cutoff; where the store tells no time, all but for `NEVER`."""
+    """Returns which entries were filed after the cutoff; if the store reports no times, all, except for `NEVER`."""
     return pc.fill_null(pc.greater(table["changed_ns"], rules.cutoff_ns), rules.cutoff_ns < NEVER)
 
 
 def _contents(references: pa.Table, rules: Rules) -> pa.Table:
-    """One row for each content: how often it began and ended, from when, until when, and which holds fall into it."""
+    """Returns one row per content: how often it began and ended, from when, until when, and which holds cover it."""
     known = references.filter(pc.is_valid(references["checksum"])).drop_columns([KEY])
     aggregations = [("adds", "sum"), ("releases", "sum"), ("since", "min"), ("end", "max")]
     for number, pin in enumerate(rules.pins):
@@ -160,14 +160,14 @@ TALLY = pa.schema(
         ("name", pa.string()),
         ("entries", pa.int64()),
         ("bytes", pa.int64()),
-        ("alone_entries", pa.int64()),  # of a pin: what would go if it were not
+        ("alone_entries", pa.int64()),  # of a pin: what would be removed without it
         ("alone_bytes", pa.int64()),
     ]
 )
 
 
 def tally(decided: pa.Table, rules: Rules) -> pa.Table:
-    """What was decided in numbers (TALLY): for each reason, and for each pin what it holds."""
+    """Returns the decisions in numbers (TALLY): for each reason, and for each pin the entries it retains."""
     reasons = decided.group_by("reason", use_threads=False).aggregate([("bytes", "count"), ("bytes", "sum")])
     rows = [
         {"what": "reason", "name": row["reason"], "entries": row["bytes_count"], "bytes": row["bytes_sum"]}
@@ -194,10 +194,10 @@ def tally(decided: pa.Table, rules: Rules) -> pa.Table:
 
 
 # ---- kept ------------------------------------------------------------------------------------------------------------
-# What a root keeps, from where and why: each entry of `files/` with the reference that names it and who needs it.
+# The contents that a root retains, from where and why: each entry of `files/` with its reference and who requires it.
 #
-# Also what is kept as a version of its bucket, and what is missing: bytes that somebody needs and `files/` has not. The
-# work runs on an engine, by the first two digits of the checksum; rows come as Arrow batches, in no order.
+# Includes contents retained as a version in their bucket, and missing ones: required, but not in `files/`. The work
+# runs on an engine, by the first two digits of the checksum; rows are returned as Arrow batches, in no order.
 
 
 IN_FILES, VERSION, MISSING = "files", "version", "missing"
@@ -206,12 +206,12 @@ KEPT = pa.schema(
         ("state", pa.string()),  # files | version | missing
         ("checksum", pa.string()),
         ("size", pa.int64()),
-        ("bytes", pa.int64()),  # as the store says; null unless in files/
+        ("bytes", pa.int64()),  # as reported by the store; null unless in files/
         ("changed_ns", pa.int64()),
         ("links", pa.int32()),
         ("since", pa.int64()),  # where its first reference began; null: no reference
         ("released", pa.int64()),  # where its last interval ended; null: never
-        ("reason", pa.string()),  # as in `retention`: live, who needs it, expired (nobody does), unreferenced
+        ("reason", pa.string()),  # as in `retention`: live, who requires it, expired (not required), unreferenced
         ("pins", pa.int32()),
         ("db", pa.string()),  # from here on: of the newest reference
         ("table", pa.string()),
@@ -227,23 +227,23 @@ _ORIGIN = ("db", "table", "partition", "location", "path", "version", "position"
 _READ = ("position", "op", *_ORIGIN[:-1], "size", "checksum", "kept", "since")
 _READ_SCHEMA = pa.schema([FILES.field(name) for name in _READ])
 _MIXED = pa.schema([*REFERENCES, *(KEPT.field(name) for name in _ORIGIN), pa.field("in_files", pa.bool_())])
-"""References, and beside them one row a content that counts nothing and says where it is from."""
+"""References, and in addition one row per content that counts nothing and names its origin."""
 
 
 def kept(
     root: str, log: Sequence[Segment], pins: Pins, engine: Grouping, *, missing: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Everything that is kept (batches of KEPT); with `missing`, what should be and is not.
+    """Yields everything that is retained (batches of KEPT); with `missing`, also what is required but not retained.
 
-    Takes no lease: what a capture or expiry changes meanwhile may be shown as before or after. Raises Superseded when
-    a segment went away meanwhile, FormatError when the log is damaged."""
-    rules = Rules(needing(pins), NEVER, NEVER)  # so a reason says who needs an entry now
+    Takes no lease: concurrent changes by a capture or expiry may be shown or not. Raises Superseded when a segment was
+    removed concurrently, FormatError when the log is damaged."""
+    rules = Rules(needing(pins), NEVER, NEVER)  # so a reason names who requires an entry now
     return engine.group(read_origins, sources(root, list(log)), KEY, _Show(root, rules, missing), KEPT)
 
 
 @dataclass(frozen=True)
 class _Show:
-    """What is kept of one prefix. A value: it travels to executors."""
+    """Returns the retained contents of one prefix. A value: it is sent to executors."""
 
     root: str
     rules: Rules
@@ -268,7 +268,7 @@ class _Show:
         return pa.concat_tables([conform(_select(table), KEPT) for table in tables])
 
     def _absent(self, references: pa.Table, origins: pa.Table, state: str) -> pa.Table:
-        """Contents that `files/` has not, decided as if it had them."""
+        """Returns contents that are missing from `files/`, decided as if they were present."""
         if not origins.num_rows:
             return KEPT.empty_table()
         entries = conform(origins.select(["checksum", "size"]), ENTRIES)
@@ -277,8 +277,8 @@ class _Show:
 
 
 def newest_origins(group: pa.Table) -> pa.Table:
-    """For each content of a group: names, place and version of its newest reference, and `in_files`: whether any
-    reference says that it was kept in `files/`."""
+    """Returns for each content of a group: names, location and version of its newest reference, and `in_files`: True if
+    any reference recorded that it was retained in `files/`."""
     rows = group.filter(pc.is_valid(group["position"])).sort_by("position")
     rows = rows.set_column(rows.schema.get_field_index("version"), "version", pc.fill_null(rows["version"], ""))
     newest = rows.group_by(["checksum", "size"], use_threads=False).aggregate(
@@ -290,8 +290,8 @@ def newest_origins(group: pa.Table) -> pa.Table:
 
 
 def read_origins(source: Any) -> Iterator[pa.RecordBatch]:
-    """Batches of references with origins, of one of `references.sources`. Superseded when the part is gone: it was
-    merged into another."""
+    """Yields batches of references with origins, of one of `references.sources`. Raises Superseded when the part does
+    not exist any more: it was merged into another."""
     if not isinstance(source, FileRows):
         for batch in read_references(source):
             yield from conform(pa.Table.from_batches([batch]), _MIXED).to_batches()
@@ -305,8 +305,8 @@ def read_origins(source: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _origins(rows: pa.Table, pending: bool) -> pa.Table:
-    """For each content that some rows add, where the newest of them has it; of an intercept that no capture has
-    recorded yet, position 0."""
+    """Returns for each content that some rows add the location of the newest; of an intercept that no capture has
+    recorded yet, at position 0."""
     wanted = pc.and_(pc.is_valid(rows["checksum"]), pc.is_valid(rows["size"]))
     if not pending:
         wanted = pc.and_(wanted, pc.equal(rows["op"], ADD))
@@ -318,7 +318,7 @@ def _origins(rows: pa.Table, pending: bool) -> pa.Table:
 
 
 def read_rows(source: FileRows) -> Iterator[pa.Table]:
-    """File entries with origins, a row group at a time. Superseded when the part is gone."""
+    """Yields file entries with origins, one row group at a time. Raises Superseded when the part is missing."""
     try:
         with Place(source.place).open_read() as file, reading(source.place):
             parquet = pq.ParquetFile(file)

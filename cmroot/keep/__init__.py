@@ -1,1 +1,1 @@
-"""Keeping: stores bytes in the root before their source removes them, and restores them."""
+"""Retention of bytes: stores them in the root before their source removes them, and restores them."""

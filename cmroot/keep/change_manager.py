@@ -2,8 +2,7 @@
 records their checksums.
 
 Its rules (Hive's ReplChangeManager): one flat directory; a file is named by its HDFS checksum, from Hive 3 on
-`<name>_<checksum>`; its cleaner removes files older than `hive.repl.cm.retain`. The replicator reads there and never
-writes.
+`<name>_<checksum>`; its cleaner removes files older than `hive.repl.cm.retain`. The replicator only reads there.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from cmroot.store.place import Place, join, name_of, scheme
 from cmroot.store.spelling import normal, split_authority
 
 MARK = "hive-cm:"
-"""The prefix of a `version` of a file that the metastore retains once it drops it: `hive-cm:<HDFS's checksum>@<its
-root>`."""
+"""The prefix of a `version` that the metastore retains after a drop: `hive-cm:<HDFS's checksum>@<its root>`."""
 
 _LONGEST = 254
 """Maximum length of a name in the metastore's root, in bytes; the metastore truncates longer names."""
@@ -78,14 +76,12 @@ def is_native(version: str | None) -> bool:
 
 
 def native_size(path: str, version: str) -> int:
-    """Returns the bytes of a file that the metastore retains or that was not dropped yet. Raises FileNotFoundError if
-    neither."""
+    """Returns the bytes of a file retained by the metastore, or not dropped. Raises FileNotFoundError if neither."""
     return _found(path, version).size()
 
 
 def open_native(path: str, version: str) -> BinaryIO:
-    """Opens such a file. Raises FileNotFoundError as above: the cleaner removed it, or another process removed the
-    file."""
+    """Opens such a file. Raises FileNotFoundError as above: the cleaner or another process removed it."""
     return _found(path, version).open_stream()
 
 

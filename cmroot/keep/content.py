@@ -31,8 +31,7 @@ ATTEMPTS = 3
 """How often a file that changes while it is read is read again before an error is raised."""
 
 _LINK_REFUSED = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""Errors that mean that a link is refused: 65,000 links on ext4, another device, another owner's file
-(fs.protected_hardlinks), FAT."""
+"""A link is refused: 65,000 links on ext4, another device, another owner's file (fs.protected_hardlinks), FAT."""
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
@@ -54,8 +53,7 @@ def content_name(checksum: str, size: int, algorithm: str = ALGORITHM) -> str:
 
 
 def locate(root: str, checksum: str, size: int) -> str:
-    """Returns the path of these bytes if they are retained. Raises FormatError for an invalid checksum: it is used in a
-    path."""
+    """Returns the path of these bytes if retained. Raises FormatError for an invalid checksum: it is part of a path."""
     if len(checksum) != 32 or not checksum.isalnum():
         raise FormatError(f"{checksum!r} is not a checksum", hint=HINT)
     return join(root, "files", checksum[:2], content_name(checksum, size))
@@ -94,8 +92,7 @@ def unsteady(path: str) -> KeepError:
 
 
 def read_steadily(descriptor: int, path: str) -> Kept:
-    """Returns the checksum of an open local file, read while no writer changed it. Raises KeepError if that is
-    impossible."""
+    """Returns the checksum of an open local file, read undisturbed by writers. Raises KeepError if it kept changing."""
     before = os.fstat(descriptor)
     for _ in range(ATTEMPTS):
         checksum, size = checksum_descriptor(descriptor, before.st_size)
@@ -150,8 +147,7 @@ def file_incoming(root: str, staged: str) -> Kept:
 
 
 def name_incoming(root: str, staged: str, kept: Kept) -> None:
-    """Moves a file in `incoming/` to its content name: link, then unlink, so that one of the two names always exists.
-    """
+    """Moves a file in `incoming/` to its content name: link, then unlink, so that one of the names always exists."""
     _link_incoming(root, staged, kept)
     remove_name(staged)
 
@@ -253,8 +249,7 @@ def _holds(root: str, final: str, descriptor: int, kept: Kept) -> bool:
 # ---- find ------------------------------------------------------------------------------------------------------------
 # Searching the captured log: which files were recorded at a path, in a table, or with a checksum, and until when.
 #
-# Streams over the file entries and holds the newest matches only. Checks at the end whether their bytes are retained
-# now.
+# Streams over the file entries and holds the newest matches only. Checks at the end which bytes are retained now.
 
 
 LIMIT = 1000
@@ -311,8 +306,7 @@ class Findings:
 
 
 def find(root: str, log: Sequence[Segment], query: Query, *, limit: int = LIMIT) -> Findings:
-    """Returns the references that match a query. Reads the entire log once or twice, in constant memory; takes no
-    lease.
+    """Returns the references that match a query. Reads the log once or twice, in constant memory; takes no lease.
 
     A live file whose table was renamed or moved since is found where it was recorded, not at its current location."""
     found: dict[tuple[int, str, str | None], Reference] = {}
@@ -425,8 +419,7 @@ def _with_kept(root: str, references: Sequence[Reference]) -> list[Reference]:
 
 
 def kept_now(root: str, contents: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Returns those of the given contents that `files/` has by name; on object stores by listing the possible prefixes.
-    """
+    """Returns the given contents that `files/` has by name; on object stores by listing the possible prefixes."""
     if is_local(root):
         return {each for each in contents if is_kept(root, *each)}
     names: dict[str, set[str]] = {}

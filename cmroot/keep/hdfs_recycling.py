@@ -27,8 +27,7 @@ from cmroot.store.spelling import naming
 DIRECTORY = "recycling"
 
 _PATIENCE = 60.0
-"""Seconds to wait for the closing of a file whose writer ended or was fenced off: its DataNodes agree on its last
-block."""
+"""Seconds until a file whose writer ended or was fenced off is closed: its DataNodes agree on its last block."""
 
 _PAUSE = 0.25
 
@@ -67,9 +66,8 @@ class RenamedEntry:
         return split_authority(normal(self.top))[0] + path[len(self.top) :]
 
     def file(self, path: str) -> Kept:
-        """Hashes the file once it is closed for writing. Its modification time is set to now, because its age counts
-        from that. If this user may not do that, the file is copied into the root. Raises KeepError when its writer
-        cannot be fenced off."""
+        """Hashes the file once it is closed for writing, and sets its modification time to now, because its age counts
+        from that. If this user may not, the file is copied. Raises KeepError when its writer cannot be fenced off."""
         before = file_state(path)
         try:
             with naming(path):
@@ -118,8 +116,7 @@ class RenamedEntry:
                 return
 
     def _close(self, path: str) -> None:
-        """Revokes the lease of a writer that has the file open: its later writes would differ from the bytes that are
-        hashed."""
+        """Revokes the lease of a writer that has the file open: its later writes would not be in the checksum."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             with told():
@@ -163,8 +160,7 @@ def left_entries(root: str) -> list[RenamedEntry]:
 
 
 def _refused(error: Error | OSError) -> bool:
-    """Returns True if a change was refused because of its target, False if the NameNode was unavailable or refuses all
-    changes."""
+    """Returns True if a change was refused because of its target, not by an unavailable or read-only NameNode."""
     if isinstance(error, Error):
         return not error.transient and not isinstance(error, NoSpace)
     return not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _UNSETTLED

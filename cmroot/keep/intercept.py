@@ -136,9 +136,8 @@ class Intercept:
         return {source.table for source in self.journal.sources}
 
     def protect(self) -> None:
-        """Retains every file, then moves the sources that can be moved, then retains files that were added
-        concurrently. When it returns, the bytes are in `files/`, whatever happens to the sources. After an error
-        everything is restored."""
+        """Retains every file, moves the sources that can be moved, then retains files added concurrently. When it
+        returns, the bytes are in `files/`, whatever happens to the sources. After an error everything is restored."""
         try:
             self._take_store_lock()
             for source in self.journal.sources:
@@ -167,9 +166,9 @@ class Intercept:
         self._forget()
 
     def settle(self, events: Mapping[str, int]) -> None:
-        """Finalises the intercept: the tables in `events` were dropped (or lost partitions, or were emptied) by the
-        event given; the others were not. Writes the entries for the capture of that event, removes the intercepted
-        files of these tables, and moves the rest back."""
+        """Finalises: the tables in `events` were dropped (or lost partitions, or were emptied) by that event, the
+        others not. Writes the entries for the capture of the event, removes these tables' files, and moves the rest
+        back."""
         if not events:
             self.put_back()
             return
@@ -288,8 +287,7 @@ class Intercept:
                 write_intercepted(self.root, event, of_table, uuid.uuid5(uuid.UUID(self.journal.id), table).hex)
 
     def _forget(self) -> None:
-        """Removes the intercept's files, the journal last: while it exists, captures wait and a restart recovers the
-        intercept."""
+        """Removes the intercept's files, the journal last: while it exists, captures wait and a restart recovers it."""
         place = Place(self.place)
         (place / ENTRIES).remove_own()
         (place / JOURNAL).remove_own()
@@ -318,8 +316,7 @@ def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, 
 
 
 def sweep_intercepts(root: str) -> None:
-    """Removes the empty directories that a crash left of intercepts without a journal: not written yet, or removed
-    already."""
+    """Removes the empty directories of intercepts that crashed before the journal existed or after its removal."""
     for name in (Place(root) / DIRECTORY).list():
         place = Place(root) / DIRECTORY / name
         if not (place / JOURNAL).exists():

@@ -1,5 +1,4 @@
-"""The persistent state of an intercept: its journal, and the file entries of the retained files. Values, and their
-files.
+"""The persistent state of an intercept: its journal, and the file entries of the retained files.
 
 `taking/<id>/journal.json` exists from before the first change until nothing remains to be done; `entries.parquet`
 exists once all files are retained. The intercept itself is in `intercept`.
@@ -100,8 +99,7 @@ def write_journal(place: str, journal: Journal) -> None:
 
 
 def read_journal(place: str) -> Journal | None:
-    """Returns the journal; None if there is none: nothing has begun, or all is done. Raises FormatError for a damaged
-    one."""
+    """Returns the journal; None if missing: nothing has begun, or all is done. Raises FormatError for a damaged one."""
     path = Place(place) / JOURNAL
     try:
         journal = msgspec.json.decode(path.read_bytes(), type=Journal)
@@ -148,9 +146,8 @@ def _is_below(place: str, other: str) -> bool:
 
 
 def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
-    """Returns file entries (cmroot.log.FILES, positions null) of all data files of a table or partition. `kept`: by the
-    original path of the file, as normalised by `normal`. `_temporary` and files next to partitions belong to no table.
-    """
+    """Returns file entries (cmroot.log.FILES, positions null) of all data files of a table or partition. `kept`: by
+    original path, normalised by `normal`. `_temporary` and files next to partitions belong to no table."""
     owners = {normal(owner.location): owner for owner in journal.owners}
     above: dict[str, str | None] = {}  # directory -> the location that it belongs to
     columns: dict[str, list[Any]] = {name: [] for name in FILES.names}
@@ -217,8 +214,7 @@ def read_entries(root: str, place: str) -> dict[str, Kept]:
 
 
 # ---- safely ----------------------------------------------------------------------------------------------------------
-# Steps of an intercept: retaining a file before its removal, moving a tree out of reach and back, removing retained
-# files.
+# Steps of an intercept: retaining a file before its removal, moving a tree away and back, removing retained files.
 #
 # Each step removes or moves only files passed as retained; it leaves any others and reports that in its result.
 
@@ -289,9 +285,8 @@ def _state(status: os.stat_result) -> FileState:
 
 
 def move_aside(path: str, entry: str, *, stays: bool) -> bool:
-    """Moves a path out of reach of all users by one rename; with `stays` an empty directory with the same permissions
-    replaces it. Returns False when it cannot be renamed: a mount point, or one inside. A missing path is not an error.
-    """
+    """Moves a path out of reach by one rename; with `stays` an empty directory with the same permissions replaces it.
+    Returns False if it cannot be renamed: a mount point, or one inside. A missing path is not an error."""
     with naming(path):
         try:
             before = os.stat(path)

@@ -72,8 +72,7 @@ def why_no_link(root: str, location: str) -> str:
 
 
 def why_no_copy(root: str) -> str:
-    """Tries to write into the root: a small file is written and removed. Raises NoSpace when it is full, which is
-    transient."""
+    """Tries to write a small file into the root, and removes it. Raises NoSpace when it is full, which is transient."""
     try:
         files = Place(root) / "files"
         if files.local and not os.access(_nearest(files.local), os.W_OK | os.X_OK):
@@ -129,8 +128,7 @@ __all__ = [
 
 
 class Keeper(Protocol):
-    """A keeper that retains the bytes of one file. A value: may be pickled, and used by several threads and processes
-    at once."""
+    """A keeper that retains the bytes of one file. A value: may be pickled, and used by many threads and processes."""
 
     name: ClassVar[str]
 
@@ -177,8 +175,7 @@ class CopyKeeper:
 
 @dataclass(frozen=True)
 class NoKeeper:
-    """A keeper that retains nothing and only computes checksums. Files dropped at the source before they are copied are
-    lost, by choice."""
+    """A keeper that only computes checksums. Files dropped at the source before they are copied are lost, by choice."""
 
     name: ClassVar[str] = "none"
 
@@ -200,14 +197,13 @@ def choose_keeper(
     snapshots: Callable[[str], SnapshotKeeper | str] | None = None,
 ) -> Keeper:
     """Returns the keeper for files like those below `example_location`: a link where one can be created, the store's
-    own versions where the bucket has them, a snapshot where one can be created, else a copy. Everything is tried,
-    nothing assumed.
+    own versions where the bucket has them, a snapshot where possible, else a copy. All are tried, none assumed.
 
     `requested` is auto, link, version, snapshot, native, copy or none. Raises KeepError when the requested keeper is
     unavailable, or when nothing can be retained at all: none is chosen only on request, and so is native, which retains
     only files that the metastore itself drops. `tell` is called with one line that the operator should know about the
     choice; it is not an error. `manager` queries the metastore for its change manager; `snapshots` creates the keeper
-    of a location on HDFS, or returns the reason why there is none.
+    of a location on HDFS, or returns why there is none.
     """
     match requested:
         case "none":

@@ -1,8 +1,6 @@
 """Retaining files when at least one of the two stores is accessed through fsspec: read, hash, copy to a staging file,
-rename to the content name.
-
-Descriptors and links, as used on local filesystems, are replaced by comparing the state that the store reports for the
-source before and after.
+rename. Descriptors and links, as used on local filesystems, are replaced by comparing the state that the store reports
+for the source before and after.
 """
 
 from __future__ import annotations

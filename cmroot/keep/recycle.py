@@ -1,11 +1,10 @@
-"""Recycling: files that the replicator removes itself (purge, retention, expiry, replaced files) are moved into the
-root.
+"""Recycling: files that the replicator removes (purge, retention, expiry, replaced files) are moved into the root.
 
 First they are protected: one rename moves the file, or the entire directory, to `incoming/recycle-<unique>`. A symbolic
 link `recycle-<unique>.origin` next to it, created before the rename, holds the original path (a link, because it is
 created in a single step that a crash cannot split, and it can hold any path). Then they are hashed, then filed. A crash
 leaves the entry in `incoming/`, and `sweep_incoming` finishes it. On HDFS the same is done by renames in `recycling/`
-(see `renamed`); between devices and stores, and where renames are refused, files are copied.
+(see `hdfs_recycling`); between devices and stores, and where renames are refused, files are copied.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class Recycled(msgspec.Struct, frozen=True, gc=False):
 
 Record = Callable[[list[Recycled]], None]
 """Called with the filed files before their last trace is removed, so a crash repeats the call and never skips it: a
-recycled path is reported at least once, by the run itself or by the next sweep. The record must be durable on return.
-"""
+recycled path is reported at least once, by the run or by the next sweep. The record must be durable on return."""
 
 
 def forget(recycled: list[Recycled]) -> None:
@@ -142,8 +140,7 @@ def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bo
 
 
 def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
-    """Finishes the recyclings and removes the incomplete copies that a crash left; call under the lease, before new
-    work.
+    """Finishes the recyclings and removes the incomplete copies left by a crash; under the lease, before new work.
 
     May run twice. The source of a copy still exists. `record`: see Record.
     """
@@ -189,8 +186,7 @@ def is_left(root: str) -> bool:
 
 
 def _protect(root: str, path: str) -> str:
-    """Moves a path out of reach of all users by one rename; records the origin first, so that every entry in
-    `incoming/` has one."""
+    """Moves a path out of reach by one rename; records the origin first, so that no entry in `incoming/` lacks one."""
     entry = fresh_incoming(root, "recycle")
     os.symlink(path, entry + _ORIGIN)
     try:
@@ -291,8 +287,7 @@ def _file_entry(entry: _Entry, origin: str, record: Record) -> list[Recycled]:
 
 
 def files_below(directory: str) -> list[str]:
-    """Returns all files, sorted, including those that listings skip (hidden ones, `_temporary`): removal must not lose
-    them."""
+    """Returns all files, sorted; also those that listings skip (hidden, `_temporary`): removal must not lose them."""
     found, waiting = [], [directory]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
@@ -354,8 +349,7 @@ def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list
 
 
 def _recycle_by_copy(root: str, path: str, record: Record) -> Kept:
-    """Recycles across devices: the copy is read back, it and its name are synced, and only then the source's name is
-    removed."""
+    """Recycles across devices: copies, reads back, syncs the copy and its name, and then removes the source's name."""
     with opened(path) as descriptor:
         kept = file_by_copy(root, descriptor, path)
         final = locate(root, kept.checksum, kept.size)

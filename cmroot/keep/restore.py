@@ -30,8 +30,7 @@ class FileRestored(msgspec.Struct, frozen=True):
 def restore_file(
     root: str, checksum: str, size: int, to: str, *, overwrite: bool = False, version: tuple[str, str] | None = None
 ) -> FileRestored:
-    """Copies one content of a root to a place: hashed while copied and read back, written to a staging file and then
-    renamed.
+    """Copies one content of a root to a place: hashed and read back, written to a staging file and then renamed.
 
     `version`: (path, version id) where the bucket retains the bytes. Raises Exists for a file that exists already
     (unless `overwrite`; on a store without conditional writes a file created concurrently is replaced), KeepError when

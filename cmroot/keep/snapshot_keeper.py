@@ -1,8 +1,7 @@
-"""Snapshot: an HDFS snapshot retains files that are removed later; the replicator only records which snapshot has a
-file.
+"""Snapshot: an HDFS snapshot retains files that are removed later; only the snapshot that has a file is recorded.
 
 A file is in the snapshot in which it was found, and in all later ones until it is removed. So a snapshot may be deleted
-when a later one exists and the files removed between them are not required any more (`cmroot.expire.bucket_versions`).
+when a later one exists and no file removed between them is required any more (`cmroot.expire.bucket_versions`).
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def open_in_snapshot(path: str, version: str) -> BinaryIO:
 
 
 def snapshots_above(location: str) -> str:
-    """Returns the nearest directory, at a location on HDFS or above it, that has snapshots of any user; "" if there is
-    none."""
+    """Returns the nearest directory, at an HDFS location or above it, that has snapshots of any user; "" if none."""
     store, path = split_authority(normal(location))
     return next((f"{store}{each}" for each in upwards(path) if (Place(f"{store}{each}") / DIRECTORY).list()), "")
 
@@ -105,9 +103,8 @@ def _within(directory: str, snapshot: str, path: str) -> str:
 
 
 # ---- snapshot entries ------------------------------------------------------------------------------------------------
-# Snapshots that a root has created on HDFS. Each has an entry `snapshots/<name>` in the root, written before the
-# snapshot is created and removed after it is deleted, so a sweep finds all that a crash leaves. All under the root's
-# lease.
+# Snapshots that a root has created on HDFS. Each has an entry `snapshots/<name>` in the root, written before it is
+# created and removed after it is deleted, so a sweep finds all that a crash leaves. All under the root's lease.
 #
 # A name is `replicator-<id of the root>-<position>-<number>-<hex>`: names of one root sort by creation.
 
@@ -133,8 +130,7 @@ class SnapshotEntry(msgspec.Struct, frozen=True):
 
 
 def make_snapshot(root: str, directory: str, after: int, *, keeps: bool) -> str:
-    """Creates a snapshot of a directory and returns its name. Raises OSError when that fails; its entry then remains
-    until the next sweep."""
+    """Creates a snapshot; returns its name. After an OSError, its entry remains until the next sweep."""
     own = f"{PREFIX}{open_existing(root).id[:8]}-{after:012d}-"
     before = [each.name for each in made_snapshots(root) if each.name.startswith(own)]
     number = int(before[-1].removeprefix(own).partition("-")[0]) + 1 if before else 0
@@ -146,8 +142,7 @@ def make_snapshot(root: str, directory: str, after: int, *, keeps: bool) -> str:
 
 
 def made_snapshots(root: str) -> list[SnapshotEntry]:
-    """Returns all snapshots that may exist, in order of creation. Raises FormatError for an entry that cannot be read.
-    """
+    """Returns all snapshots that may exist, by creation. Raises FormatError for an entry that cannot be read."""
     place = Place(root) / PLACE
     return [_read(place, name) for name in sorted(place.list()) if name.startswith(PREFIX)]
 

@@ -52,8 +52,7 @@ def store_lock(root: str, *, now: Callable[[], float] = time.time) -> Iterator[N
 
 @contextlib.contextmanager
 def removing(root: str, *, now: Callable[[], float] = time.time, patience: timedelta = PATIENCE) -> Iterator[None]:
-    """Excludes filing during one batch of removals; call under the lease. Raises Filing when files are filed for longer
-    than `patience`."""
+    """Excludes filing during one batch of removals; under the lease. Raises Filing after waiting for `patience`."""
     deadline = time.monotonic() + patience.total_seconds()
     if Place(root).local:
         with _exclusive(root, deadline):
@@ -105,8 +104,7 @@ def _exclusive(root: str, deadline: float) -> Iterator[None]:
 
 
 def _try(root: str, lock: int) -> bool:
-    """Locks only when no other process waits: the kernel gives a freed lock to the first to request it, which would be
-    us."""
+    """Locks only when no process waits: the kernel gives a freed lock to the first to request it, which would be us."""
     waiting = _open(root, _WAITING)
     try:
         fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)

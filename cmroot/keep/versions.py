@@ -1,8 +1,7 @@
-"""Versions: a bucket with versioning (S3, GCS) retains objects that are overwritten or deleted; the replicator only
-records their versions.
+"""Versions: a bucket with versioning (S3, GCS) retains overwritten and deleted objects; only versions are recorded.
 
 Checks whether a bucket does so, reads an object at a version, and provides the keeper that copies nothing. Versions are
-read by ranged requests of the ordinary filesystem: a `version_aware` one would also request versions in every listing.
+read by ranged requests of the ordinary filesystem: a `version_aware` one would also list versions everywhere.
 """
 
 from __future__ import annotations
@@ -113,9 +112,8 @@ class OldVersion(NamedTuple):
 
 
 def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
-    """Yields the versions at and below a place that are not current or whose object is deleted; with `named` only those
-    at the place. One request per thousand. Yields none without versioning or permission to list
-    (`why_versions_unseen`)."""
+    """Yields the versions at and below a place that are not current or whose object is deleted; with `named` only at
+    it. One request per thousand. Yields none without versioning or the right to list (`why_versions_unseen`)."""
     if not keeps_versions(place):
         return
     bucket, _, key = remote_store(place).key(place).rstrip("/").partition("/")
@@ -148,8 +146,7 @@ def old_versions(place: str, *, named: bool = False) -> Iterator[OldVersion]:
 
 
 def drop_versions(versions: Sequence[OldVersion]) -> None:
-    """Removes versions of one bucket permanently; missing ones are not an error. Raises NotWritable when one may not be
-    removed."""
+    """Removes versions of one bucket permanently; missing ones are no error. Raises NotWritable when one is refused."""
     if not versions:
         return
     place = versions[0].path
@@ -182,8 +179,7 @@ def _drop_generation(old: OldVersion) -> None:
 
 
 def why_versions_unseen(location: str) -> str:
-    """Returns why the versions in the bucket of a location cannot be listed; "" if they can be, or if it has no
-    versioning."""
+    """Returns why the versions in the bucket of a location cannot be listed; "" if they can be, or there are none."""
     if scheme(location) in GCS:
         try:
             with naming(location):
@@ -212,8 +208,7 @@ def why_versions_unseen(location: str) -> str:
 
 
 def version_size(path: str, version: str) -> int:
-    """Returns the bytes of an object at a version. Raises FileNotFoundError when the version does not exist (any more).
-    """
+    """Returns the bytes of an object at a version. Raises FileNotFoundError when the version is missing."""
     if is_native(version):
         return native_size(path, version)
     if is_in_snapshot(version):

@@ -1,7 +1,7 @@
-"""The captured log: which segments there are, and how the next is written; one after the other, immutable.
+"""The captured log: its segments, and writing the next one; consecutive and immutable.
 
-A segment is `log/<first>-<last>/`; what is in it, and reading it, is in `segment`. It is written in
-`log/<first>-writing/` and renamed when done. One that was merged out of others (see `compact`) counts in their place.
+A segment is `log/<first>-<last>/`; its content, and reading it, is in `segment`. It is written in
+`log/<first>-writing/` and renamed when finished. A segment merged from others (see `compact`) replaces them.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ __all__ = [
 
 RECORDS_PART = 256 * 1024 * 1024
 FILES_PART = 4 * 1024 * 1024
-"""A new part is begun after this many bytes of lines before compression, or this many rows of file entries."""
+"""A new part begins after this many bytes of lines before compression, or this many rows of file entries."""
 
 COVERED_MARGIN = timedelta(hours=1)
-"""How long merged segments stay beside the one they went into: readers that listed them before are running."""
+"""How long merged segments remain next to their replacement: readers that listed them before may be running."""
 
 
 def segments(root: str) -> list[Segment]:
-    """The finished segments in order, each beginning where the one before ended; else FormatError. Those that were
-    merged into another are left out."""
+    """Returns the finished segments in order, without those merged into another. Raises FormatError unless each begins
+    where the one before ended."""
     found, _ = finished(root)
     for before, after in pairwise(found):
         if after.first != before.last + 1:
@@ -84,7 +84,7 @@ def segments(root: str) -> list[Segment]:
 
 
 def finished(root: str) -> tuple[list[Segment], list[tuple[Segment, Segment]]]:
-    """Finished segments by first position, not compared with each other, and (merged away, into which)."""
+    """Returns the finished segments by first position, unchecked, and pairs (merged segment, its replacement)."""
     found: list[Segment] = []
     covered: list[tuple[Segment, Segment]] = []
     for segment in sorted(_marked(root), key=lambda segment: (segment.first, -segment.last)):
@@ -96,12 +96,12 @@ def finished(root: str) -> tuple[list[Segment], list[tuple[Segment, Segment]]]:
 
 
 def _marked(root: str) -> Iterator[Segment]:
-    """Every segment with a marker; without one it is unfinished, and swept by the next writer."""
+    """Yields every segment with a marker; one without is unfinished, and removed by the next writer."""
     log = Place(root) / "log"
     if log.local:
         names = [name for name in log.list() if SEGMENT_NAME.fullmatch(name)]
         names = [name for name in names if (log / name / MARKER).exists()]
-    else:  # one listing of all instead of a request for each segment
+    else:  # one listing of everything instead of a request for each segment
         below = (name.rpartition("/") for name in log.find())
         names = [above for above, _, name in below if name == MARKER]
     for name in names:
@@ -110,13 +110,13 @@ def _marked(root: str) -> Iterator[Segment]:
 
 
 def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], float] = time.time) -> list[str]:
-    """Remove unfinished segments, which no reader has ever seen, and those that were merged into another more than an
-    hour ago; under the lease, which is asked again before each removal. Returns their names.
+    """Removes unfinished segments, which were never visible to readers, and those merged into another more than an hour
+    ago. Call under the lease, which is checked again before each removal. Returns their names.
 
-    One without a marker whose positions lie before the log's end and in no other segment was finished once: it stays,
-    and `segments` names the gap, until its marker is restored."""
+    A segment without a marker whose positions precede the log's end and are in no other segment was finished once: it
+    is retained, and `segments` reports the gap, until its marker is restored."""
     log = Place(root) / "log"
-    names = log.list()  # before it is known which are finished: what others finish later is not among them
+    names = log.list()  # before the finished ones are read: segments finished by others later are not among them
     found, covered = finished(root)
     staying = {segment.place for segment in found}
     for segment, by in covered:
@@ -124,7 +124,7 @@ def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], floa
             staying.add(segment.place)
         else:
             _ask(lease)
-            (Place(segment.place) / MARKER).remove_own()  # first: from here on it is not a damaged segment but none
+            (Place(segment.place) / MARKER).remove_own()  # first: now it is unfinished, not damaged
     swept = []
     for name in names:
         if str(log / name) not in staying and not _is_lost(name, found):
@@ -140,7 +140,7 @@ def _ask(lease: Lease | None) -> None:
 
 
 def _is_lost(name: str, found: list[Segment]) -> bool:
-    """Whether a directory without a marker has the place of positions that the finished segments lack."""
+    """Returns True if a directory without a marker has positions that are missing from the finished segments."""
     match = SEGMENT_NAME.fullmatch(name)
     if not match or not found:
         return False
@@ -152,7 +152,7 @@ def _is_lost(name: str, found: list[Segment]) -> bool:
 
 
 class SegmentWriter:
-    """Writes the next segment, under the lease. Nothing of it is visible before `finish` returns; memory stays flat.
+    """A writer of the next segment, under the lease. Nothing is visible before `finish` returns; memory is constant.
 
     Records are appended in order of position. As a `with` block: an error aborts.
     """
@@ -160,8 +160,8 @@ class SegmentWriter:
     def __init__(
         self, root: str, first_position: int, *, over: Sequence[Segment] = (), lease: Lease | None = None
     ) -> None:
-        """`over`: adjacent finished segments that this one takes the place of; see `finish_merged`. `lease`: the
-        writer's; with it nothing is published after the lease was lost, and LeaseHeld is raised."""
+        """`over`: adjacent finished segments that this one replaces; see `finish_merged`. `lease`: the writer's; if
+        given, nothing is published after it was lost, and LeaseHeld is raised."""
         before = segments(root)
         if not over and before and before[-1].last + 1 != first_position:
             raise FormatError(
@@ -172,7 +172,7 @@ class SegmentWriter:
         self._over = over
         self._first = first_position
         self._lease = lease
-        # On object stores two writers may be running for a while, of whom one has lost the lease: names of their own.
+        # On object stores two writers may be running for a while, one of which has lost the lease: use distinct names.
         self._own = f"-{lease.epoch}" if lease is not None and not Place(root).local else ""
         self._place = Place(root) / "log" / f"{first_position:020d}-writing{self._own}"
         self._place.remove_own_tree()
@@ -186,7 +186,7 @@ class SegmentWriter:
         self._done = False
 
     def append_record(self, line: bytes) -> None:
-        """One JSON record with a key `position`, no line end in it."""
+        """Appends one JSON record with a key `position`; it must contain no line end."""
         if self._records is None:
             self._records = self._writer.lines(f"records-{self._records_parts:05d}{self._own}.jsonl.gz")
             self._records_parts += 1
@@ -197,7 +197,7 @@ class SegmentWriter:
             self._records, self._records_bytes = None, 0
 
     def append_files(self, table: Any) -> None:
-        """File entries: an Arrow table with columns of FILES; those left out are null."""
+        """Appends file entries: an Arrow table with columns of FILES; missing columns are null."""
         if self._files is None:
             self._files = self._writer.parquet(self._next_files(), FILES, DICTIONARY)
         self._files.write(table)
@@ -210,18 +210,18 @@ class SegmentWriter:
         return f"files-{self._files_parts - 1:05d}{self._own}.parquet"
 
     def finish(self, last_position: int, **metadata: Any) -> Segment:
-        """Publish: parts durable, kept bytes durable, marker, then the name that readers look for."""
+        """Publishes the segment: parts durable, retained bytes durable, marker, then the name that readers look for."""
         if last_position < self._first:
             raise FormatError(f"{self._place}: ends at {last_position}, before it begins", hint="report this as a bug")
         self._close_parts()
         if self._place.local:
-            self._place.sync()  # links in files/ that these records name
+            self._place.sync()  # links in files/ that these records refer to
         return self._finish(last_position, {"about": metadata}, lambda: None)
 
     def finish_merged(self, merged_at: int, before_publishing: Callable[[], None]) -> Segment:
-        """Publish in place of the segments `over`, read back. From here on readers prefer it to those.
+        """Publishes in place of the segments `over`, after reading back. From then on readers prefer it to those.
 
-        `merged_at`: now, in seconds since the epoch. Raises FormatError when it has not all of their rows."""
+        `merged_at`: now, in seconds since the epoch. Raises FormatError when rows are missing."""
         self._close_parts()
         wanted = (sum(each.record_count for each in self._over), sum(each.file_count for each in self._over))
         found = {kind: sum(part.rows for part in self._writer.parts if part.kind == kind) for kind in (LINES, PARQUET)}
@@ -251,8 +251,8 @@ class SegmentWriter:
         return Segment(str(final), self._first, last)
 
     def _publish(self, final: Place) -> None:
-        """Locally one rename. On object stores part by part, the marker last, as nothing counts without it: under a
-        lease by the one write that is refused once the lease was taken over."""
+        """Publishes by one rename on a local root. On object stores part by part, the marker last, because parts
+        without one are ignored; under a lease, by the write that is refused after a take-over."""
         _ask(self._lease)
         if final.local:
             with naming(final.local):
@@ -260,7 +260,7 @@ class SegmentWriter:
                 sync_directory(final.parent.local)
             return
         if self._lease is None:
-            final.remove_own_tree()  # part of an attempt that a crash ended here
+            final.remove_own_tree()  # part of an attempt that ended here in a crash
         for part in self._writer.parts:
             (self._place / part.name).move(final / part.name)
         if self._lease is None:
@@ -271,7 +271,7 @@ class SegmentWriter:
         self._place.remove_own_tree()
 
     def abort(self) -> None:
-        """Leave nothing; safe to run twice, and after `finish` does nothing."""
+        """Removes everything written. May run twice; does nothing after `finish`."""
         if self._done:
             return
         for part in (self._records, self._files):
@@ -291,28 +291,28 @@ class SegmentWriter:
 
 
 # ---- compact ---------------------------------------------------------------------------------------------------------
-# Compaction: runs of small segments of the captured log become one each, and say the same.
+# Compaction: merges runs of small segments of the captured log into one each, with the same content.
 #
-# A warehouse that is captured every ten seconds has thousands of segments a day. Merging keeps each record, file entry
-# and position, in order, and what each capture said of itself. The merged segment is written to a staging file and
-# published by one rename; from then on readers prefer it, and those it covers go with a later sweep
+# A warehouse that is captured every ten seconds has thousands of segments a day. Merging retains each record, file
+# entry and position, in order, and the metadata of each capture. The merged segment is written to a staging file and
+# published by one rename; from then on readers prefer it, and the segments it covers are removed by a later sweep
 # (`cmroot.log.captured.sweep_log`).
 
 
 LINES_BYTES = RECORDS_PART // 8
-"""Compressed bytes of records that a merged segment aims at: records shrink to about an eighth."""
+"""The target size of a merged segment, in compressed bytes of records: records shrink to about an eighth."""
 
 CAPTURES = 10_000
-"""Captures in one merged segment at most: its marker lists them, and every reader reads the marker."""
+"""The maximum number of captures in one merged segment: its marker lists them, and every reader reads the marker."""
 
 FAN = 4
-"""A segment more than this many times as heavy as all that follow it in its run is not written again for them. So each
-record is rewritten a few times in its life, not with every compaction."""
+"""A segment more than this many times as heavy as all that follow it in its run is not rewritten for them. So each
+record is rewritten a few times in total, not with every compaction."""
 
 
 @dataclass(frozen=True)
 class MergeGroup:
-    """Adjacent segments that become one."""
+    """Adjacent segments that are merged into one."""
 
     segments: tuple[Segment, ...]
 
@@ -327,8 +327,8 @@ class MergeGroup:
 
 @dataclass
 class Compacted:
-    """What a compaction did: finished segments before and after, and what went into merged ones. `bytes_before` and
-    `bytes_after` are those of the merged segments' parts; the old ones are removed an hour later."""
+    """The result of a compaction: finished segments before and after, and the content of the merged ones.
+    `bytes_before` and `bytes_after` are those of the merged segments' parts; old segments are removed an hour later."""
 
     status: str
     root: str
@@ -345,7 +345,7 @@ class Compacted:
 
 
 def plan_compaction(log: Sequence[Segment]) -> list[MergeGroup]:
-    """Which segments of a log (in order, without gap) become one, each run up to the size of a segment's parts."""
+    """Returns the groups of segments to merge, each up to the size of a segment's parts. `log`: in order, no gaps."""
     runs: list[MergeGroup] = []
     run: list[tuple[float, Segment]] = []
     for segment in log:
@@ -358,7 +358,7 @@ def plan_compaction(log: Sequence[Segment]) -> list[MergeGroup]:
 
 
 def _weight(segment: Segment) -> float:
-    """How much of a full segment this one is; 1 and more stays alone."""
+    """Returns the size of a segment as a fraction of a full one; from 1 on it is not merged."""
     size = sum(part.size for part in segment.parts if part.kind == LINES)
     return max(size / LINES_BYTES, segment.file_count / FILES_PART, len(segment.captures) / CAPTURES)
 
@@ -374,18 +374,18 @@ def _worth_it(run: Sequence[tuple[float, Segment]]) -> list[MergeGroup]:
 def compact(
     root: str, *, clock: Callable[[], float] = time.time, take_lease: Callable[[str, str], Lease] = acquire
 ) -> Compacted:
-    """Merge what `plan_compaction` says. May run beside captures, dumps and readers, and again after a crash.
+    """Merges the groups of `plan_compaction`. May run during captures, dumps and reads, and again after a crash.
 
-    The lease is held for one run of segments at a time: a capture waits seconds, not minutes. Raises LeaseHeld when
-    another run has it, FormatError naming a damaged segment; what was merged until then stays merged."""
+    The lease is held for one group of segments at a time: a capture waits seconds, not minutes. Raises LeaseHeld when
+    another run holds it, FormatError naming a damaged segment; groups merged before that remain merged."""
     began = time.monotonic()
     with take_lease(root, "compact") as lease:
-        swept = sweep_log(root, lease, clock=clock)  # also what a killed compaction left where the next one publishes
+        swept = sweep_log(root, lease, clock=clock)  # also files of a killed compaction
     log = segments(root)
     report = Compacted("compacted", root, segments_before=len(log), swept=swept)
     for run in plan_compaction(log):
         with take_lease(root, "compact") as lease:
-            if not set(run.segments) <= set(segments(root)):  # another compaction has been here
+            if not set(run.segments) <= set(segments(root)):  # another compaction has changed the log
                 continue
             _add(report, run, merge(root, run, lease, clock=clock))
     report.segments_after = len(segments(root))
@@ -394,8 +394,8 @@ def compact(
 
 
 def merge(root: str, run: MergeGroup, lease: Lease, *, clock: Callable[[], float] = time.time) -> Segment:
-    """Write the one segment of a run, read it back, publish it. Streams; needs the lease. Raises FormatError when one
-    of the run is damaged, and leaves all as it was."""
+    """Writes the merged segment of a group, reads it back, publishes it. Streams; requires the lease. Raises
+    FormatError when a segment of the group is damaged, and leaves everything unchanged."""
     for segment in run.segments:
         segment.verify()
     with SegmentWriter(root, run.first, over=run.segments, lease=lease) as writer:

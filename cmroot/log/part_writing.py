@@ -1,4 +1,4 @@
-"""Writing parts: gzip lines and Parquet files, hashed on the way, each published whole; then the marker."""
+"""Writing parts: gzip lines and Parquet files, hashed while written, each published atomically; then the marker."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 
 AT_ONCE = 16
-"""Parts that are published at one time: each is an upload, or on HDFS an end of half a second."""
+"""The number of parts that are published concurrently: each is an upload, or on HDFS a close of half a second."""
 
 
 class _HashingSink:
-    """A file open for writing that hashes and counts what passes; what pyarrow needs of a file object."""
+    """A file open for writing that hashes and counts its bytes; implements what pyarrow requires of a file object."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -47,7 +47,7 @@ class _HashingSink:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        if self.discarding:  # pyarrow writes a footer even when its writer is thrown away
+        if self.discarding:  # pyarrow writes a footer even when its writer is discarded
             return len(view)
         self._digest.update(view)
         self._file.write(view)
@@ -95,15 +95,15 @@ class _PartWriter(ABC):
 
     @property
     def size(self) -> int:
-        """Bytes that have gone to the file so far; what is still in buffers not counted."""
+        """Returns the bytes written to the file so far, without buffered ones."""
         return self._sink.size
 
     @abstractmethod
     def _complete(self) -> None:
-        """Write what is still in buffers, and the format's own end."""
+        """Writes the buffered data, and the end of the format."""
 
     def close(self) -> Part:
-        """Publish; safe to run twice."""
+        """Publishes the part. May run twice."""
         if self.part is None:
             self._owner.parts.append(self._published())
         assert self.part is not None
@@ -122,7 +122,7 @@ class _PartWriter(ABC):
         return self.part
 
     def abort(self) -> None:
-        """Leave nothing; safe to run twice, and after close does nothing."""
+        """Removes everything written. May run twice; does nothing after close."""
         if self.part is None:
             self._sink.discarding = True
             with contextlib.suppress(_Aborted):
@@ -145,8 +145,8 @@ class _Aborted(Exception):
 
 
 def close_together(writers: Sequence[_PartWriter]) -> None:
-    """Publish parts of one place, side by side where a store takes long to end a file. The first error is raised when
-    all have ended."""
+    """Publishes parts of one place, concurrently where a store takes long to close a file. The first error is raised
+    when all have ended."""
     waiting = [each for each in writers if each.part is None]
     if not waiting or waiting[0].store.at_once == 1:
         for each in waiting:
@@ -191,7 +191,7 @@ class LinesWriter(_PartWriter):
 
 
 class ParquetWriter(_PartWriter):
-    """Tables of one schema, zstd, in row groups of `row_group` rows whatever the size of the tables given."""
+    """Tables of one schema, zstd, in row groups of `row_group` rows regardless of the size of the tables written."""
 
     kind = PARQUET
 
@@ -213,7 +213,7 @@ class ParquetWriter(_PartWriter):
         self._waiting_rows = 0
 
     def write(self, table: Any) -> None:
-        """Append a table with the columns of the schema; columns it lacks are null, their order does not matter."""
+        """Appends a table with columns of the schema, in any order; missing columns are null."""
         self._waiting.append(conform(table, self._schema))
         self._waiting_rows += table.num_rows
         self.rows += table.num_rows
@@ -231,7 +231,7 @@ class ParquetWriter(_PartWriter):
 
 
 class PartsWriter:
-    """Writes parts below a place, then the marker. Parts may be written side by side; names may have directories."""
+    """A writer of parts below a place, then of the marker. Parts may be concurrent; names may have directories."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -243,11 +243,11 @@ class PartsWriter:
     def parquet(
         self, name: str, schema: Any, dictionary: Sequence[str] | bool = True, row_group: int = ROW_GROUP
     ) -> ParquetWriter:
-        """`row_group`: smaller where many parts are written side by side, as each holds one in memory."""
+        """`row_group`: smaller where many parts are written concurrently, because each holds one in memory."""
         return ParquetWriter(self, name, schema, dictionary, row_group)
 
     def finish(self, marker_name: str, metadata: dict[str, Any], *, format: str = "parts", version: int = 1) -> Marker:
-        """Write the marker, after everything it names is durable. This is the last write of the directory."""
+        """Writes the marker, after everything it lists is durable. This is the last write to the directory."""
         marker = Marker(format, version, sorted(self.parts, key=lambda part: part.name), metadata)
         if self.parts:
             Place(self.place).sync()

@@ -1,8 +1,8 @@
 """References to contents: the file entries of the captured log, read as references with a beginning and an end.
 
-Every entry of op `add` with a checksum begins one, every `release` ends one (docs/decisions/0005). They are read on an
-engine and brought together by the first two digits of their checksum; what follows from them is decided in
-`retention` and shown by whoever lists what is kept.
+Every entry of op `add` with a checksum begins a reference, every `release` ends one (docs/decisions/0005). They are
+read on an engine and grouped by the first two digits of their checksum; `retention` decides on them, and listings show
+them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from cmroot.store.listing import estimate, prefixes
 from cmroot.store.place import Place
 
 # ---- intercepted -----------------------------------------------------------------------------------------------------
-# Files that were taken into the root before an event was written: by whom deletes first and lets the event follow.
+# Files that were moved into the root before an event was written, by a caller that deletes before the event exists.
 #
-# `taken/<event>-<unique>.parquet` holds their file entries (cmroot.log.FILES, positions null) until a capture has
-# read the event and recorded them. `taking/<id>/journal.json` says that an intercept is under way whose outcome is not
-# known yet; its key `before_event` is the newest event from before it. Nothing here takes or files bytes.
+# `taken/<event>-<unique>.parquet` contains their file entries (cmroot.log.FILES, positions null) until a capture has
+# read the event and recorded them. `taking/<id>/journal.json` marks an intercept in progress whose outcome is unknown;
+# its key `before_event` is the newest event from before it. Nothing here intercepts or files bytes.
 
 
 _NAME = re.compile(r"(\d{20})-[0-9a-f]{32}\.parquet")
@@ -39,13 +39,13 @@ JOURNAL = "journal.json"
 
 @dataclass(frozen=True)
 class Intercepted:
-    """What was taken before an event: its id, and the file that holds the entries."""
+    """Files intercepted before an event: the event id, and the file that holds the entries."""
 
     event: int
     place: str
 
     def rows(self) -> pa.Table:
-        """The entries. FormatError when the file is damaged."""
+        """Returns the entries. Raises FormatError when the file is damaged."""
         try:
             with Place(self.place).open_read() as file:
                 rows = conform(pq.read_table(file), FILES)
@@ -58,9 +58,9 @@ class Intercepted:
 
 
 def write_intercepted(root: str, event: int, rows: pa.Table, unique: str | None = None) -> Intercepted:
-    """Leave entries for the capture that reads an event; durable when it returns. The bytes must be kept by then.
+    """Writes entries for the capture that reads an event; durable when it returns. The bytes must be retained before.
 
-    `unique`: 32 hex digits of the caller's; writing again with the same ones replaces what was written."""
+    `unique`: 32 hex digits chosen by the caller; writing again with the same digits replaces the earlier entries."""
     place = Place(root) / "taken" / f"{event:020d}-{unique or uuid.uuid4().hex}.parquet"
     with place.open_write() as file:
         pq.write_table(conform(rows, FILES), file, compression="zstd")
@@ -68,14 +68,14 @@ def write_intercepted(root: str, event: int, rows: pa.Table, unique: str | None 
 
 
 def read_intercepted(root: str, until: int) -> list[Intercepted]:
-    """Everything that was taken before events up to and with `until`, in their order."""
+    """Returns all intercepted files of events up to and including `until`, in the order of events."""
     directory = Place(root) / "taken"
     found = [(int(match[1]), name) for name in directory.list() if (match := _NAME.fullmatch(name))]
     return [Intercepted(event, str(directory / name)) for event, name in found if event <= until]
 
 
 def remove_intercepted(taken: Intercepted) -> None:
-    """After the segment that records it was published. Safe to run twice."""
+    """Removes the entries; call after the segment that records them was published. May run twice."""
     Place(taken.place).remove_own()
 
 
@@ -90,13 +90,13 @@ class _Journal(msgspec.Struct, frozen=True):
 
 
 def undecided_since(root: str) -> int | None:
-    """The newest event from before the oldest taking that is under way; None when there is none. Events after it may
-    be about files whose entries are yet to come."""
+    """Returns the newest event from before the oldest intercept in progress; None when there is none. Later events may
+    be about files whose entries are not written yet."""
     return min((journal.before_event for journal in _journals(root)), default=None)
 
 
 def under_way(root: str) -> set[tuple[str, str]]:
-    """(database, table) of what is being taken: its directories may be out of sight, and may come back."""
+    """Returns (database, table) of the intercepts in progress: their directories may be hidden, and may come back."""
     return {(journal.db, source.table) for journal in _journals(root) for source in journal.sources}
 
 
@@ -107,7 +107,7 @@ def _journals(root: str) -> Iterator[_Journal]:
         try:
             yield msgspec.json.decode(journal.read_bytes(), type=_Journal)
         except FileNotFoundError:
-            continue  # decided this moment
+            continue  # decided concurrently
         except UNREADABLE as error:
             raise FormatError(
                 f"{journal}: {error}", hint="start the gateway on this root once: it puts it right"
@@ -122,7 +122,7 @@ KEY = "prefix"
 REFERENCES = pa.schema(
     [
         (KEY, pa.string()),  # first two digits of the checksum
-        ("checksum", pa.string()),  # null: the row is there only so that its prefix is
+        ("checksum", pa.string()),  # null: the row exists only so that its prefix does
         ("size", pa.int64()),
         ("adds", pa.int64()),  # how many references the row begins
         ("releases", pa.int64()),  # how many it ends
@@ -133,13 +133,13 @@ REFERENCES = pa.schema(
 """Equal references are counted, not repeated."""
 
 GROUPS_OF_ROWS = 16
-"""Row groups (of 65,536 entries) that one task reads."""
+"""The number of row groups (of 65,536 entries) that one task reads."""
 
 Source = TypeVar("Source")
 
 
 class Grouping(Protocol):
-    """What is asked of an engine: bring rows together by a key and decide over each group; see docs/design.md."""
+    """What an engine must provide: grouping rows by a key and deciding over each group; see docs/design.md."""
 
     def group(
         self,
@@ -156,8 +156,8 @@ class Grouping(Protocol):
 
 @dataclass(frozen=True)
 class FileRows:
-    """A stretch of a Parquet file of file entries: row groups `first` to `last`, without `last`. `pending`: rows of a
-    taking that no capture has recorded yet; each is a reference without an end, whatever its op."""
+    """A range of a Parquet file of file entries: row groups `first` to `last`, excluding `last`. `pending`: rows of an
+    intercept that no capture has recorded yet; each is a reference without an end, whatever its op."""
 
     place: str
     first: int
@@ -167,14 +167,14 @@ class FileRows:
 
 @dataclass(frozen=True)
 class Listable:
-    """A row for each prefix that has a directory, so that it has a group also where nothing refers to anything."""
+    """One row for each prefix that has a directory, so that it has a group even without any references."""
 
     prefixes: tuple[str, ...]
 
 
 def sources(root: str, log: list[Segment]) -> list[FileRows | Listable]:
-    """Everything to read for a root. FormatError when the log's beginning is missing: then what is live is not
-    known, and nothing may go."""
+    """Returns everything to read for a root. Raises FormatError when the log's beginning is missing: the live files are
+    then unknown, and nothing may be removed."""
     if log and log[0].first > 1:
         raise FormatError(
             f"{log[0].place}: the log begins at position {log[0].first}, so what was there before is not known",
@@ -197,12 +197,12 @@ _ALL_EVENTS = (1 << 63) - 1
 
 
 def work(root: str) -> int:
-    """About how many rows and entries an expiry or a listing has to look at: to choose an engine by."""
+    """Returns the approximate number of rows and entries of an expiry or a listing, for choosing an engine."""
     return max(sum(segment.file_count for segment in segments(root)), estimate(root))
 
 
 def read_references(source: FileRows | Listable) -> Iterator[pa.RecordBatch]:
-    """Batches of REFERENCES. Superseded when the part is gone: it was merged into another."""
+    """Yields batches of REFERENCES. Raises Superseded when the part is missing: it was merged into another."""
     if isinstance(source, Listable):
         yield from conform(pa.table({KEY: pa.array(source.prefixes, pa.string())}), REFERENCES).to_batches()
         return
@@ -211,7 +211,7 @@ def read_references(source: FileRows | Listable) -> Iterator[pa.RecordBatch]:
 
 
 def count_references(entries: pa.Table, *, pending: bool = False) -> pa.Table:
-    """REFERENCES of file entries: adds and releases of known bytes, equal ones counted."""
+    """Returns REFERENCES of file entries: adds and releases of known bytes, equal ones counted."""
     known = pc.and_(pc.is_valid(entries["checksum"]), pc.is_valid(entries["size"]))
     if not pending:
         known = pc.and_(known, pc.is_in(entries["op"], pa.array([ADD, RELEASE])))
@@ -244,9 +244,7 @@ def _entries(source: FileRows) -> Iterator[pa.Table]:
     try:
         with Place(source.place).open_read() as file, reading(source.place):
             parquet = pq.ParquetFile(file)
-            there = [
-                name for name in columns if name in parquet.schema_arrow.names
-            ]  # `since` is younger than the others
+            there = [name for name in columns if name in parquet.schema_arrow.names]  # older files have no `since`
             for number in range(source.first, source.last):
                 rows = parquet.read_row_group(number, columns=there)
                 if "since" not in there:
@@ -266,7 +264,7 @@ def _row_groups(place: str) -> int:
 
 
 def _named(aggregated: pa.Table) -> pa.Table:
-    """Without the suffixes that an aggregation gives."""
+    """Removes the suffixes that an aggregation adds to column names."""
     return aggregated.rename_columns(
         [name.removesuffix("_sum").removesuffix("_min").removesuffix("_max") for name in aggregated.column_names]
     )

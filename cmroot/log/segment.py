@@ -1,8 +1,7 @@
-"""A segment of the captured log, read: `log/<first>-<last>/`, positions in 20 digits.
+"""Reading a segment of the captured log: `log/<first>-<last>/`, positions in 20 digits.
 
-Gzip JSON lines (`records-<n>.jsonl.gz`), Parquet file entries (`files-<n>.parquet`) and the marker `_segment.json`.
-What a record says is not looked at here, but for its key `position`. Which segments there are, and how one is written,
-is in `log`.
+Gzip JSON lines (`records-<n>.jsonl.gz`), Parquet file entries (`files-<n>.parquet`) and the marker `_segment.json`. The
+content of a record is not interpreted here, except its key `position`. Listing and writing segments is in `captured`.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ from cmroot.store.checksum import checksum_stream
 from cmroot.store.place import Place, join, name_of
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
-# A directory of parts with a marker written last: what log segments and dumps are made of. Works on any store.
+# A directory of parts with a marker written last: the format of log segments and dumps. Works on any store.
 #
-# A part is a gzip file of lines, or a Parquet file; each is published whole, with its rows, size and checksum. The
-# marker is a JSON file that lists them. Without the marker the directory says nothing, and whoever owns it may remove
-# it.
+# A part is a gzip file of lines, or a Parquet file; each is published atomically, with its rows, size and checksum. The
+# marker is a JSON file that lists them. Without the marker the directory is ignored, and its owner may remove it.
 
 
 LINES = "lines"
 PARQUET = "parquet"
 
 ROW_GROUP = 64 * 1024
-"""Rows of one Parquet row group: what a reader must hold at once, and what a Spark task can take."""
+"""Rows of one Parquet row group: what a reader must hold at once, and the unit of work of a Spark task."""
 
 CHUNK = 256 * 1024
 
@@ -52,7 +50,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What a marker says. `format` and `version` name the kind of directory; `metadata` is its owner's."""
+    """The content of a marker. `format` and `version` name the kind of directory; `metadata` is its owner's."""
 
     format: str
     version: int
@@ -66,7 +64,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 def conform(table: Any, schema: Any) -> Any:
-    """A table with exactly the columns of a schema: missing ones null, others refused. Raises FormatError."""
+    """Returns a table with exactly the columns of a schema: missing ones null, others refused. Raises FormatError."""
     if table.schema.equals(schema):
         return table
     unknown = set(table.column_names) - set(schema.names)
@@ -86,7 +84,7 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def read_marker(path: str, format: str, version: int) -> Marker:
-    """The marker at a path. Raises FormatError when missing, damaged, or of another format or version."""
+    """Returns the marker at a path. Raises FormatError when it is missing, damaged, or of another format or version."""
     try:
         data = Place(path).read_bytes()
     except FileNotFoundError as error:
@@ -108,7 +106,7 @@ def read_marker(path: str, format: str, version: int) -> Marker:
 
 
 def _check_parts(parts: list[Part], path: str) -> None:
-    """A part lies below its directory, once. Raises FormatError."""
+    """Checks that each part is below its directory and listed once. Raises FormatError."""
     check_below(path, "the name of a part", (part.name for part in parts))
     seen = set()
     for part in parts:
@@ -128,18 +126,18 @@ def damaged(path: str, what: str) -> FormatError:
 
 
 LINE_BYTES = 256 << 20
-"""The longest line. A record is about as long as its event's message, and Hive takes no call above 100 MB
-(hive.metastore.server.max.message.size), of which a message of JSON makes up to twice as much. A gzip file of a few
-hundred KB can hold a line that would fill the memory."""
+"""The longest valid line, in bytes. A record is about as long as its event's message, and Hive accepts no call above
+100 MB (hive.metastore.server.max.message.size), from which a JSON message becomes up to twice as long. A gzip file of a
+few hundred KB can hold a line that would exhaust the memory."""
 
 
 class PartsReader:
-    """Reads a finished directory. Raises FormatError when the marker is missing, damaged or of an unknown version."""
+    """A reader of a finished directory. Raises FormatError if the marker is missing, damaged or of another version."""
 
     def __init__(self, place: str, marker_name: str, *, format: str = "parts", version: int = 1) -> None:
         self.place = place
         self.marker = read_marker(join(place, marker_name), format, version)
-        self._whole: set[str] = set()  # names of parts that were compared with their checksums
+        self._whole: set[str] = set()  # names of parts whose checksums were verified
 
     @property
     def parts(self) -> list[Part]:
@@ -153,7 +151,7 @@ class PartsReader:
         return join(self.place, name)
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """The lines of a part, without line ends; in flat memory. FormatError when it is damaged or ends early."""
+        """Yields the lines of a part, without line ends, in constant memory. Raises FormatError if it is damaged."""
         path = self.path(name)
         rows = next((part.rows for part in self.parts if part.name == name), None)
         with self._open(name) as file, reading(path):
@@ -165,8 +163,8 @@ class PartsReader:
                 raise damaged(path, f"has {number} lines, the marker says {rows}")
 
     def batches(self, name: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """The row groups of a Parquet part as record batches, one at a time. The part is compared with its checksum
-        first, as Parquet would not tell that bytes of a path, a size or a checksum are others."""
+        """Yields the row groups of a Parquet part as record batches, one at a time. Verifies the part's checksum first,
+        because Parquet would not detect changed bytes of a path, a size or a checksum."""
         self._check(name)
         with self._open(name) as file, reading(self.path(name)):
             yield from pq.ParquetFile(file).iter_batches(ROW_GROUP, columns=columns)
@@ -177,13 +175,13 @@ class PartsReader:
             return pq.ParquetFile(file).read(columns=columns)
 
     def verify(self) -> None:
-        """Read every part and compare size and checksum. Raises FormatError naming the first damaged one."""
+        """Reads every part and verifies size and checksum. Raises FormatError naming the first damaged one."""
         for part in self.parts:
             self._whole.discard(part.name)
             self._check(part.name)
 
     def verify_entries(self) -> None:
-        """The same for Parquet parts; those that were compared already are not read again."""
+        """Verifies the Parquet parts only; those that were verified already are not read again."""
         for part in self.parts:
             if part.kind == PARQUET:
                 self._check(part.name)
@@ -210,13 +208,13 @@ class PartsReader:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Raises FormatError naming the file where what is read of a part cannot be understood."""
+    """Raises FormatError naming the file if data read from a part cannot be decoded."""
     try:
         yield
     except (zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         raise damaged(path, f"is damaged: {str(error).strip()}") from error
     except OSError as error:
-        if error.errno is None:  # pyarrow says OSError for bytes it cannot decode
+        if error.errno is None:  # pyarrow raises OSError for bytes it cannot decode
             raise damaged(path, f"is damaged: {str(error).strip()}") from error
         raise
 
@@ -270,14 +268,14 @@ FILES = pa.schema(
         ("size", pa.int64()),  # bytes; null for a remove
         ("mtime_ns", pa.int64()),
         ("identity", pa.string()),
-        ("checksum", pa.string()),  # hex; null: not known
+        ("checksum", pa.string()),  # hex; null: unknown
         ("kept", pa.bool_()),
         ("since", pa.int64()),  # of a release: the position of the add that it ends
-        ("version", pa.string()),  # under which a versioned store keeps the bytes
+        ("version", pa.string()),  # by which a versioned store retains the bytes
     ]
 )
-"""One row per file entry. A release says that the record ended what an earlier add began: the bytes are no longer the
-source's; it replays nothing. Strings that repeat are dictionaries inside the Parquet file, plain strings to readers."""
+"""One row per file entry. A release records that an earlier add has ended: the source does not have the bytes any more;
+it replays nothing. Repeated strings are dictionaries inside the Parquet file, plain strings for readers."""
 
 DICTIONARY = ("op", "db", "table", "partition", "location")
 
@@ -289,7 +287,7 @@ class _Positioned(msgspec.Struct, frozen=True):
 
 
 class Capture(msgspec.Struct, frozen=True):
-    """What one capture wrote of a segment: positions `first` to `last`, both inclusive, and what it said of them."""
+    """The part of a segment written by one capture: positions `first` to `last`, both inclusive, and its metadata."""
 
     first: int
     last: int
@@ -298,10 +296,10 @@ class Capture(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Segment:
-    """A finished segment: the records at positions `first` to `last`, both inclusive. Its marker is read when used.
+    """A finished segment: the records at positions `first` to `last`, both inclusive. Its marker is read on first use.
 
-    A reader that takes no lease may come too late: what was merged into another segment is removed after an hour. Then
-    reading raises Superseded, and listing the log again helps."""
+    A reader without the lease may be too late: a segment that was merged into another is removed after an hour. Reading
+    then raises Superseded, and the log must be listed again."""
 
     place: str
     first: int
@@ -321,15 +319,15 @@ class Segment:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the writer said about the segment (event range, time range); opaque here. Of a merged one: what the last
-        of its captures said."""
+        """Returns the writer's metadata of the segment (event range, time range); opaque here. Of a merged segment: the
+        metadata of its last capture."""
         about = self._reader.metadata.get("about", {})
         assert isinstance(about, dict)
         return about
 
     @cached_property
     def captures(self) -> list[Capture]:
-        """The captures that the segment came from, in order, without gap: one, unless it was merged."""
+        """Returns the captures that the segment came from, in order, without gap: one, unless it was merged."""
         merged = self._reader.metadata.get("captures")
         if merged is None:
             return [Capture(self.first, self.last, self.metadata)]
@@ -340,12 +338,12 @@ class Segment:
 
     @property
     def merged_at(self) -> int | None:
-        """When it was merged out of others, in seconds since the epoch; None for one that a capture wrote."""
+        """Returns when it was merged, in seconds since the epoch; None for a segment written by a capture."""
         when = self._reader.metadata.get("merged_at")
         return int(when) if isinstance(when, int | float) else None
 
     def covers(self, other: Segment) -> bool:
-        """Whether this one was merged out of the other, and maybe more: it says all that the other says."""
+        """Returns True if this segment was merged from the other one, and maybe more: it contains all of the other."""
         if self == other or not (self.first <= other.first and other.last <= self.last):
             return False
         firsts, lasts = self._bounds
@@ -368,7 +366,7 @@ class Segment:
         return sum(part.rows for part in self.parts if part.kind == PARQUET)
 
     def records(self, after: int = -1, until: int | None = None) -> Iterator[bytes]:
-        """The records with after < position <= until, in order, as the bytes that were appended."""
+        """Yields the records with after < position <= until, in order, as the bytes that were appended."""
         last = self.last if until is None else until
         whole = after < self.first and last >= self.last
         decoder = msgspec.json.Decoder(_Positioned)
@@ -387,11 +385,11 @@ class Segment:
                         yield line
 
     def files_parts(self) -> list[str]:
-        """Places of the Parquet parts; their schema is FILES, or an older one that lacks columns at its end."""
+        """Returns the paths of the Parquet parts; their schema is FILES, or an older one without columns at the end."""
         return [self._reader.path(part.name) for part in self.parts if part.kind == PARQUET]
 
     def file_batches(self, columns: list[str] | None = None) -> Iterator[Any]:
-        """The file entries as record batches, in flat memory; columns that an older part lacks are null."""
+        """Yields the file entries as record batches, in constant memory; columns missing from older parts are null."""
         schema = FILES if columns is None else pa.schema([field for field in FILES if field.name in columns])
         for part in self.parts:
             if part.kind == PARQUET:
@@ -404,18 +402,18 @@ class Segment:
                             yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
 
     def verify(self) -> None:
-        """Read every part and compare. Raises FormatError naming the damaged part."""
+        """Reads every part and verifies it. Raises FormatError naming the damaged part."""
         with self._present():
             self._reader.verify()
 
     def verify_entries(self) -> None:
-        """The same for the file entries alone, once. What may go is decided from them, and nobody else would notice."""
+        """Verifies the file entries only, once. Removals are decided from them; damage would remain undetected."""
         with self._present():
             self._reader.verify_entries()
 
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:
-        """Tells a part that is missing because its segment was merged from one that is lost."""
+        """Distinguishes a part that is missing because its segment was merged (Superseded) from one that is lost."""
         try:
             yield
         except (FormatError, FileNotFoundError) as error:

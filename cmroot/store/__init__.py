@@ -1,1 +1,1 @@
-"""Places and stores: one small set of operations for local disks and fsspec filesystems."""
+"""Locations and stores: one small set of operations for local disks and fsspec filesystems."""

@@ -1,5 +1,5 @@
-"""Queues (SQS) to which S3 buckets send notifications: whether a bucket sends all its changes, and which objects they
-name. Reads and removes messages; decides nothing.
+"""Queues (SQS) to which S3 buckets send notifications: whether a bucket sends all its changes, and the objects in the
+messages. Reads and removes messages; decides nothing.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from cmroot.store.place import remote_store
 from cmroot.store.spelling import split_authority
 
 ALL = ("s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:LifecycleExpiration:*")
-"""Kinds of notifications that name each change of an object."""
+"""The kinds of notifications that together report each change of an object."""
 
 HIDDEN = 900
-"""Seconds for which messages that were taken are shown to nobody else, and after which they come again."""
+"""Seconds for which received messages are invisible to other receivers, and after which they are delivered again."""
 
 _TESTING = "s3:TestEvent"
-_TOGETHER = 10  # messages in one request: SQS' own bound
+_TOGETHER = 10  # messages in one request: the limit of SQS
 _AWAY = "see whether the queue's address is right and answers, then run again; without the queue all is listed"
 _REGION = re.compile(r"sqs[.-]([a-z0-9-]+)\.amazonaws\.")
 
 
 @dataclass(frozen=True)
 class Messages:
-    """receipts: by which they are removed. changed: (bucket, key) of objects. strange: what is no notification of S3,
-    the first one as text."""
+    """Received messages. receipts: handles for removing them. changed: (bucket, key) of objects. strange: the first
+    message that is not an S3 notification, as text."""
 
     receipts: Sequence[str]
     changed: Sequence[tuple[str, str]]
@@ -42,8 +42,8 @@ class Messages:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a queue says of itself. created: a number that another queue of this name has not; retention: seconds for
-    which it holds a message; hidden: messages that somebody else has taken, or that are not shown yet."""
+    """The state of a queue. created: a number that differs in another queue of the same name; retention: seconds for
+    which it stores a message; hidden: messages that another receiver has taken, or that are not visible yet."""
 
     arn: str
     created: str
@@ -53,8 +53,8 @@ class Standing:
 
 @dataclass
 class BucketQueue:
-    """One queue, by its URL. Every call raises StorageUnreachable when it does not answer, and OSError when it is not
-    there, or one may not ask."""
+    """One queue, by its URL. Every call raises StorageUnreachable when it does not respond, and OSError when it does
+    not exist or access is denied."""
 
     url: str
 
@@ -80,7 +80,7 @@ class BucketQueue:
         return Standing(said["QueueArn"], said["CreatedTimestamp"], int(said["MessageRetentionPeriod"]), hidden)
 
     def take(self) -> Messages:
-        """Some messages, hidden from others; none: there are no more. Asks all servers of the queue."""
+        """Returns some messages, now invisible to others; none: there are no more. Queries all servers of the queue."""
         answer = self._call(
             "receive_message", MaxNumberOfMessages=_TOGETHER, VisibilityTimeout=HIDDEN, WaitTimeSeconds=1
         )
@@ -94,12 +94,12 @@ class BucketQueue:
         return Messages(receipts, changed, strange)
 
     def remove(self, receipts: Sequence[str]) -> None:
-        """Messages that were taken. One that is not removed comes again."""
+        """Removes received messages. One that is not removed is delivered again."""
         for some in _tens(receipts):
             self._call("delete_message_batch", Entries=some)
 
     def give_back(self, receipts: Sequence[str]) -> None:
-        """Shows messages that were taken again."""
+        """Makes received messages visible again."""
         for some in _tens(receipts):
             entries = [each | {"VisibilityTimeout": 0} for each in some]
             self._call("change_message_visibility_batch", Entries=entries)
@@ -116,7 +116,7 @@ class BucketQueue:
 
 
 def why_not_all(place: str, arn: str) -> str:
-    """Why a queue does not hear of each change in the bucket of a place; empty when it does."""
+    """Returns why a queue is not notified of each change in the bucket of a place; "" if it is."""
     bucket = split_authority(place)[0].partition("://")[2]
     try:
         said = remote_store(place).filesystem.call_s3("get_bucket_notification_configuration", Bucket=bucket)
@@ -133,7 +133,7 @@ def why_not_all(place: str, arn: str) -> str:
 
 
 def _objects_of(body: Any) -> Iterator[tuple[str, str]]:
-    """Of one notification. Raises KeyError, TypeError or ValueError for what is none."""
+    """Yields the objects of one notification. Raises KeyError, TypeError or ValueError if it is not one."""
     if body.get("Event") == _TESTING:
         return
     for record in body["Records"]:

@@ -1,7 +1,7 @@
-"""Checksums, and copies that compute them while the bytes pass by. The hot loops of the whole tool.
+"""Checksums, and copies that compute them on the fly. The hot loops of the entire tool.
 
-A checksum is the xxh3_128 of a file's content, as 32 lowercase hex digits, never cut. It finds damage and tells
-contents apart; it does not defend against somebody who builds collisions on purpose.
+A checksum is the xxh3_128 of a file's content, as 32 lowercase hex digits, never truncated. It detects damage and
+distinguishes contents; it does not protect against deliberate collisions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cmroot.store.spelling import raise_named
 ALGORITHM = "xxh3_128"
 
 BUFFER_SIZE = 256 * 1024
-"""Measured: 256 KiB stays in the processor's cache and reuses its pages; 1 MiB and more costs four to seven times
-the CPU. One buffer per thread, never a fresh one per file."""
+"""Measured: 256 KiB stays in the processor's cache and reuses its pages; 1 MiB and more costs four to seven times the
+CPU. One buffer per thread, never a new one per file."""
 
 
 class _Buffer(threading.local):
@@ -36,7 +36,7 @@ _buffer = _Buffer()
 
 
 def checksum_file(path: str) -> tuple[str, int]:
-    """Checksum (hex) and size in bytes of a local file. Raises FileNotFoundError when it is gone."""
+    """Returns checksum (hex) and size in bytes of a local file. Raises FileNotFoundError when it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -48,10 +48,10 @@ def checksum_file(path: str) -> tuple[str, int]:
 
 
 def checksum_descriptor(descriptor: int, size: int | None = None) -> tuple[str, int]:
-    """Checksum and size of what an open descriptor yields from byte 0 on; its position does not matter nor move.
+    """Returns checksum and size of an open descriptor's content from byte 0 on; its position is not used nor moved.
 
-    With `size` given, a file of that many bytes costs one read less: the caller has asked fstat already, and will
-    ask again. Otherwise reads to the end.
+    With `size` given, a file of that many bytes costs one read less: the caller has called fstat already, and will call
+    it again. Otherwise reads to the end.
     """
     view, into = _buffer.view, _buffer.into
     length = os.preadv(descriptor, into, 0)
@@ -71,12 +71,12 @@ def checksum_descriptor(descriptor: int, size: int | None = None) -> tuple[str, 
 def copy_file(
     source_path: str, temporary_path: str, *, reread: bool = False, mtime_ns: int | None = None
 ) -> tuple[str, int]:
-    """Copy one local file to a new name, hashing on the way; checksum and size of what was read.
+    """Copies one local file to a new name, hashing on the fly; returns checksum and size of the bytes read.
 
-    The new file must not exist, has mode 0666 less the umask, is not synced and not renamed into place: that is the
-    caller's. With `reread` the bytes are read back through the open descriptor and checksum and size are those of
-    what is there, so that one comparison with the recorded checksum covers source and copy. `mtime_ns`: its times. On
-    an error the new file is removed.
+    The new file must not exist, has mode 0666 less the umask, is not synced and not renamed into place: that is left to
+    the caller. With `reread` the bytes are read back through the open descriptor, and checksum and size are those of
+    the copy, so that one comparison with the recorded checksum covers source and copy. `mtime_ns`: its times. After an
+    error the new file is removed.
     """
     try:
         source = os.open(source_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -91,7 +91,7 @@ def copy_file(
 def copy_descriptor(
     source: int, temporary_path: str, *, reread: bool = False, sync: bool = False, mtime_ns: int | None = None
 ) -> tuple[str, int]:
-    """As `copy_file`, from an open descriptor (from byte 0 on); `sync` makes the copy durable before returning."""
+    """Like `copy_file`, from an open descriptor (from byte 0 on); `sync` makes the copy durable before returning."""
     try:
         target = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
@@ -112,21 +112,21 @@ def copy_descriptor(
 
 
 def copy_between(source: int, target: int) -> tuple[str, int]:
-    """Copy from one open descriptor (from byte 0 on) to another of a new file, opened to be read too, and read back as
-    `copy_file` with `reread` does. Checksum and size of what is in the copy."""
+    """Copies from one open descriptor (from byte 0 on) to that of a new file, opened for reading too, and reads back
+    like `copy_file` with `reread`. Returns checksum and size of the copy."""
     _share_access(source, target)
     return _copy_and_read_back(source, target)
 
 
 def _share_access(source: int, target: int) -> None:
-    """Gives a new file the mode and owner of the one it is copied from, before it has any bytes: what a mode of 0600
-    hides must not become readable by being copied. The owner only as far as this user may give files away."""
+    """Gives a new file the mode and owner of its source before it has any bytes: content protected by a mode of 0600
+    must not become readable by being copied. Sets the owner only as far as this user may give files away."""
     status, own = os.fstat(source), os.fstat(target)
     if (status.st_uid, status.st_gid) != (own.st_uid, own.st_gid):
         try:
             os.fchown(target, status.st_uid, status.st_gid)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EINVAL, errno.ENOTSUP):  # not ours to give, or unknown here
+            if error.errno not in (errno.EPERM, errno.EINVAL, errno.ENOTSUP):  # not permitted, or unsupported here
                 raise
     os.fchmod(target, stat.S_IMODE(status.st_mode) & 0o777)
 
@@ -151,8 +151,8 @@ def _copy(source: int, target: int) -> tuple[str, int]:
 
 
 def _copy_and_read_back(source: int, target: int) -> tuple[str, int]:
-    """Checksum and size of the copy. Each block is read back while it is still in the processor's cache, and only what
-    was read back is hashed: measured a fifth cheaper than hashing both and reading back in the end."""
+    """Returns checksum and size of the copy. Each block is read back while it is still in the processor's cache, and
+    only the bytes read back are hashed: measured a fifth cheaper than hashing both and reading back at the end."""
     view, into = _buffer.view, _buffer.into
     length = os.preadv(source, into, 0)
     if length < BUFFER_SIZE and not os.preadv(source, [view[length:]], length):
@@ -174,7 +174,7 @@ def _copy_and_read_back(source: int, target: int) -> tuple[str, int]:
 
 
 def _send(source: int, target: int, at: int) -> int:
-    """Appends a block of the source, from byte `at` on, to the target; bytes sent, 0 at the source's end."""
+    """Appends a block of the source, from byte `at` on, to the target; returns the bytes sent, 0 at the end."""
     try:
         return os.sendfile(target, source, at, BUFFER_SIZE)
     except OSError as error:
@@ -186,7 +186,7 @@ def _send(source: int, target: int, at: int) -> int:
 
 
 _CANNOT_SEND = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""Some FUSE filesystems do not send from file to file."""
+"""Errors of some FUSE filesystems that do not send from file to file."""
 
 
 def _write(target: int, block: memoryview) -> None:
@@ -199,7 +199,7 @@ def _write(target: int, block: memoryview) -> None:
 
 
 def checksum_at(place: str) -> tuple[str, int]:
-    """Checksum and size of a file of any store. Raises FileNotFoundError when it is gone."""
+    """Returns checksum and size of a file of any store. Raises FileNotFoundError when it does not exist."""
     if is_local(place):
         return checksum_file(local_path(place))
     with located(place).open_stream() as file:
@@ -207,7 +207,7 @@ def checksum_at(place: str) -> tuple[str, int]:
 
 
 def checksum_stream(source: BinaryIO) -> tuple[str, int]:
-    """Checksum and size of a binary stream, read to its end."""
+    """Returns checksum and size of a binary stream, read to its end."""
     digest = xxhash.xxh3_128()
     total = 0
     while block := source.read(BUFFER_SIZE):
@@ -218,7 +218,7 @@ def checksum_stream(source: BinaryIO) -> tuple[str, int]:
 
 
 def copy_stream(source: BinaryIO, target: BinaryIO) -> tuple[str, int]:
-    """Copy one binary stream to another, for stores behind fsspec; checksum and size of what was read."""
+    """Copies one binary stream to another, for stores behind fsspec; returns checksum and size of the bytes read."""
     digest = xxhash.xxh3_128()
     total = 0
     while block := source.read(BUFFER_SIZE):

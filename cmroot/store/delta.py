@@ -1,7 +1,7 @@
 """Names in a Delta table's log, and their order. Pure; contents are read in `replicator.core.delta_log`.
 
-The log is the table: a version names its data files, and a reader takes the highest version that the log shows without
-a hole. So a log is listed before the data that it names, and published after it, in the order of its versions.
+The log defines the table: a version names its data files, and a reader uses the highest version that the log contains
+without a gap. So a log is listed before its data files, and published after them, in the order of its versions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BESIDE, COMMIT, LAST = 0, 1, 2  # ranks, in the order of their publication
 
 
 def in_log(path: str) -> str | None:
-    """Of a path, what comes below the log's directory; None for what is no file of a log."""
+    """Returns the part of a path below the log's directory; None if the path is not in a log."""
     found = _BELOW.search(path)
     return found[1] if found else None
 
 
 def rank(path: str) -> tuple[int, int] | None:
-    """When a file of a log is published, among those of its table: checkpoints and what belongs to them, then commits
-    by their versions, then the name of the last checkpoint. None for data, which comes before them all."""
+    """Returns the order in which a file of a log is published, among those of its table: checkpoints and their parts,
+    then commits by version, then the name of the last checkpoint. None for data, which is published before them all."""
     name = in_log(path)
     if name is None:
         return None
@@ -41,19 +41,19 @@ def rank(path: str) -> tuple[int, int] | None:
 
 
 def commit_version(path: str) -> int | None:
-    """Of a place of a commit, its version."""
+    """Returns the version of a path of a commit; None for other paths."""
     found = rank(path)
     return found[1] if found and found[0] == COMMIT else None
 
 
 def checkpoint_version(name: str) -> int | None:
-    """Of a name in the log, the version whose checkpoint, or part of one, it is."""
+    """Returns the version whose checkpoint, or part of one, has this name in the log; None for other names."""
     found = _CHECKPOINT.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def checkpoints(names: Iterable[str]) -> dict[int, list[str]]:
-    """The complete checkpoints among the names in a log, by version; of several of one version, any."""
+    """Returns the complete checkpoints among the names in a log, by version; any one of several of the same version."""
     single: dict[int, list[str]] = {}
     parts: dict[tuple[int, int], dict[int, str]] = {}
     for name in names:
@@ -67,8 +67,8 @@ def checkpoints(names: Iterable[str]) -> dict[int, list[str]]:
 
 
 def last_version(names: Iterable[str]) -> int | None:
-    """The newest version that these names of a log show without a hole, after the newest checkpoint; None when they
-    show none."""
+    """Returns the newest version that these names of a log contain without a gap, after the newest checkpoint; None
+    when they contain no version."""
     names = list(names)
     commits = {int(found[1]) for name in names if (found := _COMMIT.fullmatch(name))}
     begun = checkpoints(names)
@@ -81,8 +81,8 @@ def last_version(names: Iterable[str]) -> int | None:
 
 
 def beyond(names: Iterable[str]) -> set[str]:
-    """Of the names in a log that was listed while somebody wrote, those that a reader cannot use yet: of versions after
-    the last one without a hole; with them the name of the last checkpoint, which may be a later one."""
+    """Returns names that a reader cannot use yet, of a log that was listed while it was written: those of versions
+    after the last one without a gap; with them the name of the last checkpoint, which may be a later one."""
     names = list(names)
     last = last_version(names)
     if last is None:

@@ -17,23 +17,23 @@ from cmroot.errors import UnknownPlace
 from cmroot.store.spelling import is_forbidden, normal, scheme, split_authority
 
 # ---- endpoints -------------------------------------------------------------------------------------------------------
-# Endpoints and identities of single buckets, where a run has several: `[stores."s3://BUCKET"]`. They stand in the
-# environment, as those of all other buckets do, so that every process of a run has them; secrets do not.
+# Endpoints and identities of single buckets, where a run has several: `[stores."s3://BUCKET"]`. They are passed in the
+# environment, like those of all other buckets, so that every process of a run has them; secrets are not.
 
 
 VARIABLE = "REPLICATOR_STORES"
 _INHERITED = os.environ.get(VARIABLE, "")
 
 PATIENCE = {"mode": "standard", "total_max_attempts": 7}
-"""Of a request: botocore's own five end one of 200 runs of 15,000 requests when S3 refuses 5 % of them;
-this one, one of 80,000. An endpoint that is away is given up after 25 seconds."""
+"""Retries of a request: with botocore's default of five attempts, one of 200 runs of 15,000 requests fails when S3
+refuses 5 % of them; with these, one of 80,000. An unreachable endpoint is abandoned after 25 seconds."""
 
 _TRIES = frozenset({"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"})
 
 
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where a bucket is served, and as whom it is asked; None: as the environment says. `profile`: of the files of
-    AWS, which may name a role to assume. `anonymous`: requests are not signed."""
+    """The address of a bucket, and the identity used there; None: as in the environment. `profile`: from the AWS
+    configuration files, may name a role to assume. `anonymous`: requests are not signed."""
 
     endpoint: str | None = None
     profile: str | None = None
@@ -42,8 +42,8 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def use(endpoints: Mapping[str, Endpoint]) -> None:
-    """From now on, in this process and those that it starts, instead of those named before; none: those that this
-    process was started with. Raises UnknownPlace for a store that is no bucket of S3."""
+    """Sets the endpoints for this process and those that it starts, replacing earlier ones; if empty, restores those
+    that this process was started with. Raises UnknownPlace for a store that is not an S3 bucket."""
     for store in endpoints:
         bucket, below = split_authority(store)
         if scheme(store) != "s3" or below.strip("/") or not bucket.partition("://")[2]:
@@ -55,12 +55,12 @@ def use(endpoints: Mapping[str, Endpoint]) -> None:
 
 
 def as_text(endpoints: Mapping[str, Endpoint]) -> str:
-    """The variable's value."""
+    """Returns the variable's value."""
     return msgspec.json.encode({normal(store).rstrip("/"): each for store, each in endpoints.items()}).decode()
 
 
 def driver_options(store: str, text: str) -> dict[str, Any]:
-    """The options of s3fs for a bucket, by the variable's value."""
+    """Returns the options of s3fs for a bucket, by the variable's value."""
     found = _read(text).get(store.rstrip("/"), Endpoint())
     options: dict[str, Any] = {"endpoint_url": found.endpoint, "profile": found.profile}
     if not _TRIES & os.environ.keys():
@@ -84,23 +84,23 @@ AZURE = frozenset({"abfs", "abfss", "az"})
 GCS = frozenset({"gs", "gcs"})
 
 _EXTRAS = {"s3": "s3"} | dict.fromkeys(GCS, "gcs") | dict.fromkeys(AZURE, "azure")
-"""The extra of this distribution that brings the driver of a scheme."""
+"""The extra of this distribution that contains the driver of a scheme."""
 
 
 @lru_cache(maxsize=32)
 def filesystem_of(process: int, store: str, endpoints: str) -> Any:
-    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either.
-    endpoints: what the environment says of single buckets.
+    """Returns the filesystem of a store in this process; not reused after a fork, which fsspec's event loop does not
+    survive either. endpoints: the environment's settings of single buckets.
 
-    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
-    cached: both answer from the past.
+    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are cached,
+    because both may return outdated results.
     """
     import fsspec
 
     kind = scheme(store)
     try:
         if kind in AZURE:
-            fsspec.get_filesystem_class(kind)  # says what is missing
+            fsspec.get_filesystem_class(kind)  # raises an error that names the missing package
 
             return AzureBlobs.opened(store)
         options = driver_options(store, endpoints) if kind == "s3" else {}
@@ -112,20 +112,19 @@ def filesystem_of(process: int, store: str, endpoints: str) -> Any:
 
 
 # ---- azure blobs -----------------------------------------------------------------------------------------------------
-# Azure's blobs by adlfs, where adlfs would take one name for another, or a copy that is under way for one that is
-# done.
+# Azure's blobs by adlfs, corrected where adlfs would confuse two names, or treat a pending copy as finished.
 
 
-_POLLED = 0.2  # seconds between looks at a copy that takes a while
+_POLLED = 0.2  # seconds between status requests for a copy in progress
 
 
 class AzureBlobs(AzureBlobFileSystem):  # type: ignore[misc]
-    """Keys are `container/path`, of any letters."""
+    """The Azure filesystem. Keys are `container/path`, with any characters."""
 
     @classmethod
     def opened(cls, place: str) -> Self:
-        """Raises UnknownPlace when the environment names another account than the place does: adlfs would take the
-        environment's."""
+        """Opens the filesystem. Raises UnknownPlace when the environment names another account than the place, because
+        adlfs would use the environment's."""
         asked = cls._get_kwargs_from_urls(place).get("account_name")
         made = cls(**({"account_name": asked} if asked else {}), use_listings_cache=False, skip_instance_cache=True)
         answers = str(made.service_client.account_name)
@@ -138,7 +137,7 @@ class AzureBlobs(AzureBlobFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """adlfs reads a path as a URL, which has no tabs, and ends before a last # or ?."""
+        """Strips the protocol; adlfs would parse a path as a URL, without tabs, and cut off at the last # or ?."""
         if isinstance(path, list):
             return [cls._strip_protocol(each) for each in path]
         head, separator, rest = path.partition("://")
@@ -151,12 +150,12 @@ class AzureBlobs(AzureBlobFileSystem):  # type: ignore[misc]
         return f"{container}/{key}" if key else container
 
     def split_path(self, path: str, delimiter: str = "/", return_container: bool = False, **_: Any) -> tuple[Any, ...]:
-        """Container, key, and no version: `?versionid=` is of the name."""
+        """Returns container, key, and no version: `?versionid=` is part of the name."""
         container, _slash, key = self._strip_protocol(path).lstrip("/").partition("/")
         return container, key, None
 
     async def _find(self, path: str, withdirs: bool = False, detail: bool = False, **options: Any) -> Any:
-        """Of a name that a blob has, and other blobs have above it, both."""
+        """Finds blobs at and below a name; returns both when the name is a blob and a prefix of others."""
         top = self._strip_protocol(path).strip("/")
         container, key, _ = self.split_path(top)
         below = f"{key}/" if key else ""
@@ -185,15 +184,15 @@ class AzureBlobs(AzureBlobFileSystem):  # type: ignore[misc]
 
 
 # ---- generations -----------------------------------------------------------------------------------------------------
-# Generations: what Google Cloud Storage calls the versions of an object. Each write makes one; a bucket with
-# versioning keeps those that are no longer current. `filesystem` is gcsfs' own, keys have the bucket in front.
+# Generations: Google Cloud Storage's versions of an object. Each write creates one; a bucket with versioning retains
+# those that are no longer current. `filesystem` is gcsfs' own, keys begin with the bucket.
 
 
 UNVERSIONED = "the bucket has no versioning"
 
 
 class Generation(NamedTuple):
-    """One of a key's. `current`: what its name shows."""
+    """One generation of a key. `current`: the one read by name."""
 
     key: str
     generation: str
@@ -202,7 +201,7 @@ class Generation(NamedTuple):
 
 
 def why_no_generations(filesystem: Any, bucket: str) -> str:
-    """Empty when a bucket keeps them, else why not. Not being allowed to ask counts as no."""
+    """Returns "" if a bucket retains generations, else why not; also when the user may not query it."""
     try:
         said = _bucket(filesystem, bucket)
     except FileNotFoundError:
@@ -213,8 +212,8 @@ def why_no_generations(filesystem: Any, bucket: str) -> str:
 
 
 def noncurrent_days_of(filesystem: Any, bucket: str) -> int | None:
-    """After how many days at the earliest a rule of the bucket removes generations that are not current; None: no rule
-    does, or one may not ask."""
+    """Returns the minimum number of days after which a rule of the bucket removes noncurrent generations; None: no rule
+    does, or the rules may not be read."""
     try:
         return days_of_rules(_bucket(filesystem, bucket))
     except OSError:
@@ -222,7 +221,7 @@ def noncurrent_days_of(filesystem: Any, bucket: str) -> int | None:
 
 
 def days_of_rules(bucket: Mapping[str, Any]) -> int | None:
-    """Of what the store says of a bucket. A rule without days since an object was replaced may remove it at once."""
+    """Returns the days by a bucket's description. A rule without days since a replacement may remove at once."""
     rules = bucket.get("lifecycle", {}).get("rule", [])
     conditions = [rule.get("condition", {}) for rule in rules if rule.get("action", {}).get("type") == "Delete"]
     days = [int(each.get("daysSinceNoncurrentTime", 0)) for each in conditions if not each.get("isLive")]
@@ -230,7 +229,7 @@ def days_of_rules(bucket: Mapping[str, Any]) -> int | None:
 
 
 def generation_info(filesystem: Any, key: str, generation: str = "") -> dict[str, Any]:
-    """What the store says of an object, in the words that a listing uses. FileNotFoundError: not there (any more)."""
+    """Returns what the store reports for an object, with a listing's keys. Raises FileNotFoundError if missing."""
     if generation and not generation.isdecimal():
         raise FileNotFoundError(f"{key} at {generation}")
     bucket, _, name = key.partition("/")
@@ -242,14 +241,14 @@ def generation_info(filesystem: Any, key: str, generation: str = "") -> dict[str
 
 
 def read_generation(filesystem: Any, key: str, generation: str, start: int, end: int) -> bytes:
-    """Bytes from `start` to before `end`. FileNotFoundError: that generation is not there (any more)."""
+    """Returns bytes from `start` to before `end`. Raises FileNotFoundError if that generation is missing."""
     with _permissions():
         data: bytes = filesystem.cat_file(key, start=start, end=end, generation=generation)
     return data
 
 
 def generations(filesystem: Any, bucket: str, prefix: str) -> Iterator[Generation]:
-    """All, of names that begin so; one request for a thousand."""
+    """Yields all generations of names with a prefix; one request per thousand."""
     more: dict[str, str] = {}
     while True:
         with _permissions():
@@ -263,7 +262,7 @@ def generations(filesystem: Any, bucket: str, prefix: str) -> Iterator[Generatio
 
 
 def remove_generation(filesystem: Any, key: str, generation: str) -> None:
-    """For good. FileNotFoundError: it is gone already."""
+    """Removes a generation permanently. Raises FileNotFoundError if it does not exist any more."""
     bucket, _, name = key.partition("/")
     with _permissions():
         filesystem.call("DELETE", "b/{}/o/{}", bucket, name, generation=generation)

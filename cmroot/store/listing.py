@@ -1,7 +1,7 @@
-"""What lies below a location, and which recorded directories have changed since. Reads only; hashes nothing.
+"""Listing files below a location, and finding recorded directories that have changed since. Reads only; hashes nothing.
 
-A directory's modification time moves when a name in it is added, removed or replaced; it does not move when a file's
-bytes are changed in place, which no table format does. (The checksum notices that when the bytes are used.)
+A directory's modification time changes when a name in it is added, removed or replaced; it does not change when a
+file's bytes are modified in place, which no table format does. (The checksum detects that when the bytes are used.)
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from cmroot.text import is_text, shown, unsafe
 RACY_MARGIN = timedelta(seconds=2)
 """How much older than its listing a directory must be before an equal modification time proves anything.
 
-A change that follows the listing within one tick of the clock leaves the same modification time (git calls such
-entries racy). Ticks: ext4 and xfs stamp with the kernel's coarse clock (1 to 10 ms), ext3, HDFS and many NFS servers
-with whole seconds, FAT with two seconds. A directory inside the margin is only listed again: it costs time, not data.
+A change that follows the listing within one tick of the clock leaves the same modification time (git calls such entries
+racy). Ticks: ext4 and xfs stamp with the kernel's coarse clock (1 to 10 ms), ext3, HDFS and many NFS servers with whole
+seconds, FAT with two seconds. A directory inside the margin is only listed again: it costs time, not data.
 """
 
 _MARGIN_NS = RACY_MARGIN // timedelta(microseconds=1) * 1000
 
 UNFINISHED = frozenset({"_temporary", "_scratch"})
-"""Directories in which Hadoop committers and Hive hold files that belong to no table yet."""
+"""Directories in which Hadoop committers and Hive store files that belong to no table yet."""
 
 
 class FileState(msgspec.Struct, frozen=True, gc=False):
-    """A file as a listing shows it: name relative to the location ("": the location is this file), bytes, nanoseconds
-    since the epoch, and identity:
-    the inode number locally, the store's own tag (ETag, generation, ...) elsewhere. Another identity is another
-    file; `changed_ns` is the change time of a local one (0: unknown), which no tool can set: an inode's number is
-    given again, and a modification time can be restored."""
+    """A file in a listing: name relative to the location ("": the location is this file), bytes, nanoseconds since the
+    epoch, and identity: the inode number locally, the store's own tag (ETag, generation, ...) elsewhere. Another
+    identity is another file. `changed_ns` is the change time of a local file (0: unknown), which no tool can set,
+    whereas inode numbers are reused and modification times can be restored."""
 
     path_relative: str
     size: int
@@ -56,11 +55,11 @@ class FileState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def full_identity(self) -> str:
-        """As recorded in the log: `<inode>:<change time in ns>` locally, else the identity."""
+        """The identity as recorded in the log: `<inode>:<change time in ns>` locally, else the identity."""
         return full_identity(self.identity, self.changed_ns)
 
     def is_recorded(self, size: int | None, mtime_ns: int | None, identity: str | None) -> bool:
-        """Whether this is the file of an entry, so that it need not be read. `identity` as recorded; entries of
+        """Returns True if this is the file of an entry, so that it need not be read. `identity` as recorded; entries of
         releases before the change time was recorded have the inode's number alone."""
         if (size, mtime_ns) != (self.size, self.mtime_ns) or identity is None:
             return False
@@ -73,9 +72,9 @@ def full_identity(identity: str, changed_ns: int) -> str:
 
 class DirectoryState(msgspec.Struct, frozen=True, gc=False):
     """A directory, or a location that is one file, as it was just before it was listed. `relative` is "" for the
-    location itself; `listed_ns` is a
-    moment before the listing; `identity` is `<inode>:<ctime in ns>`, which a rename into place or a modification
-    time set by hand (rsync -t, DistCp -pt) cannot fake. Empty identity: not recorded, not compared."""
+    location itself; `listed_ns` is a timestamp before the listing; `identity` is `<inode>:<ctime in ns>`, which a
+    rename into place or a modification time set by a tool (rsync -t, DistCp -pt) cannot fake. Empty identity: not
+    recorded, not compared."""
 
     relative: str
     mtime_ns: int
@@ -85,8 +84,8 @@ class DirectoryState(msgspec.Struct, frozen=True, gc=False):
 
 class Listing(msgspec.Struct, frozen=True):
     """All files below a location, and its directories (none on an object store), each sorted by name. `unnamed`: files,
-    and directories with a slash, whose names are not UTF-8, as `text.shown`, and objects whose names have an empty
-    part; neither of the others has them."""
+    and directories with a slash, whose names are not UTF-8, in the form of `text.shown`, and objects whose names have
+    an empty part; they are in neither of the other lists."""
 
     files: list[FileState]
     directories: list[DirectoryState]
@@ -94,12 +93,13 @@ class Listing(msgspec.Struct, frozen=True):
 
     @property
     def is_one_file(self) -> bool:
-        """Whether the location is no directory, but this file."""
+        """Returns True if the location is not a directory, but this file."""
         return bool(self.files) and not self.files[0].path_relative
 
 
 def hidden(name: str) -> bool:
-    """Names that are never data: `.crc` sidecars, staging directories (`.hive-staging_...`), our own staging files."""
+    """Returns True for names that are never data: `.crc` sidecars, staging files and directories
+    (`.hive-staging_...`)."""
     return name.startswith(".")
 
 
@@ -108,18 +108,18 @@ def skipped_directory(name: str) -> bool:
 
 
 def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Listing | None:
-    """Every file below a location; None when there is no such directory (on object stores: nothing below it). A
-    location that is one file, as a Spark table may name it, has that file, with the name "".
+    """Returns every file below a location; None when the directory does not exist (on object stores: no objects below
+    it). A location that is one file, as a Spark table may have, contains that file, with the name "".
 
-    A file or directory that vanishes meanwhile is left out: its parent's recorded time is older than that change.
-    `now_ns` is the filesystem's idea of now.
+    A file or directory that vanishes concurrently is left out: its parent's recorded time is older than that change.
+    `now_ns` returns the filesystem's current time.
     """
     return _list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
 
 
 class Listings:
-    """Listings of several locations, for one who asks for them in turn. The first ones of a store that lists ranges are
-    made together, in few requests; a page ahead of the one that is asked for, at most, if locations are sorted."""
+    """Listings of several locations, for a caller that requests them in turn. The first ones of a store that lists
+    ranges are made together, in few requests; at most one page ahead of the requested one, if locations are sorted."""
 
     def __init__(self, locations: Sequence[str]) -> None:
         self._locations = locations
@@ -128,7 +128,7 @@ class Listings:
         self._unasked = set(range(len(locations)))
 
     def of(self, index: int) -> Listing | None:
-        """As `list_tree`; another listing each time."""
+        """Returns the listing of a location like `list_tree`; a new listing each time."""
         if index in self._unasked:
             self._unasked.discard(index)
             while index not in self._here and (came := self._next()):
@@ -136,7 +136,7 @@ class Listings:
         return self._here.pop(index, None) or list_tree(self._locations[index])
 
     def _next(self) -> tuple[int, Listing | None] | None:
-        """The listing of a location alone tells best what is wrong with it."""
+        """Returns the next listing; None after an error: listing that location separately reports it better."""
         try:
             return next(self._coming, None)
         except (ConnectionError, TimeoutError):
@@ -146,8 +146,8 @@ class Listings:
 
 
 def _together(locations: Sequence[str]) -> Iterator[tuple[int, Listing | None]]:
-    """Those of the locations (by index) whose store lists ranges, by bucket and in the order of their keys. None: to be
-    listed alone."""
+    """Yields the locations (by index) whose store lists ranges, by bucket and in the order of their keys. None: must be
+    listed separately."""
     buckets: dict[str, list[int]] = {}
     for index, location in enumerate(locations):
         if lists_ranges(location):
@@ -161,21 +161,21 @@ def _together(locations: Sequence[str]) -> Iterator[tuple[int, Listing | None]]:
 
 
 def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
-    """A Delta table's log is listed before everything else: what lies there later holds all that it names."""
-    listed_ns = now_ns()  # once, before everything: earlier is only more careful
+    """Lists a Delta table's log before everything else: a later listing contains all files that the log names."""
+    listed_ns = now_ns()  # once, before everything: an earlier time is only safer
     files: list[FileState] = []
     directories: list[DirectoryState] = []
     unnamed: list[str] = []
     waiting = [""]
     log_listed = False
-    seen: set[tuple[int, int]] = set()  # a symbolic link to a parent must not go round for ever
+    seen: set[tuple[int, int]] = set()  # a symbolic link to a parent must not cause an endless loop
     while waiting:
         relative = waiting.pop()
         path = f"{top}/{relative}" if relative else top
         prefix = relative + "/" if relative else ""
         try:
             with naming(path):
-                status = os.stat(path)  # before listing: what changes during it makes the time look old, not new
+                status = os.stat(path)  # before listing: a concurrent change makes the time look old, not new
                 if not relative and not stat.S_ISDIR(status.st_mode):
                     return _one_file(status, listed_ns)
                 if (status.st_dev, status.st_ino) in seen:
@@ -191,7 +191,7 @@ def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
         seen.add((status.st_dev, status.st_ino))
         whole = _readable(found) if relative == LOG else found
         identity = f"{status.st_ino}:{status.st_ctime_ns}"
-        # Else it is to be listed again; so is one with strange names, to tell them each time.
+        # Otherwise it must be listed again; also one with strange names, so that they are reported each time.
         proved = len(whole) == len(found) and not strange
         changed_ns = status.st_mtime_ns if proved else listed_ns
         directories.append(DirectoryState(relative, changed_ns, listed_ns, identity))
@@ -204,7 +204,7 @@ def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
 
 
 def _one_file(status: os.stat_result, listed_ns: int) -> Listing | None:
-    """Its times and inode tell a change of it, as a directory's do."""
+    """Returns the listing of a single file; its times and inode show a change of it, as a directory's do."""
     if not stat.S_ISREG(status.st_mode):
         return None
     file = FileState("", status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
@@ -212,13 +212,13 @@ def _one_file(status: os.stat_result, listed_ns: int) -> Listing | None:
 
 
 def _readable(log: list[FileState]) -> list[FileState]:
-    """A Delta log's own files without versions that follow a hole: somebody wrote while it was listed."""
+    """Returns a Delta log's own files without versions that follow a gap: the table was written while it was listed."""
     skipped = beyond(name_of(file.path_relative) for file in log)
     return [file for file in log if name_of(file.path_relative) not in skipped] if skipped else log
 
 
 def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]]:
-    """Files, directories, and what has no name that could be shown."""
+    """Returns files, directories, and names that are not valid text."""
     files, below, unnamed = [], [], []
     with os.scandir(path) as entries:
         for entry in entries:
@@ -232,7 +232,7 @@ def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]
                 if name not in UNFINISHED:
                     below.append(prefix + name)
                 continue
-            if not entry.is_file():  # a pipe, a socket, a link to nowhere
+            if not entry.is_file():  # a pipe, a socket, a dangling link
                 continue
             try:
                 status = entry.stat()
@@ -245,7 +245,7 @@ def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]
 
 
 def file_state(place: str) -> FileState:
-    """One file of any store as a listing would show it; `path_relative` is its name. FileNotFoundError when gone."""
+    """Returns the state of a file of any store as in a listing, by its name. Raises FileNotFoundError if missing."""
     if is_local(place):
         with naming(place):
             status = os.stat(local_path(place))
@@ -257,7 +257,7 @@ def file_state(place: str) -> FileState:
 
 
 def object_state(name: str, info: dict[str, Any]) -> FileState:
-    """An object as fsspec describes it, in a listing or asked for alone: both give one FileState."""
+    """Returns the state of an object as described by fsspec, the same for a listing and a request for one object."""
     mtime_ns = object_time_ns(info)
     return FileState(name, int(info["size"]), mtime_ns, object_identity(info, mtime_ns))
 
@@ -266,14 +266,14 @@ def _list_objects(location: str) -> Listing | None:
     store, prefix = remote_store(location), _prefix(location)
     found = store.tree(location)
     log = {key: info for key, info in found.items() if key.startswith(f"{prefix}{LOG}/")}
-    if log:  # a Delta table: what lies there after its log was listed holds all that the log names
+    if log:  # a Delta table: files listed after its log include all files that the log names
         skipped = beyond(key[len(prefix) + len(LOG) + 1 :] for key in log)
         log = {key: info for key, info in log.items() if key[len(prefix) + len(LOG) + 1 :] not in skipped}
         found = {key: info for key, info in store.tree(location).items() if not key.startswith(f"{prefix}{LOG}/")} | log
     listing = _objects(prefix, found)
     if found.keys() == {prefix[:-1]}:
         (info,) = found.values()
-        if info.get("type") != "directory" and info["size"]:  # one of no bytes is a mark that tools leave
+        if info.get("type") != "directory" and info["size"]:  # one of no bytes is a marker created by tools
             return Listing([object_state("", info)], [])
     return listing if found else None
 
@@ -291,7 +291,7 @@ def _objects(prefix: str, found: dict[str, dict[str, Any]]) -> Listing:
         *above, name = relative.split("/")
         if hidden(name) or any(skipped_directory(part) for part in above):
             continue
-        if unsafe(relative):  # an empty part, which no path of Hadoop's can name
+        if unsafe(relative):  # an empty part, which Hadoop's Path cannot express
             unnamed.append(relative)
             continue
         files.append(object_state(relative, info))
@@ -300,8 +300,8 @@ def _objects(prefix: str, found: dict[str, dict[str, Any]]) -> Listing:
 
 
 def unchanged(directory: DirectoryState, location: str) -> bool:
-    """Whether a directory of a location provably holds the names it held when it was recorded. Local only:
-    elsewhere, and for a directory that is gone, False."""
+    """Returns True if a directory of a location provably has the names it had when it was recorded. Local only: returns
+    False elsewhere, and for a directory that does not exist."""
     if not is_local(location):
         return False
     path = local_path(location)
@@ -316,8 +316,9 @@ def changed_directories(
     listed_ns: Iterable[int],
     identities: Iterable[str | None] | None = None,
 ) -> list[int]:
-    """Indexes of the recorded directories that are not proved unchanged: gone, another time or identity, or recorded
-    within the racy margin. Costs one stat each, none for the racy ones. `paths` are whole local places (or URIs)."""
+    """Returns the indexes of recorded directories that are not proved unchanged: gone, another time or identity, or
+    recorded within the racy margin. Costs one stat each, none for the racy ones. `paths`: complete local places (or
+    URIs)."""
     status_of = os.stat
     changed = []
     for index, (place, mtime, listed, identity) in enumerate(
@@ -328,7 +329,7 @@ def changed_directories(
             continue
         try:
             status = status_of(place if place[:1] == "/" else local_path(place))
-        except OSError:  # whatever is wrong, listing it will say so
+        except OSError:  # whatever the error is, listing the directory will report it
             changed.append(index)
             continue
         if status.st_mtime_ns != mtime or (identity and not _same(status, identity, listed)):
@@ -341,9 +342,9 @@ def _same(status: os.stat_result, identity: str, listed: int) -> bool:
 
 
 # ---- entries ---------------------------------------------------------------------------------------------------------
-# What lies in `files/`: kept entries by the first two digits of their checksum, 256 stretches to list apart.
+# The contents of `files/`: retained entries by the first two digits of their checksum, listed as 256 directories.
 #
-# A name there that is no content name, or lies in the wrong directory, is nobody's business: it is counted and left.
+# A name there that is not a content name, or is in the wrong directory, is counted and left unchanged.
 
 
 PREFIXES = tuple(f"{number:02x}" for number in range(256))
@@ -351,8 +352,8 @@ PREFIXES = tuple(f"{number:02x}" for number in range(256))
 ENTRIES = pa.schema(
     [
         ("checksum", pa.string()),
-        ("size", pa.int64()),  # as the name says
-        ("bytes", pa.int64()),  # as the store says
+        ("size", pa.int64()),  # as in the name
+        ("bytes", pa.int64()),  # as reported by the store
         ("changed_ns", pa.int64()),  # the inode's change time, or the object's time; since 1970; null: unknown
         ("links", pa.int32()),  # names of the inode; 1 on an object store
     ]
@@ -361,25 +362,25 @@ ENTRIES = pa.schema(
 _CONTENT = re.compile(rf"{ALGORITHM}-([0-9a-f]{{32}})-(0|[1-9]\d{{0,18}})")
 
 SAMPLE = 4
-"""Directories that are listed to guess how many entries all 256 have: checksums spread evenly."""
+"""Directories that are listed to estimate how many entries all 256 have: checksums are evenly distributed."""
 
 
 @dataclass(frozen=True)
 class ListedEntries:
-    """The entries of one prefix (schema ENTRIES), and how many other names were there."""
+    """The entries of one prefix (schema ENTRIES), and the number of other names."""
 
     entries: pa.Table
     unknown: int
 
 
 def content_of(name: str) -> tuple[str, int] | None:
-    """(checksum, size) of a content name; None for any other name."""
+    """Returns (checksum, size) of a content name; None for any other name."""
     match = _CONTENT.fullmatch(name)
     return (match[1], int(match[2])) if match else None
 
 
 def list_entries(root: str, prefix: str) -> ListedEntries:
-    """The entries below `files/<prefix>/`, in no order; empty when there is no such directory."""
+    """Returns the entries below `files/<prefix>/`, in no order; empty when the directory does not exist."""
     rows: dict[str, list[Any]] = {name: [] for name in ENTRIES.names}
     place = Place(root) / "files" / prefix
     unknown = 0
@@ -395,18 +396,18 @@ def list_entries(root: str, prefix: str) -> ListedEntries:
 
 
 def prefixes(root: str) -> tuple[str, ...]:
-    """The directories in `files/` that are there, of the 256 there can be."""
+    """Returns those of the 256 possible directories in `files/` that exist."""
     return tuple(sorted(_PREFIX_SET.intersection((Place(root) / "files").list())))
 
 
 def foreign_names(root: str) -> int:
-    """How many names directly in `files/` are none of the 256 directories."""
+    """Returns the number of names directly in `files/` that are not one of the 256 directories."""
     names = (Place(root) / "files").list()
     return sum(name not in _PREFIX_SET and not name.startswith(".") for name in names)
 
 
 def estimate(root: str) -> int:
-    """About how many entries there are, from a sample of the directories."""
+    """Returns the approximate number of entries, from a sample of the directories."""
     step, files = len(PREFIXES) // SAMPLE, Place(root) / "files"
     return sum(len((files / prefix).list()) for prefix in PREFIXES[::step]) * step
 
@@ -427,7 +428,7 @@ def _local(directory: str) -> _Found:
             for entry in scan:
                 try:
                     status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # removed this moment
+                except FileNotFoundError:  # removed concurrently
                     continue
                 size = status.st_size if stat.S_ISREG(status.st_mode) else None
                 found.append((entry.name, size, status.st_ctime_ns, status.st_nlink))

@@ -1,4 +1,4 @@
-"""The local filesystem: the store whose publishing survives a crash, and what one path names."""
+"""The local filesystem: the store whose publishing survives a crash, and properties of a path."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import BinaryIO, Generic, TypeVar
 from cmroot.store.spelling import STAGING, is_local, join, local_path, naming, parent, raise_named
 
 Names = list[str]  # the store below has a method called list
-Lacking = list[tuple[str, str]]  # rights, and what stays without each
+Lacking = list[tuple[str, str]]  # rights, and what remains without each
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One name in a directory. mtime: seconds since 1970, None where the store keeps none (directories of object
-    stores). A symbolic link is reported and not followed."""
+    """One name in a directory. mtime: seconds since 1970, None where the store has none (directories of object stores).
+    A symbolic link is reported and not followed."""
 
     path: str
     is_directory: bool
@@ -41,7 +41,7 @@ Children = list[Child]
 class LocalStore:
     """A POSIX filesystem. Publishing survives a crash: file and directory are synced."""
 
-    at_once = 1  # nobody waits for an answer
+    at_once = 1  # no request latency
 
     def read_bytes(self, path: str) -> bytes:
         with naming(path), open(local_path(path), "rb") as file:
@@ -215,18 +215,18 @@ def _child(path: str, status: os.stat_result) -> Child:
 
 
 def raise_unless_gone(error: OSError) -> None:
-    """What `os.walk` met on its way: it would go on as if an unreadable directory were an empty one."""
+    """Raises an error met by `os.walk`, which would treat an unreadable directory as an empty one."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise_named(error, str(error.filename))
 
 
 def staging_name(target: str) -> str:
-    """A fresh name beside `target`: the rename must not cross a device. Short, as a name may have 255 bytes."""
+    """Returns a new name next to `target`: a rename must not cross devices. Short: names are limited to 255 bytes."""
     return join(parent(target), f"{STAGING}{os.getpid()}-{uuid.uuid4().hex}")
 
 
 def sync_directory(directory: str) -> None:
-    """Make the names in a local directory durable; a rename is not until its directory is synced."""
+    """Makes the names in a local directory durable; a rename is not until its directory is synced."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -235,7 +235,7 @@ def sync_directory(directory: str) -> None:
 
 
 def sync_filesystem(path: str) -> None:
-    """Flush the whole filesystem that holds `path`: one call for any number of files written before it."""
+    """Flushes the entire filesystem that holds `path`: one call for any number of files written before it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
@@ -249,8 +249,8 @@ def sync_filesystem(path: str) -> None:
 
 
 def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:
-    """What a local path names; None when there is nothing. Only ENOENT and ENOTDIR say so: any other error (a failing
-    disk, a stale handle, a directory that this user may not search) is raised, since it says nothing."""
+    """Returns the status of a local path; None when it does not exist. Only ENOENT and ENOTDIR prove that: any other
+    error (a failing disk, a stale handle, a directory that this user may not search) is raised."""
     try:
         return os.stat(path, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
@@ -260,18 +260,18 @@ def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:
 
 
 def is_directory(path: str, *, follow: bool = True) -> bool:
-    """Of a local path. Raises as `status_of`."""
+    """Returns True if a local path is a directory. Raises like `status_of`."""
     status = status_of(path, follow=follow)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def same_device(a: str, b: str) -> bool:
-    """Whether two places, or their nearest existing parents, lie on one local device: links and renames may work."""
+    """Returns True if two places, or their nearest parents, share a local device: links and renames may work."""
     return is_local(a) and is_local(b) and device(a) == device(b)
 
 
 def device(place: str) -> int:
-    """The number of the device that holds a local place, or the nearest parent that exists."""
+    """Returns the number of the device that holds a local place, or its nearest existing parent."""
     path = local_path(place)
     while True:
         try:
@@ -281,37 +281,37 @@ def device(place: str) -> int:
 
 
 # ---- flow ------------------------------------------------------------------------------------------------------------
-# Flow: the bytes that this process copies and reads, as they pass, and the most that it may copy in a second.
+# Flow: the bytes that this process copies and reads, counted on the fly, and the maximum rate of copying.
 
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 SLACK = 0.25
-"""Seconds of the rate that may be made up for at once: a sleep is never as long as it should be."""
+"""Seconds of the rate that may be caught up at once: a sleep never has its exact length."""
 
 
 class Flow:
-    """Bytes of contents that were copied, and that were read to be compared, since the process began. Counted without
-    a lock, for those who watch: reports have the exact numbers. rate: bytes a second that may be copied by all threads
-    together; None: as fast as it goes."""
+    """Bytes of contents copied, and read for comparison, since the process began. Counted without a lock, for
+    monitoring: reports have the exact numbers. rate: bytes per second that all threads together may copy; None:
+    unlimited."""
 
     def __init__(self) -> None:
         self.copied = 0
         self.read = 0
         self.rate: float | None = None
         self._lock = threading.Lock()
-        self._due = 0.0  # of the monotonic clock: when what has passed would have passed at the rate
+        self._due = 0.0  # of the monotonic clock: when the bytes so far are due at the rate
 
     def passed(self, size: int) -> None:
-        """So many bytes were copied; waits until they might have been."""
+        """Counts copied bytes, and waits until they are due at the rate."""
         self.copied += size
         if self.rate is not None:
             self._wait(size, self.rate)
 
     @contextmanager
     def limited(self, rate: float | None) -> Iterator[None]:
-        """Copies of this process keep to a rate for the length of a block; None: to that of before."""
+        """Limits copies of this process to a rate for the duration of a block; None: unchanged."""
         before = self.rate
         self.rate = before if rate is None else rate
         try:
@@ -329,12 +329,12 @@ class Flow:
 
 
 FLOW = Flow()
-"""Of this process."""
+"""The flow of this process."""
 
 
 class Shared(Generic[Task, Result]):
-    """A function of a task, for processes elsewhere: each of `tasks` that are running at once has its part of this
-    process's rate."""
+    """A function of a task, for other processes: each of `tasks` concurrent ones gets its share of this process's
+    rate."""
 
     def __init__(self, function: Callable[[Task], Result], tasks: int) -> None:
         self._function = function

@@ -1,5 +1,5 @@
-"""The server copies objects: in one request up to 5 GiB, above in parts. An upload in parts shows nothing before it
-is complete; until then it costs, and few see it: this module also finds and aborts those of killed copies.
+"""Copying of objects by the server: in one request up to 5 GiB, above in parts. A multipart upload is invisible until
+it is complete, but incurs costs: this module also finds and aborts those of killed copies.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from cmroot.store.s3 import (
 from cmroot.store.spelling import STAGING
 
 # ---- own objects -----------------------------------------------------------------------------------------------------
-# Objects that only this program writes and that are not to last: removed with what a bucket with versions keeps of
-# them. A store tells by its answer to each request whether it has kept something; others are asked nothing more.
+# Temporary objects that only this program writes: removed together with the versions that a versioned bucket retains.
+# The store's answer to each request shows whether it has retained something; only then more requests are made.
 
 
-_DELETES_AT_ONCE = 1000  # objects of a request, at most: S3's own bound
+_DELETES_AT_ONCE = 1000  # maximum number of objects in a request: S3's own limit
 
-Version = dict[str, Any]  # as the store lists it: Key, VersionId, IsLatest
+Version = dict[str, Any]  # as listed by the store: Key, VersionId, IsLatest
 
 
 def remove_own(filesystem: Any, key: str) -> bool:
-    """Removes an object whose name only we use; a missing one is no error. False when versions of it stay, which this
-    user may not list or remove. One request, three where the bucket has versions. May run twice."""
+    """Removes an object whose name only this program uses; a missing one is not an error. Returns False when versions
+    remain that this user may not list or remove. One request, three where the bucket has versions. May run twice."""
     answer = filesystem.call_s3("delete_object", **named(key))
     return not _keeps(answer) or _remove_versions(filesystem, key, lambda each: key.endswith("/" + each["Key"]))
 
 
 def remove_own_tree(filesystem: Any, top: str, found: Iterable[str]) -> bool:
-    """As `remove_own`, of a directory below which only we write. `found`: the keys there, perhaps with its own."""
+    """Like `remove_own`, for a directory in which only this program writes. `found`: its keys, perhaps with its own."""
     bucket, prefix, kept = top.partition("/")[0], f"{top}/", False
     keys = [key for key in found if key.startswith(prefix)]
     for first in range(0, len(keys), _DELETES_AT_ONCE):
@@ -63,7 +63,7 @@ def remove_own_tree(filesystem: Any, top: str, found: Iterable[str]) -> bool:
 
 
 def replace_own(filesystem: Any, key: str, data: bytes) -> bool:
-    """Writes an object whose name only we use, and whose older contents nobody needs. False as of `remove_own`."""
+    """Writes an object that only this program uses, and removes its older versions. Returns False like `remove_own`."""
     answer = filesystem.call_s3("put_object", **named(key), Body=data)
     if answer.get("VersionId", "null") == "null":
         return True
@@ -71,12 +71,12 @@ def replace_own(filesystem: Any, key: str, data: bytes) -> bool:
 
 
 def _keeps(answer: dict[str, Any]) -> bool:
-    """Whether an answer to a removal says that the bucket has, or had, versions."""
+    """Returns True if an answer to a removal shows that the bucket has, or had, versions."""
     return bool(answer.get("DeleteMarker") or answer.get("VersionId"))
 
 
 def _remove_versions(filesystem: Any, prefix: str, wanted: Callable[[Version], bool]) -> bool:
-    """By keys that begin so. Delete markers are versions, too."""
+    """Removes versions of keys with this prefix. Delete markers are versions, too."""
     bucket, _, begins = prefix.partition("/")
     more: dict[str, str] = {}
     try:
@@ -90,9 +90,9 @@ def _remove_versions(filesystem: Any, prefix: str, wanted: Callable[[Version], b
                     return False
             if not answer.get("IsTruncated"):
                 return True
-            if not objects:  # else from where it began: what a marker names may be gone
+            if not objects:  # otherwise from the start: the object in a marker may not exist any more
                 more = {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
-    except PermissionError:  # to list versions, and to remove them, are rights of their own
+    except PermissionError:  # listing and removing versions require separate rights
         return False
 
 
@@ -100,15 +100,15 @@ def _remove_versions(filesystem: Any, prefix: str, wanted: Callable[[Version], b
 
 
 WHOLE_COPY = 5 * 1024 * 1024 * 1024
-"""Bytes of an object that one request copies, at most: S3's own bound."""
+"""Maximum size of an object that one request copies, in bytes: S3's own limit."""
 
 PART = 256 * 1024 * 1024
-"""Bytes of a part, at least; S3 takes from 5 MiB on."""
+"""Minimum size of a part, in bytes; S3 accepts 5 MiB and more."""
 
-MOST_PARTS = 10_000  # of an upload: S3's own bound
+MOST_PARTS = 10_000  # of an upload: S3's own limit
 
 NOTE = "-copied"
-"""Ends the name of a note: an object that says, while it is there, to which key a copy in parts is on its way."""
+"""The suffix of the name of a note: an object that contains, while it exists, the target key of a copy in parts."""
 
 _AT_ONCE = 16  # parts of an object
 _KEPT = ("ContentType", "ContentEncoding", "ContentDisposition", "ContentLanguage", "CacheControl", "Metadata")
@@ -116,7 +116,7 @@ _KEPT = ("ContentType", "ContentEncoding", "ContentDisposition", "ContentLanguag
 
 @dataclass(frozen=True)
 class Original:
-    """An object to copy, as the store has described it. etag: without its quotes."""
+    """An object to copy, as described by the store. etag: without its quotes."""
 
     key: str
     size: int
@@ -130,16 +130,16 @@ class Original:
 
 
 def original(filesystem: Any, key: str) -> Original:
-    """By one request. Raises FileNotFoundError."""
+    """Returns the description of an object, by one request. Raises FileNotFoundError."""
     found = info(filesystem, key)
     about = {name: found[name] for name in _KEPT if found.get(name)}
     return Original(key, found["size"], found["ETag"].strip('"'), found.get("VersionId"), about)
 
 
 def copy(filesystem: Any, old: Original, target: str, note: str = "") -> bool:
-    """Copies an object, if it is still the one described: the whole object appears, or nothing. False when it was
-    replaced, or is gone. `note`: a key that ends with `NOTE`, by which `remove_left` finds what a kill leaves; none is
-    needed where the target's own key tells whose it is."""
+    """Copies an object, if it is unchanged since it was described: either the complete object appears, or nothing.
+    Returns False when it was replaced, or does not exist any more. `note`: a key that ends with `NOTE`, by which
+    `remove_left` finds the upload of a killed copy; not required where the target's own key identifies its owner."""
     if old.size <= WHOLE_COPY:
         return copy_if(filesystem, old.key, target, old.etag, old.version)
     if not note:
@@ -147,12 +147,12 @@ def copy(filesystem: Any, old: Original, target: str, note: str = "") -> bool:
     filesystem.call_s3("put_object", **named(note), Body=target.encode())
     try:
         return _copy_parts(filesystem, old, target)
-    finally:  # a kill leaves it
+    finally:  # remains after a kill
         remove_own(filesystem, note)
 
 
 def part_size(size: int) -> int:
-    """Bytes of each part but the last: as few parts as an upload may have, and none smaller than `PART`."""
+    """Returns the bytes of each part but the last: as few parts as an upload may have, and none smaller than `PART`."""
     return max(PART, math.ceil(size / MOST_PARTS))
 
 
@@ -162,11 +162,11 @@ def _copy_parts(filesystem: Any, old: Original, target: str) -> bool:
     }
     try:
         parts = _parts(filesystem, old, upload)
-        if parts and info(filesystem, old.key)["ETag"].strip('"') == old.etag:  # some stores heed no condition
+        if parts and info(filesystem, old.key)["ETag"].strip('"') == old.etag:  # some stores ignore the condition
             _complete(filesystem, upload, parts, target)
             return True
     except BaseException:
-        with contextlib.suppress(OSError):  # what happened first is told
+        with contextlib.suppress(OSError):  # the first error is raised
             _abort(filesystem, upload)
         raise
     _abort(filesystem, upload)
@@ -174,7 +174,7 @@ def _copy_parts(filesystem: Any, old: Original, target: str) -> bool:
 
 
 def _parts(filesystem: Any, old: Original, upload: dict[str, str]) -> list[dict[str, Any]]:
-    """[] when the object is another one by now."""
+    """Copies the parts. Returns [] when the object has changed since."""
     step = part_size(old.size)
 
     def copied(number: int) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _parts(filesystem: Any, old: Original, upload: dict[str, str]) -> list[dict[
 
 
 def _complete(filesystem: Any, upload: dict[str, str], parts: list[dict[str, Any]], target: str) -> None:
-    """An answer that is lost makes the driver ask again, for an upload that is no more: the object tells."""
+    """Completes an upload. If an answer is lost, the driver repeats the request and fails; then checks the object."""
     try:
         filesystem.call_s3("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
     except FileNotFoundError:
@@ -216,13 +216,13 @@ def _abort(filesystem: Any, upload: dict[str, str]) -> None:
         filesystem.call_s3("abort_multipart_upload", **upload)
 
 
-# What a kill leaves
+# Uploads left by killed copies
 
 
 def remove_uploads(filesystem: Any, prefix: str, *, before: float) -> int:
-    """Aborts the uploads from before a time (seconds since 1970, the store's clock) of all keys that begin so; how
-    many. Only for a prefix that nobody else writes to. A store that cannot do that is left alone. May run twice. Raises
-    NotWritable, which names the right, for a user who may not."""
+    """Aborts the uploads from before a time (seconds since 1970, the store's clock) of all keys with a prefix; returns
+    their number. Only for a prefix to which no other program writes. Does nothing on a store without this operation.
+    May run twice. Raises NotWritable, naming the right, for a user who lacks it."""
     removed, right = 0, LIST_UPLOADS
     try:
         for key, upload, began in _uploads(filesystem, prefix):
@@ -242,7 +242,7 @@ def remove_uploads(filesystem: Any, prefix: str, *, before: float) -> int:
 
 
 def remove_left(filesystem: Any, note: str) -> None:
-    """Aborts the copy that a note tells of, which nobody continues with, and removes the note. May run twice."""
+    """Aborts the copy recorded in a note, which is not continued, and removes the note. May run twice."""
     try:
         answer = info(filesystem, note)
         target = filesystem.cat_file(note).decode()
@@ -256,7 +256,7 @@ def remove_left(filesystem: Any, note: str) -> None:
 
 
 def _uploads(filesystem: Any, prefix: str) -> Iterator[tuple[str, str, float]]:
-    """Key, id and begin of the unfinished uploads of keys that begin so."""
+    """Yields key, id and start time of the unfinished uploads of keys with this prefix."""
     bucket, _, begins = prefix.partition("/")
     more: dict[str, str] = {}
     while True:
@@ -271,19 +271,19 @@ def _uploads(filesystem: Any, prefix: str) -> Iterator[tuple[str, str, float]]:
 
 
 # ---- heeding ---------------------------------------------------------------------------------------------------------
-# What a store heeds of the digests and conditions that it is sent.
+# Whether a store honours the digests and conditions that it is sent.
 
 
 class Heeds(NamedTuple):
-    """Whether a store compares what arrives with its digest (`digests`), and heeds the condition of a copy (`copies`).
-    Some stores that speak S3 take both for decoration."""
+    """Whether a store verifies the digest of uploads (`digests`), and honours the condition of a copy (`copies`). Some
+    S3-compatible stores ignore both."""
 
     digests: bool
     copies: bool
 
 
 def heeds(filesystem: Any, probe: str) -> Heeds:
-    """Found out by trying, with objects that are written and removed again. `probe`: a key that nobody uses."""
+    """Determines it by trying, with objects that are written and removed again. `probe`: an unused key."""
     copy = probe + "-copy"
     try:
         filesystem.call_s3("put_object", **named(probe), Body=b"")
@@ -305,14 +305,14 @@ def _takes_wrong_digest(filesystem: Any, key: str) -> bool:
 
 
 def _asking_once(filesystem: Any) -> Any:
-    """The same without the driver's tries: it sends again what is refused for its digest, for seven seconds."""
+    """Returns the filesystem without the driver's retries: it repeats uploads with a wrong digest for seven seconds."""
     config = {**filesystem.config_kwargs, "retries": {"total_max_attempts": 1}}
     options = {**filesystem.storage_options, "config_kwargs": config, "skip_instance_cache": True}
     return driver_of("s3", **options)
 
 
 # ---- told ------------------------------------------------------------------------------------------------------------
-# What the stores behind fsspec say of an object: the content's identity, and when it was written.
+# Properties of an object as reported by the stores behind fsspec: the content's identity, and when it was written.
 
 
 def child_of(path: str, info: dict[str, Any]) -> Child:
@@ -325,15 +325,15 @@ def is_aside(name: str) -> bool:
 
 
 def lists_trees(filesystem: Any) -> bool:
-    """Whether the store lists a tree with requests of its own; fsspec's walk takes what it may not list for empty."""
+    """Returns True if the store lists a tree itself; fsspec's walk treats unreadable directories as empty."""
     from fsspec.asyn import AsyncFileSystem
 
     return isinstance(filesystem, AsyncFileSystem) and type(filesystem)._find is not AsyncFileSystem._find
 
 
 def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
-    """What the store itself says tells two contents of one name apart; the time where it says nothing. Not S3's version
-    id: its listings do not have it."""
+    """Returns the store's own property that distinguishes two contents of one name; the time if there is none. Not S3's
+    version id, which is not in its listings."""
     for key in ("generation", "ETag", "etag", "md5Hash", "content_md5"):
         value = info.get(key)
         if value:
@@ -353,5 +353,5 @@ def object_time_ns(info: dict[str, Any]) -> int:
         if key == "modificationTime" and isinstance(value, int):  # WebHDFS: milliseconds
             return value * 1_000_000
         if isinstance(value, int | float):
-            return round(value * 1_000_000) * 1000  # a double holds microseconds, and stores tell no more
+            return round(value * 1_000_000) * 1000  # a double holds microseconds, and stores report no finer times
     return 0

@@ -1,8 +1,8 @@
-"""Places: what a path or URL means, and the few operations a store must offer there.
+"""Places: parsing of paths and URLs, and the few operations that a store must provide there.
 
-A place is a local path (`/w/t`), a `file:` URI (`file:/w/t`, `file:///w/t`) or a URL that fsspec knows (`s3a://b/t`).
-Hadoop writes names into URIs as they are, so nothing here ever unquotes: `file:/w/p=a%20b` is a directory called
-`p=a%20b`. Checksums, listings and keeping are elsewhere; loops over files keep the text (`spelling`).
+A place is a local path (`/w/t`), a `file:` URI (`file:/w/t`, `file:///w/t`) or a URL that fsspec supports
+(`s3a://b/t`). Hadoop writes names into URIs unescaped, so nothing here ever unquotes: `file:/w/p=a%20b` is a directory
+called `p=a%20b`. Checksums, listings and keeping are in other modules; loops over files use plain text (`spelling`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from cmroot.store.spelling import (
 from cmroot.text import unsafe
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
-# Which store holds a place that is not local.
+# The store of a place that is not local.
 
 
 def remote_store(place: str) -> FsspecStore:
-    """The store of a place, which names it; not of a local one."""
+    """Returns the store of a place that is not local."""
     refuse_credentials(place)
     if scheme(place) == "arrow_hdfs":
         raise UnknownPlace(f"{place}: its driver cannot replace a file in one step", hint="write hdfs:// instead")
@@ -65,11 +65,11 @@ _LOCAL = LocalStore()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place with its store bound; equal to any other spelling of it. Holds no connection: may be kept, and pickled.
+    """A place with its store bound; equal however it is written. Holds no connection: may be stored, and pickled.
 
-    `text` is the spelling as given, for messages and for what others read: a metastore's `s3a://` stays `s3a://`;
-    `normal` is the one spelling, for comparing. Raises UnknownPlace for an empty text, one with NUL, and one with `..`,
-    whose meaning depends on links: `resolved` and `folded` read those that a person or a metastore has written.
+    `text` is the place as written, for messages and other readers: a metastore's `s3a://` remains `s3a://`; `normal` is
+    the normalised form, for comparing. Raises UnknownPlace for an empty text, one with NUL, and one with `..`, whose
+    meaning depends on links: `resolved` and `folded` read such places, written by a user or a metastore.
     """
 
     text: str = field(compare=False)
@@ -83,7 +83,7 @@ class Place:
         object.__setattr__(self, "normal", found)
 
     def __truediv__(self, name: str) -> Place:
-        """What has this name, or relative path, below. Raises UnknownPlace for one that leads elsewhere."""
+        """Returns the place with this name, or relative path, below. Raises UnknownPlace if it leads elsewhere."""
         if unsafe(name):
             raise UnknownPlace(f"{self.text}: {name!r} cannot be the name of anything in it", hint=_FOREIGN)
         return Place(join(self.text, name))
@@ -92,7 +92,7 @@ class Place:
         return self.text
 
     def __fspath__(self) -> str:
-        """For the operating system's calls. Raises UnknownPlace for a place that is not local."""
+        """Returns the path for system calls. Raises UnknownPlace for a place that is not local."""
         return local_path(self.text)
 
     @property
@@ -114,120 +114,121 @@ class Place:
         return _LOCAL if self.local else remote_store(self.text)
 
     def same_store(self, other: Place) -> bool:
-        """Whether one store holds both: two local places (perhaps on two devices), or one scheme and bucket or host."""
+        """Returns True if one store holds both: two local places (on any device), or one scheme and bucket or host."""
         return split_authority(self.normal)[0] == split_authority(other.normal)[0]
 
     def is_below(self, other: Place) -> bool:
-        """Whether this is the other, or lies below it, by their names: links are not followed (see `resolve`)."""
+        """Returns True if this is the other place, or below it, by name: links are not followed (see `resolved`)."""
         return f"{self.normal}/".startswith(f"{other.normal.rstrip('/')}/")
 
-    # Both stores have these, by whole paths. A missing file is FileNotFoundError.
+    # Both stores have these methods, with complete paths. A missing file raises FileNotFoundError.
 
     def read_bytes(self) -> bytes:
         return self.store.read_bytes(self._path)
 
     def write_bytes(self, data: bytes) -> None:
-        """Publish a file: readers see the old content or the new, never a part. Parents are created."""
+        """Publishes a file: readers see the old content or the new, never a part. Creates parents."""
         self.store.write_bytes(self._path, data)
 
     def create_exclusive(self, data: bytes) -> bool:
-        """Publish a file only if the name is free; True for exactly one of several callers."""
+        """Publishes a file only if the name is free; returns True for exactly one of several callers."""
         return self.store.create_exclusive(self._path, data)
 
     def open_read(self) -> BinaryIO:
         return self.store.open_read(self._path)
 
     def open_stream(self) -> BinaryIO:
-        """A forward-only stream, opened by a single request where the store allows it."""
+        """Opens a forward-only stream, by a single request where the store allows it."""
         return self.store.open_stream(self._path)
 
     def open_write(self, *, durable: bool = True) -> AbstractContextManager[BinaryIO]:
-        """Write a file piece by piece: published when the block ends, nothing left when it raises. Not `durable`: it
-        survives no crash before a `sync`."""
+        """Writes a file incrementally: published when the block ends; nothing remains when it raises. Not `durable`:
+        may be lost in a crash before a `sync`."""
         return self.store.open_write(self._path, durable=durable)
 
     def open_new(self) -> AbstractContextManager[BinaryIO]:
-        """As `open_write`, for a name that only its writer knows: what a crash leaves there has that name."""
+        """Like `open_write`, for a name known only to its writer: a file left by a crash has that name."""
         return self.store.open_new(self._path)
 
     def sweep(self, *, before: float = math.inf, deep: bool = False) -> Names:
-        """Removes what killed writers have left half written in a directory (`deep`: and below it) and not touched
-        since `before` (seconds since 1970); their paths, relative to it. Nothing for a directory that is missing.
-        Safe to run twice."""
+        """Removes incomplete files of killed writers in a directory (`deep`: and below it) that were not modified since
+        `before` (seconds since 1970); returns their paths, relative to it. Does nothing for a missing directory. May
+        run twice."""
         return self.store.sweep(self._path, before=before, deep=deep)
 
     def exists(self) -> bool:
-        """False only when the store says that there is nothing; an answer that cannot be had is raised."""
+        """Returns False only when the store reports that nothing exists; raises an error if it cannot be determined."""
         return self.store.exists(self._path)
 
     def size(self) -> int:
         return self.store.size(self._path)
 
     def list(self) -> Names:
-        """Names directly below, sorted, without those being written; [] when there is no such directory."""
+        """Returns names directly below, sorted, without those being written; [] when the directory does not exist."""
         return self.store.list(self._path)
 
     def find(self) -> Names:
-        """Relative names of all files below, sorted, without those being written; [] when there is none."""
+        """Returns relative names of all files below, sorted, without those being written; [] when there are none."""
         return self.store.find(self._path)
 
     def children(self) -> Children:
-        """What is directly below, sorted, without files being written. Raises FileNotFoundError when there is no such
-        directory, NotWritable for one that may not be read."""
+        """Returns the entries directly below, sorted, without files being written. Raises FileNotFoundError when the
+        directory does not exist, NotWritable when it may not be read."""
         return self.store.children(self._path)
 
     def child(self) -> Child | None:
-        """One name by itself; None when nothing is there."""
+        """Returns the entry of this place; None when it does not exist."""
         return self.store.child(self._path)
 
     def move(self, target: Place) -> None:
-        """Give a file of ours another name in the same store, replacing what is there. Object stores copy, then remove
-        the old one, its version too: others' files are copied and removed by themselves."""
+        """Renames a file written by this program within its store, replacing an existing one. Object stores copy, then
+        remove the old object, its version too: files of other writers must be copied and removed separately."""
         self.store.move(self._path, target._path)
 
     def remove(self) -> None:
-        """Remove a file; a missing one is no error, so it may run twice."""
+        """Removes a file; a missing one is not an error. May run twice."""
         self.store.remove(self._path)
 
     def remove_own(self) -> bool:
-        """As `remove`, of what only this program writes and nobody needs any more: a bucket with versions keeps neither
-        one nor a delete marker. False when this user may not remove these; the name is free in any case."""
+        """Like `remove`, for files that only this program writes: a versioned bucket retains neither a version nor a
+        delete marker. Returns False when this user may not remove those; the name is free in any case."""
         return self.store.remove_own(self._path)
 
     def remove_own_tree(self) -> bool:
-        """As `remove_own`, of a directory in which only this program writes, and all below."""
+        """Like `remove_own`, for a directory in which only this program writes, and everything below."""
         return self.store.remove_own_tree(self._path)
 
     def replace_own(self, data: bytes) -> None:
-        """As `write_bytes`, of what only this program writes: no version of the older content stays."""
+        """Like `write_bytes`, for files that only this program writes: no version of the older content is retained."""
         self.store.replace_own(self._path, data)
 
     def remove_uploads(self, begins: str = "", *, before: float = math.inf) -> int:
-        """Ends unfinished uploads to this directory and below, of names that begin so, from before a time (seconds
-        since 1970); how many. Nobody else may write such names. Safe to run twice. NotWritable when one may not."""
+        """Aborts unfinished uploads to this directory and below, of names with this prefix, from before a time (seconds
+        since 1970); returns their number. No other program may write such names. May run twice. Raises NotWritable if
+        forbidden."""
         return self.store.remove_uploads(self._path, begins, before=before)
 
     def lacking_rights(self) -> Lacking:
-        """Rights (of S3) that this user lacks in this directory, and what stays for that; of those whose lack no error
-        tells. Changes nothing."""
+        """Returns rights (of S3) that this user lacks in this directory and that no error would report, each with the
+        objects that remain for lack of it. Changes nothing."""
         return self.store.lacking_rights(self._path)
 
     def remove_tree(self) -> None:
-        """Remove a directory and all below; a missing one is no error, so it may run twice."""
+        """Removes a directory and everything below; a missing one is not an error. May run twice."""
         self.store.remove_tree(self._path)
 
     def mkdirs(self, *, private: bool = False) -> None:
-        """Make a directory and its parents; nothing to do on an object store. `private`: that only its owner may enter,
-        unless it is there: its mode may have been chosen."""
+        """Creates a directory and its parents; does nothing on an object store. `private`: accessible only to its
+        owner, unless it exists already, because its mode may have been chosen."""
         self.store.mkdirs(self._path, private=private)
 
     def sync(self) -> None:
-        """Make everything written so far on this place's filesystem durable; nothing to do on an object store."""
+        """Makes everything written so far on this place's filesystem durable; does nothing on an object store."""
         self.store.sync(self._path)
 
     @property
     def _path(self) -> str:
-        """As given where a store's own messages show it; resolved where it would depend on the working directory."""
+        """The text as written, which appears in the store's own messages; the absolute path for local places."""
         return self.local or self.text
 
 
@@ -235,18 +236,18 @@ _FOREIGN = "it was damaged or made by somebody else: nothing of it is used"
 
 
 # ---- resolve ---------------------------------------------------------------------------------------------------------
-# Real places: whether two places touch, whatever their spelling and whichever links lead there.
+# Resolving places: whether two places overlap, however they are written and whichever links lead to them.
 #
 # Every rule that protects a place (a legal hold, `--protect`, `$cmroot` itself, another table's data) compares here:
-# text alone tells nothing about `/w/a/../b`, `file:///w//b` or a symbolic link.
+# text alone does not suffice for `/w/a/../b`, `file:///w//b` or a symbolic link.
 
 
 def resolved(place: str) -> str:
-    """One spelling for each directory: absolute, without `.`, `..` and, on a local filesystem, symbolic links.
+    """Returns the unique path of a directory: absolute, without `.`, `..` and, on a local filesystem, symbolic links.
 
-    The place, or a tail of it, may be missing. On other stores `..` is folded as Hadoop's Path does. Raises what
-    `naming` raises when the store cannot tell (a parent that this user may not search, a failing disk): an unknown
-    place is never taken for a harmless one.
+    The place, or a tail of it, may not exist. On other stores `..` is folded as in Hadoop's Path. Raises like `naming`
+    when the store cannot resolve it (a parent that this user may not search, a failing disk): an unknown place is never
+    treated as a safe one.
     """
     if not is_local(place):
         head, path = split_authority(normal(place))
@@ -255,10 +256,10 @@ def resolved(place: str) -> str:
     while True:
         try:
             found = os.path.normpath(os.path.join(os.path.realpath(path, strict=True), missing))
-            return resolved(found) if ".." in missing.split("/") else found  # what `..` came back to may be a link
+            return resolved(found) if ".." in missing.split("/") else found  # the target of `..` may be a link
         except (FileNotFoundError, NotADirectoryError):
             status = status_of(path, follow=False)
-            if status is not None and stat.S_ISLNK(status.st_mode):  # it leads to a place that is missing
+            if status is not None and stat.S_ISLNK(status.st_mode):  # its target does not exist
                 path = os.path.join(os.path.dirname(path), os.readlink(path))
             else:
                 path, name = os.path.split(path)
@@ -268,21 +269,21 @@ def resolved(place: str) -> str:
 
 
 def as_written(text: str) -> Place:
-    """The place that a person means, in its normal form: on a local filesystem `..` leads where the system would go.
-    UnknownPlace for a text that is no place."""
+    """Returns the place that a user means, in its normal form: on a local filesystem `..` is resolved as by the system.
+    Raises UnknownPlace for an invalid text."""
     dotted = is_local(text) and "/../" in f"{text}/" and "\0" not in text
     return Place(resolved(text) if dotted else Place(text).normal)
 
 
 def located(location: str) -> Place:
-    """The place that a metastore's location means to its readers: `..` is folded (see `folded`), and only then is the
-    spelling another. UnknownPlace for a text that is no place."""
+    """Returns the place that a metastore's location denotes to its readers: `..` is folded (see `folded`); otherwise
+    the text is unchanged. Raises UnknownPlace for an invalid text."""
     return Place(folded(location) if "/.." in location else location)
 
 
 def folded(place: str) -> str:
-    """A place by its text alone, `.` and `..` folded as Hadoop's Path does it: what a metastore's location means where
-    the store cannot be asked. Nothing leads above a filesystem's root or a bucket."""
+    """Returns a place by its text alone, `.` and `..` folded as in Hadoop's Path: the meaning of a metastore's location
+    where the store cannot be queried. Never leads above a filesystem's root or a bucket."""
     text = normal(place)
     if "/." not in text:
         return text
@@ -291,24 +292,24 @@ def folded(place: str) -> str:
 
 
 def tidied(place: str) -> str:
-    """A folded place with its original scheme, for locations in a metastore: a server that has `s3a` has no `s3`."""
+    """Returns a folded place with its original scheme, for a metastore: a server with `s3a` has no `s3`."""
     text = folded(place)
     return text if is_local(place) else place.partition("://")[0] + text[text.index("://") :]
 
 
 def is_within(place: str, other: str) -> bool:
-    """Whether a resolved place is the other, or lies below it."""
+    """Returns True if a resolved place is the other, or below it."""
     return f"{place.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
 
 
 def touches(one: str, other: str) -> bool:
-    """Whether two resolved places are the same, or one lies in the other."""
+    """Returns True if two resolved places are equal, or one is inside the other."""
     return is_within(one, other) or is_within(other, one)
 
 
 def refuse_root(root: str, place: str) -> None:
-    """Raises Protected for a place at, in or around a change-management root: this one, and on a local filesystem any.
-    To be asked right before anything outside of it is moved or removed. Costs a few stat calls."""
+    """Raises Protected for a place at, inside or above a change-management root: this one, and on a local filesystem
+    any. Must be called immediately before anything outside the root is moved or removed. Costs a few stat calls."""
     real, own = resolved(place), resolved(root)
     if touches(real, own):
         raise _protected(place, root)
@@ -340,13 +341,13 @@ def _protected(place: str, root: str) -> Protected:
 
 
 # ---- scratch ---------------------------------------------------------------------------------------------------------
-# Scratch directories: one process works in one until it is done; what killed ones left goes with the next. Acts.
+# Scratch directories: each belongs to one process; those left by killed processes are removed by the next. Has effects.
 
 
 @contextlib.contextmanager
 def scratch(kind: str, directory: str | None = None) -> Iterator[Path]:
-    """A new `replicator-<kind>-<host>-*`, private to this user, in a directory (None: the system's). Those that ended
-    processes of this host left go before: a living process holds a lock on its own."""
+    """Yields a new directory `replicator-<kind>-<host>-*`, private to this user, in a directory (None: the system's).
+    Removes those left by ended processes of this host first: a living process holds a lock on its own."""
     above = Path(directory or tempfile.gettempdir())
     head = f"replicator-{kind}-{socket.gethostname()}-"
     _sweep(above, head)
@@ -362,11 +363,11 @@ def _made(above: Path, head: str) -> tuple[tempfile.TemporaryDirectory[str], int
     while True:
         place = tempfile.TemporaryDirectory(prefix=head, dir=above)
         lock = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):  # a filesystem without locks: nobody sweeps there
+        with contextlib.suppress(OSError):  # a filesystem without locks: no sweep happens there
             fcntl.flock(lock, fcntl.LOCK_EX)
         if os.fstat(lock).st_nlink and os.path.isdir(place.name):
             return place, lock
-        os.close(lock)  # somebody's sweep came before the lock
+        os.close(lock)  # another process's sweep came before the lock
 
 
 def _sweep(above: Path, head: str) -> None:
@@ -387,16 +388,16 @@ def _remove_if_left(path: str) -> None:
 
 
 # ---- emptied ---------------------------------------------------------------------------------------------------------
-# Emptied directories: whoever takes the last out of one takes it away, too, and nobody else's with it. Acts.
+# Emptied directories: a caller that removes the last file of a directory also removes the directory. Has effects.
 
 
 _STAYS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EBUSY})
-"""It holds something, is gone, is a file or a symbolic link by now, or something is mounted there."""
+"""Errors that mean that it is not empty, does not exist, is a file or a symbolic link by now, or is a mount point."""
 
 
 def remove_if_empty(place: str | None) -> bool:
-    """Whether an empty directory went; None, and an object store, have none. Raises NotWritable, or the
-    OSError, for one that is empty, as far as one can tell, and does not go. May run twice."""
+    """Removes the directory if it is empty. Returns True if it was removed; None and object stores have no directories.
+    Raises NotWritable or the OSError for an apparently empty directory that cannot be removed. May run twice."""
     if not place:
         return False
     path = local_path(place) if is_local(place) else place

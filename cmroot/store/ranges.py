@@ -1,5 +1,5 @@
-"""Listings of many places of an S3 bucket in few requests: one flat listing in the order of keys, which jumps over what
-lies between the places. It takes one request for each thousand objects, and at most one more for each place.
+"""Listings of many places of an S3 bucket in few requests: one flat listing in the order of keys, which skips the keys
+between the places. It takes one request per thousand objects, and at most one more per place.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import naming, scheme, split_authority
 
-Infos = dict[str, dict[str, Any]]  # key with its bucket -> what the store says of the object, as fsspec has it
+Infos = dict[str, dict[str, Any]]  # key with its bucket -> what the store reports for the object, in fsspec's form
 
-PAGE = 1000  # objects of an answer, at most: S3's own bound
+PAGE = 1000  # maximum number of objects in an answer: S3's own limit
 _UNORDERED = ("--x-s3", "--xa-s3")  # ends of the names of directory buckets, which list in no order, and their aliases
 
 
 def lists_ranges(place: str) -> bool:
-    """Whether the store of a place lists from a key on, in the order of keys."""
+    """Returns True if the store of a place lists from a given key on, in the order of keys."""
     return scheme(place) == "s3" and not split_authority(place)[0].endswith(_UNORDERED)
 
 
 def trees(places: Sequence[str]) -> Iterator[tuple[int, Infos]]:
-    """Each of these places of one bucket (by index) with every object below it, in the order of keys. {}: the place is
-    to be listed alone; nothing is below it, it lies in another one, or the store does not list in order.
+    """Yields each of these places of one bucket (by index) with every object below it, in the order of keys. {}: the
+    place must be listed separately; it is empty, it is inside another one, or the store does not list in order.
 
-    Holds one page, and the objects of one place. Raises what a listing raises.
+    Holds one page, and the objects of one place. Raises the errors of a listing.
     """
     store = FsspecStore(places[0])
     wanted = [(store.key(place).rstrip("/") + "/", index) for index, place in enumerate(places)]
@@ -45,7 +45,7 @@ def trees(places: Sequence[str]) -> Iterator[tuple[int, Infos]]:
 
 
 def _above(first: str, last: str) -> str:
-    """What all keys between two begin with, with the slash of its last directory."""
+    """Returns the common prefix of all keys between two, up to the slash of its last directory."""
     return posixpath.commonprefix([first, last]).rpartition("/")[0] + "/"
 
 
@@ -53,7 +53,7 @@ class _Reading:
     """One listing of a bucket, forward only."""
 
     def __init__(self, store: FsspecStore, above: str) -> None:
-        """above: the bucket, and what the keys of all that is wanted begin with, ending with a slash."""
+        """above: the bucket, and the common prefix of the keys of all places, ending with a slash."""
         self._filesystem = store.filesystem
         self._bucket, _, self._prefix = above.partition("/")
         self._page: deque[dict[str, Any]] = deque()
@@ -63,7 +63,7 @@ class _Reading:
         self._size, self._used = PAGE, 0
 
     def below(self, prefix: str) -> Infos:
-        """prefix: a place's key with its bucket, and a slash; not before one that was asked for."""
+        """Returns the objects below a place. prefix: its key with its bucket, and a slash; in the order of keys."""
         found: Infos = {}
         wanted = prefix.partition("/")[2].encode()
         while (info := self._next(wanted)) is not None:
@@ -73,7 +73,7 @@ class _Reading:
         return {} if self._disordered else found
 
     def _next(self, wanted: bytes) -> dict[str, Any] | None:
-        """The next object below; it stays in the page."""
+        """Returns the next object below; it remains in the page."""
         while not self._disordered:
             while self._page and self._page[0]["Key"].encode() < wanted:
                 self._page.popleft()
@@ -85,8 +85,8 @@ class _Reading:
         return None
 
     def _read(self, after: bytes) -> None:
-        """The next page. Pages in a row go by the store's own token: not all order names as this. A listing that hits
-        little of what is wanted is asked for less."""
+        """Reads the next page. Consecutive pages use the store's own token: not all stores order names like this. A
+        listing with few relevant objects requests smaller pages."""
         if self._last:
             self._size = min(PAGE, max(PAGE // 50, 4 * self._used))
         self._used = 0

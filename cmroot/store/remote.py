@@ -1,4 +1,4 @@
-"""Stores behind fsspec: object stores, WebHDFS, SFTP. `place` says what a store must offer."""
+"""Stores behind fsspec: object stores, WebHDFS, SFTP. `place` defines the operations of a store."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CONDITIONAL = frozenset({"s3"}) | GCS | AZURE
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
 
 _ASKED_AT_ONCE = 32
-"""Requests about single objects at one time: a thousand of them take about as long as removing a thousand."""
+"""Concurrent requests about single objects: a thousand of them take about as long as removing a thousand."""
 
 Below = list[tuple[str, dict[str, Any]]]
 Infos = list[dict[str, Any] | None]  # the store below has a method called list
 
 _HEEDED: dict[tuple[int, str], Heeds] = {}
 _TRYING = threading.Lock()
-_MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
+_MEMORY_CREATE = threading.Lock()  # fsspec's memory store checks, then writes; it is local to one process
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FsspecStore:
         return filesystem_of(os.getpid(), split_authority(normal(self.place))[0], os.environ.get(VARIABLE, ""))
 
     def key(self, path: str) -> str:
-        """The name that the filesystem itself uses for a place."""
+        """Returns the name that the filesystem itself uses for a place."""
         return cast(str, self.filesystem._strip_protocol(normal(path)))
 
     @property
@@ -54,7 +54,7 @@ class FsspecStore:
 
     @property
     def at_once(self) -> int:
-        """Requests about single files that may be under way at one time in a process; 1: the driver takes one only."""
+        """The number of concurrent requests about single files in a process; 1: the driver handles only one."""
         return _ASKED_AT_ONCE if getattr(self.filesystem, "async_impl", False) else 1
 
     def read_bytes(self, path: str) -> bytes:
@@ -98,7 +98,8 @@ class FsspecStore:
         return True
 
     def _create_by_rename(self, path: str, data: bytes) -> bool:
-        """HDFS refuses to rename onto a file, and WebHDFS drops the refusal: whether the staging file is left tells."""
+        """Creates a file by a rename. HDFS refuses one onto a file; WebHDFS hides that, but the staging file
+        remains."""
         if self.exists(path):
             return False
         staged = self._staging(path)
@@ -110,7 +111,7 @@ class FsspecStore:
         return False
 
     def heeds(self, probe: str) -> Heeds:
-        """What the store proves of what it is sent; tried once in each process. `probe`: a place that nobody uses."""
+        """Returns what the store verifies in requests; tried once in each process. `probe`: an unused place."""
         if scheme(self.place) != "s3":
             return Heeds(digests=False, copies=False)
         known = (os.getpid(), split_authority(normal(self.place))[0])
@@ -120,7 +121,7 @@ class FsspecStore:
         return _HEEDED[known]
 
     def create_checked(self, path: str, data: bytes) -> bool:
-        """As `create_exclusive`, on a store that heeds digests: readers see these bytes or none."""
+        """Like `create_exclusive`, on a store that verifies digests: readers see these bytes or none."""
         with naming(path):
             return s3.put_new(self.filesystem, self.key(path), data)
 
@@ -133,14 +134,14 @@ class FsspecStore:
             return cast(BinaryIO, self.filesystem.open(self.key(path), "rb"))
 
     def open_stream(self, path: str) -> BinaryIO:
-        """As `open_read`, forward only; on S3 by a single request."""
+        """Like `open_read`, forward only; on S3 by a single request."""
         if scheme(path) != "s3":
             return self.open_read(path)
         return cast(BinaryIO, s3.Stream(self.filesystem, self.key(path), path))
 
     @contextlib.contextmanager
     def open_write(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
-        # Spooled to a local file first: fsspec's own files upload what they have when they are closed by an error.
+        # Spooled to a local file first: fsspec's own files upload incomplete data when they are closed by an error.
         with naming(path), tempfile.NamedTemporaryFile() as spool:
             yield cast(BinaryIO, spool)
             spool.flush()
@@ -155,7 +156,7 @@ class FsspecStore:
         return self.open_write(path)
 
     def sweep(self, path: str, *, before: float, deep: bool) -> Names:
-        if not self._renames:  # nothing is written aside
+        if not self._renames:  # no staging files are written
             return []
         try:
             found = self.below(path) if deep else self.directly_below(path)
@@ -179,7 +180,7 @@ class FsspecStore:
             return int(ask(self.key(path))["size"])
 
     def infos(self, paths: Sequence[str]) -> Infos:
-        """What the store says of each file, side by side where it may be asked so; None: it is not there."""
+        """Returns what the store reports for each file, concurrently if the driver allows it; None: it is missing."""
         with ThreadPoolExecutor(self.at_once, thread_name_prefix="infos") as pool:
             return list(pool.map(self._info, paths))
 
@@ -212,21 +213,22 @@ class FsspecStore:
         return child_of(path, info) if info else None
 
     def directly_below(self, path: str) -> Below:
-        """Names with what the store says of them. Raises FileNotFoundError when there is no such directory."""
+        """Returns names with what the store reports for them. Raises FileNotFoundError without the directory."""
         own = self.key(path).rstrip("/")
         with naming(path):
             found = [(str(info["name"]).rstrip("/"), info) for info in self.filesystem.ls(own, detail=True)]
-        return [(key.rpartition("/")[2], info) for key, info in found if key != own]  # its own is a mark
+        return [(key.rpartition("/")[2], info) for key, info in found if key != own]  # its own entry is a marker
 
     def below(self, path: str) -> Below:
-        """Relative names of all files below, with what the store says of them; as `tree`."""
+        """Returns relative names of all files below, with what the store reports for them; like `tree`."""
         prefix = self.key(path).rstrip("/") + "/"
         found = self.tree(path).items()
         return [(key[len(prefix) :], info) for key, info in found if key.startswith(prefix) and key != prefix]
 
     def tree(self, path: str, *, directories: bool = False) -> dict[str, dict[str, Any]]:
-        """Every file at and below a place by its key, with what the store says about it; with `directories` these, too.
-        {} when there is none. What cannot be listed is an error: most of fsspec's drivers would leave it out."""
+        """Returns every file at and below a place by its key, with what the store reports for it; with `directories`
+        these, too; {} when there are none. Raises errors for unreadable directories, which most fsspec drivers would
+        omit."""
         top = self.key(path).rstrip("/")
         with naming(path):
             if lists_trees(self.filesystem):
@@ -239,7 +241,7 @@ class FsspecStore:
             above = waiting.pop()
             try:
                 listed = self.filesystem.ls(above, detail=True)
-            except (FileNotFoundError, NotADirectoryError):  # gone, or never there
+            except (FileNotFoundError, NotADirectoryError):  # removed, or never existed
                 continue
             for info in listed:
                 key = str(info["name"]).rstrip("/")
@@ -265,8 +267,8 @@ class FsspecStore:
                 self.filesystem.rm_file(old)
 
     def copy(self, path: str, target: str, note: str = "") -> None:
-        """By the server. Raises FileNotFoundError for a file that is gone, or replaced meanwhile. `note`: a name of our
-        own, ending with `server_copies.NOTE`, where the target's does not tell that it is ours."""
+        """Copies by the server. Raises FileNotFoundError for a file that is missing, or was replaced concurrently.
+        `note`: a name of our own, ending with `objects.NOTE`, where the target's does not identify it as ours."""
         with naming(target):
             old, new = self.key(path), self.key(target)
             if scheme(self.place) != "s3":
@@ -277,7 +279,7 @@ class FsspecStore:
                 raise FileNotFoundError(f"{path}: was replaced while it was copied")
 
     def remove_own(self, path: str) -> bool:
-        """As `remove`, of what only this program writes; see Place."""
+        """Like `remove`, for files that only this program writes; see Place."""
         if scheme(self.place) != "s3":
             self.remove(path)
             return True
@@ -311,7 +313,7 @@ class FsspecStore:
             self.filesystem.rm_file(self.key(path))
 
     def remove_many(self, paths: Sequence[str]) -> None:
-        """Remove files, in few requests where the store has one for many; missing ones are no error."""
+        """Removes files, in few requests where the store supports it; missing ones are not an error."""
         keys = [self.key(path) for path in paths]
         with contextlib.suppress(FileNotFoundError), naming(self.place):
             if keys and not any(set(key) & set("*?[]") for key in keys):  # fs.rm reads them as patterns
@@ -347,8 +349,8 @@ class FsspecStore:
                         self.filesystem.rmdir(key)
 
     def remove_emptied(self, path: str) -> None:
-        """Removes the directories at and below a place that hold no file, with what was being written aside in them. A
-        file may come at any moment: it stays. May run twice."""
+        """Removes the directories at and below a place that contain no file, with the staging files in them. A file
+        that is added concurrently remains. May run twice."""
         if not self._has_directories:
             return
         with naming(path):
@@ -359,16 +361,16 @@ class FsspecStore:
                         self.filesystem.rm_file(key)
             below = [key for key, info in found.items() if info["type"] == "directory"]
             for key in sorted({self.key(path).rstrip("/"), *below}, reverse=True):
-                with contextlib.suppress(OSError):  # it holds something by now, or is gone
+                with contextlib.suppress(OSError):  # no longer empty, or gone
                     self.filesystem.rmdir(key)
 
     def remove_directory(self, path: str) -> bool:
-        """Whether an empty one went; OSError when it holds something. Elsewhere than on HDFS none is known to be."""
+        """Removes an empty directory, on HDFS only. Returns True if it was removed; raises OSError if not empty."""
         return False
 
     @property
     def _has_directories(self) -> bool:
-        """Elsewhere a directory goes with its last object."""
+        """True if directories exist by themselves; elsewhere a directory vanishes with its last object."""
         return self._renames or scheme(self.place) == "memory"
 
     def mkdirs(self, path: str, *, private: bool = False) -> None:
@@ -377,7 +379,7 @@ class FsspecStore:
                 self.filesystem.makedirs(self.key(path), exist_ok=True)
 
     def sync(self, path: str) -> None:
-        pass  # an upload that has ended is durable
+        pass  # a finished upload is durable
 
     def _staging(self, path: str) -> str:
         self.mkdirs(parent(path))

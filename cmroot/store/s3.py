@@ -1,5 +1,5 @@
-"""Single requests of S3 that fsspec's driver splits into several: an object read whole, asked for, or written under a
-condition. `filesystem` is the driver's; keys are its own, with the bucket in front.
+"""Single requests of S3 that fsspec's driver splits into several: reading an entire object, its description, writing it
+under a condition. `filesystem` is the driver's; keys are its own, beginning with the bucket.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from cmroot.errors import StorageUnreachable
 from cmroot.store.spelling import AWAY, naming
 
 TRIES = 5
-"""How often an object is asked for, on from where its answer broke off, before that is an error."""
+"""How often an object is requested, from where its answer broke off, before an error is raised."""
 
 WHOLE = 16 * 1024 * 1024
-"""Bytes up to which an object is written by one request that the store checks before it shows the object: as many lie
-in memory, for each object that is being copied."""
+"""The maximum size in bytes of an object written by one request that the store verifies before it shows the object:
+that much memory is used for each object being copied."""
 
 WRITTEN_BY = "replicator-call"
-"""Metadata of an object that `create` wrote: the call that did."""
+"""Metadata of an object written by `create`: the call that wrote it."""
 
-Info = dict[str, Any]  # what the store says of an object: `size`, ETag, LastModified, VersionId where it has one
+Info = dict[str, Any]  # what the store reports for an object: `size`, ETag, LastModified, VersionId where it has one
 
 
 class Stream(io.RawIOBase):
-    """An object, read forward by one request. All bytes are of this object, however often the connection breaks: when
-    another one has its name by then, it is gone. `info`: of this object."""
+    """An object, read forward by one request. All bytes are of the same object, however often the connection breaks: if
+    it is replaced, it counts as removed. `info`: of this object."""
 
     def __init__(self, filesystem: Any, key: str, place: str) -> None:
-        """place: for messages. Raises FileNotFoundError when it is not there, and what `naming` raises."""
+        """place: for messages. Raises FileNotFoundError when the object does not exist, and the errors of `naming`."""
         self._filesystem, self._about, self._place, self._at = filesystem, named(key), place, 0
         self._body: Any = None
         with naming(place):
@@ -45,8 +45,8 @@ class Stream(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """b"" at the end only. StorageUnreachable when the answer broke off time and again, FileNotFoundError when it
-        did and the object is gone."""
+        """Returns b"" at the end only. Raises StorageUnreachable when the answer broke off repeatedly,
+        FileNotFoundError when it did and the object does not exist any more."""
         broke: Exception | None = None
         for _ in range(TRIES):
             left = self.info["size"] - self._at
@@ -83,7 +83,7 @@ class Stream(io.RawIOBase):
         return answer
 
     def _go_on(self, left: int) -> None:
-        """Some stores answer with the whole object, or with another one, whatever they are asked for."""
+        """Continues reading. Some stores answer with the entire object, or with another one, whatever is requested."""
         answer = self._ask(Range=f"bytes={self._at}-", IfMatch=self.info["ETag"])
         if answer["ETag"] != self.info["ETag"]:
             raise FileNotFoundError(self._place)
@@ -103,32 +103,32 @@ class Stream(io.RawIOBase):
 
 
 def info(filesystem: Any, key: str) -> Info:
-    """What the store says of an object; it is not taken for a directory. Raises FileNotFoundError."""
+    """Returns what the store reports for an object; never interprets it as a directory. Raises FileNotFoundError."""
     answer: Info = filesystem.call_s3("head_object", **named(key))
     return {**answer, "size": answer["ContentLength"]}
 
 
 def put_new(filesystem: Any, key: str, data: bytes) -> bool:
-    """Writes an object that is not there, if these bytes arrive; False when one is there. The store compares their
-    digest with what has arrived, and shows the object afterwards."""
+    """Writes an object that does not exist, if these bytes arrive; returns False when it exists. The store verifies
+    their digest before it shows the object."""
     return _heeded(filesystem, "put_object", **named(key), Body=data, ContentMD5=md5_of(data), IfNoneMatch="*")
 
 
 def create(filesystem: Any, key: str, data: bytes) -> bool:
-    """Writes an object that is not there; False when somebody else's is. An answer that is lost makes the driver send
-    the request again, which its own object then refuses; so each object names the call that wrote it."""
+    """Writes an object that does not exist; returns False when another writer's does. After a lost answer the driver
+    repeats the request, which its own object then refuses; so each object names the call that wrote it."""
     call = uuid.uuid4().hex
     for _ in range(TRIES):
         if _heeded(filesystem, "put_object", **named(key), Body=data, IfNoneMatch="*", Metadata={WRITTEN_BY: call}):
             return True
-        with contextlib.suppress(FileNotFoundError):  # refused for one that is just being written, or removed
+        with contextlib.suppress(FileNotFoundError):  # refused for one that is being written, or removed
             return bool(info(filesystem, key).get("Metadata", {}).get(WRITTEN_BY) == call)
     return False
 
 
 def copy_if(filesystem: Any, key: str, target: str, etag: str, version: str | None = None) -> bool:
-    """Copies an object of at most 5 GiB in one step, if it still has this tag (without its quotes); False when
-    it has another, or is gone."""
+    """Copies an object of at most 5 GiB in one step, if it still has this tag (without its quotes); returns False when
+    it has another, or does not exist."""
     of = named(key) | ({"VersionId": version} if version else {})
     source = {"CopySource": of, "CopySourceIfMatch": f'"{etag}"'}
     try:
@@ -138,7 +138,7 @@ def copy_if(filesystem: Any, key: str, target: str, etag: str, version: str | No
 
 
 def _heeded(filesystem: Any, operation: str, **arguments: Any) -> bool:
-    """Whether the condition of a request held."""
+    """Returns True if the condition of a request held."""
     try:
         filesystem.call_s3(operation, **arguments)
     except FileExistsError:
@@ -151,7 +151,7 @@ def _heeded(filesystem: Any, operation: str, **arguments: Any) -> bool:
 
 
 def is_refused(error: OSError) -> bool:
-    """Whether a condition of a request did not hold. The driver's errors have S3's own as their cause."""
+    """Returns True if a condition of a request did not hold. The driver's errors have S3's own as their cause."""
     return any(word in f"{code_of(error)} {error}" for word in _CONDITIONS)
 
 
@@ -159,23 +159,23 @@ _CONDITIONS = ("PreconditionFailed", "ConditionNotMet", "ConditionalRequestConfl
 
 
 def md5_of(data: bytes) -> str:
-    """As `ContentMD5` has it."""
+    """Returns the MD5 in the form of `ContentMD5`."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def code_of(error: OSError) -> str:
-    """S3's own name of an error; "" for others."""
+    """Returns S3's own name of an error; "" for others."""
     return str(getattr(error.__cause__, "response", {}).get("Error", {}).get("Code", ""))
 
 
 def named(key: str) -> dict[str, str]:
-    """A key of the driver's as arguments of a request."""
+    """Returns a key of the driver as arguments of a request."""
     bucket, _, name = key.partition("/")
     return {"Bucket": bucket, "Key": name}
 
 
 # ---- rights ----------------------------------------------------------------------------------------------------------
-# Rights in a bucket of S3 whose lack is felt late or by nobody: asked for by requests that change nothing.
+# Rights in an S3 bucket whose lack is noticed late or never: checked by requests that change nothing.
 
 
 LIST_UPLOADS = "s3:ListBucketMultipartUploads"
@@ -187,12 +187,12 @@ UNFINISHED = "unfinished uploads of runs that were killed stay, and are paid for
 TEMPORARY = "versions of temporary objects stay"
 
 _UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""What a store answers to a request that it does not know."""
+"""Errors of a store for a request that it does not support."""
 
 
 def lacking_rights(filesystem: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Rights that this user lacks below a prefix, and what stays for that. `prefix`: a directory in which we write.
-    Two requests, four where the bucket has versions. May run twice. Raises OSError for a store that is away."""
+    """Yields rights missing below a prefix, with what remains because of that. `prefix`: a directory in which we write.
+    Two requests, four where the bucket has versions. May run twice. Raises OSError for an unreachable store."""
     bucket, _, begins = f"{prefix.rstrip('/')}/".partition("/")
     probe = named(f"{bucket}/{begins}.probe-{uuid.uuid4().hex}")
     call = filesystem.call_s3
@@ -220,7 +220,7 @@ def _may(ask: Callable[[], Any]) -> bool:
 
 
 def _has_versions(filesystem: Any, bucket: str) -> bool:
-    """Also when one may not ask: then its versions, if any, would stay unseen."""
+    """Returns True also without permission to query it: versions, if any, would then remain unnoticed."""
     with contextlib.suppress(PermissionError):
         try:
             return bool(filesystem.call_s3("get_bucket_versioning", Bucket=bucket).get("Status"))
@@ -232,18 +232,18 @@ def _has_versions(filesystem: Any, bucket: str) -> bool:
 
 
 # ---- renaming --------------------------------------------------------------------------------------------------------
-# Renames on stores behind fsspec that have directories: onto a free name, and onto one that is taken.
+# Renames on stores behind fsspec that have directories: onto a free name, and onto one in use.
 #
-# A name that is taken is replaced by the store's own rename with overwrite: posix-rename, or one with an option.
+# A name in use is replaced by the store's own rename with overwrite: posix-rename, or one with an option.
 
 
 RENAMING = frozenset({"webhdfs", "sftp", "ssh", "smb"})
-"""fsspec protocols with directories and a rename: a file there is visible while it is written, so it is written
-aside. All others are object stores, where an object appears whole when its upload ends."""
+"""fsspec protocols with directories and a rename: a file there is visible while it is written, so a staging file is
+used. All others are object stores, where an object appears complete when its upload ends."""
 
 
 def replace(filesystem: Any, scheme: str, staged: str, key: str) -> None:
-    """Give a file a name that another may have: readers find the old content or the new, whenever they look."""
+    """Renames a file to a name that may be in use: readers always find the old content or the new."""
     if scheme in ("sftp", "ssh"):
         filesystem.mv(staged, key)  # posix-rename@openssh.com
     elif scheme == "webhdfs":
@@ -253,8 +253,8 @@ def replace(filesystem: Any, scheme: str, staged: str, key: str) -> None:
 
 
 def rename_onto_free(filesystem: Any, scheme: str, staged: str, key: str) -> None:
-    """Give a file a name that nobody has. Whether `staged` is left afterwards tells whether somebody had: drivers drop
-    a store's refusal, or raise it."""
+    """Renames a file to a free name. If `staged` exists afterwards, the name was in use: drivers drop a store's
+    refusal, or raise it."""
     with contextlib.suppress(OSError):
         if scheme in ("sftp", "ssh"):
             filesystem.ftp.rename(staged, key)  # mv would overwrite
@@ -263,7 +263,7 @@ def rename_onto_free(filesystem: Any, scheme: str, staged: str, key: str) -> Non
 
 
 def is_there(filesystem: Any, key: str) -> bool:
-    """Not fsspec's `exists`, which takes every error for an absence."""
+    """Returns True if a file exists; unlike fsspec's `exists`, which treats every error as absence."""
     try:
         filesystem.info(key)
     except (FileNotFoundError, NotADirectoryError):

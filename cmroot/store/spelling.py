@@ -1,4 +1,4 @@
-"""Places as text: what a path or URL says by itself, without asking a store. Pure, and quick enough for each file."""
+"""Places as text: parsing of paths and URLs without querying a store. Pure, and fast enough to run for each file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NoReturn
 from cmroot.errors import Error, NoSpace, NotWritable, StorageUnreachable, UnknownPlace
 
 STAGING = ".aside-"
-"""Names of files being written. They begin with a dot, so listings and Hive skip them; nothing reads them."""
+"""Prefix of the names of files being written. It begins with a dot, so listings and Hive skip them; never read."""
 
 
 def scheme(place: str) -> str:
-    """`file` for local paths, else the URL's scheme with `s3a` and `s3n` read as `s3`."""
+    """Returns `file` for local paths, else the URL's scheme with `s3a` and `s3n` read as `s3`."""
     if place.startswith(("/", "file:")):
         return "file"
     head, separator, _ = place.partition("://")
@@ -29,7 +29,7 @@ def is_local(place: str) -> bool:
 
 
 def local_path(place: str) -> str:
-    """The absolute path of a local place, without a trailing slash. Raises UnknownPlace for other stores."""
+    """Returns the absolute path of a local place, without a trailing slash. Raises UnknownPlace for other stores."""
     if place.startswith("/"):
         path = place
     elif place.startswith(("file:", "local:")):
@@ -51,14 +51,14 @@ def local_path(place: str) -> str:
 
 
 def normal(place: str) -> str:
-    """One spelling per place: the absolute path of a local one, else the URL fsspec knows, no trailing slash."""
+    """Normalises a place: the absolute path of a local one, else the URL for fsspec, without trailing slash."""
     if place[:1] == "/" or is_local(place):
         return local_path(place)
     return f"{scheme(place)}://{place.partition('://')[2].rstrip('/')}"
 
 
 def join(place: str, *parts: str) -> str:
-    """A place below another; its spelling is kept, empty parts are left out."""
+    """Returns a place below another, written like it; empty parts are left out."""
     names = [part.strip("/") for part in parts if part.strip("/")]
     if not names:
         return place
@@ -66,7 +66,7 @@ def join(place: str, *parts: str) -> str:
 
 
 def parent(place: str) -> str:
-    """The place above; a filesystem's root or a bucket is its own parent."""
+    """Returns the place above; a filesystem's root or a bucket is its own parent."""
     trimmed = _without_slash(place)
     head, path = split_authority(trimmed)
     if not path.strip("/"):
@@ -76,7 +76,7 @@ def parent(place: str) -> str:
 
 
 def upwards(path: str) -> Iterator[str]:
-    """An absolute path without authority, and all above it."""
+    """Yields an absolute path without authority, and all above it."""
     while path not in ("", "/"):
         yield path
         path = path.rpartition("/")[0]
@@ -84,7 +84,7 @@ def upwards(path: str) -> Iterator[str]:
 
 
 def name_of(place: str) -> str:
-    """The last name of a place."""
+    """Returns the last name of a place."""
     return _without_slash(place).rpartition("/")[2]
 
 
@@ -94,7 +94,7 @@ def _without_slash(place: str) -> str:
 
 
 def split_authority(place: str) -> tuple[str, str]:
-    """("s3://bucket", "/a/b"), ("file:", "/a"), ("file://", "/a"), ("", "/a")."""
+    """Splits a place: ("s3://bucket", "/a/b"), ("file:", "/a"), ("file://", "/a"), ("", "/a")."""
     head, separator, rest = place.partition("://")
     if separator and "/" not in head:
         authority, slash, path = rest.partition("/")
@@ -106,8 +106,8 @@ def split_authority(place: str) -> tuple[str, str]:
 
 
 def refuse_credentials(place: str) -> None:
-    """Raises UnknownPlace, which does not show them, for a URL with a password or keys: URLs go into logs, records and
-    process lists. Keys may have a slash, which is written as it is by mistake."""
+    """Raises UnknownPlace, without showing them, for a URL with a password or keys: URLs are written to logs, records
+    and process lists. Keys may contain a slash, written unescaped by mistake."""
     head, separator, rest = place.partition("://")
     authority, _, path = rest.partition("/")
     user, at, _ = authority.rpartition("@")
@@ -122,9 +122,9 @@ def refuse_credentials(place: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Turns errors of the operating system that a person must act on into ours, with the path and a hint.
+    """Converts errors of the operating system that require action by the operator into ours, with the path and a hint.
 
-    A missing file stays FileNotFoundError, an existing one FileExistsError: callers decide on those.
+    A missing file still raises FileNotFoundError, an existing one FileExistsError: callers handle those.
     """
     try:
         yield
@@ -138,7 +138,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def raise_named(error: OSError, path: str) -> NoReturn:
-    """What `naming` does, for loops in which a context manager per file would be felt."""
+    """Does the same as `naming`, for loops in which a context manager per file would be too slow."""
     better = _named(error, path) or _of_driver(error, path)
     if better is None:
         raise error
@@ -146,7 +146,7 @@ def raise_named(error: OSError, path: str) -> NoReturn:
 
 
 def _of_driver(error: Exception, path: str) -> Error | None:
-    """Of errors that drivers of stores have for themselves; told by their names, as no driver has to be installed."""
+    """Converts errors specific to drivers of stores; matched by class name, because no driver has to be installed."""
     kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     answered = str(getattr(error, "status_code", None) or getattr(error, "code", None)) if kinds & _ANSWERED else ""
     said = " ".join(str(error).split("\n")[0].split())
@@ -207,9 +207,9 @@ def _named(error: OSError, path: str) -> Error | None:
             )
         case errno.ENOKEY:
             return NotWritable(what, hint=_KEY)
-        case errno.EAGAIN:  # of a NameNode that takes no changes for now
+        case errno.EAGAIN:  # from a NameNode that temporarily accepts no changes
             return StorageUnreachable(what, hint=AWAY)
-        case errno.EBUSY if scheme(path) == "s3":  # 503, to every try
+        case errno.EBUSY if scheme(path) == "s3":  # 503, on every attempt
             return StorageUnreachable(what, hint=AWAY)
     if isinstance(error, PermissionError) or is_forbidden(error):  # of a store that has no error numbers
         return NotWritable(what, hint=_ALLOW)
@@ -219,7 +219,7 @@ def _named(error: OSError, path: str) -> Error | None:
 
 
 def is_forbidden(error: OSError) -> bool:
-    """Whether gcsfs says so, which has no kind of error for it."""
+    """Returns True for gcsfs' permission error, which has no class of its own."""
     return error.errno is None and str(error).startswith("Forbidden: ")
 
 

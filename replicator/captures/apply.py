@@ -47,8 +47,7 @@ class Rename:
 
 
 def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:
-    """Returns the key of an object seen at a position after all renames, in their order; None if the object no longer
-    exists."""
+    """Returns the later key of an object seen at a position, after all renames in order; None if it was replaced."""
     now: tuple[str, str, str] | None = key
     for rename in renames:
         now = rename.follow(now, position) if now else None
@@ -213,8 +212,7 @@ class Fold(Inventory):
             self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found))
 
     def _move_partitions(self, table_id: int, old: str, new: str) -> None:
-        """Updates the locations of partitions below a managed table's directory that was moved
-        (HiveAlterHandler.alterTable)."""
+        """Moves the locations of partitions below a managed table's directory along (HiveAlterHandler.alterTable)."""
         rows = self._db.execute(
             "SELECT id, location, columns, body FROM partitions WHERE table_id = ?", (table_id,)
         ).fetchall()

@@ -1,8 +1,7 @@
 """Capture: turns the source's notification events, and changes without an event, into records of the captured log.
 
-`capture` reads top to bottom: acquire the lease, remove files left by a crashed run, bring the manifest up to date,
-fold the events, walk new databases, scan for changes without an event, list and retain files (`contents`), publish the
-segment (`recording`).
+`capture` reads top to bottom: acquire the lease, remove files left by a crashed run, update the manifest, fold the
+events, walk new databases, scan for other changes, list and retain files (`contents`), publish (`recording`).
 """
 
 from __future__ import annotations
@@ -198,8 +197,7 @@ class _Run:
         return concerned
 
     def _read_some(self, *, repair: bool) -> tuple[int, bool]:
-        """Folds the next page of events. Returns the number of events about captured databases, and True if there are
-        more."""
+        """Folds the next page of events. Returns how many concern captured databases, and True if more follow."""
         seen = json.loads(self._manifest.recall("rows") or "{}")
         reading = read_events(
             self._source, self._log.cursor, seen, lambda: undecided_since(self._root.place), limit=EVENT_BATCH
@@ -264,8 +262,7 @@ class _Run:
         return known is not None and same_database(known, now)
 
     def _completed(self, change: kinds.CreateDatabase) -> kinds.CreateDatabase:
-        """Completes a database: Hive 2.3 announces only its name. One that no longer exists stays incomplete until its
-        drop event."""
+        """Completes a database: 2.3 announces only its name. A dropped one remains bare until its drop event."""
         if change.database.location is not None:
             return change
         try:
@@ -274,8 +271,7 @@ class _Run:
             return change
 
     def _attach(self, event: NotificationEvent, change: Change) -> None:
-        """Attaches files intercepted before the event: those not yet known belong to the record that touched their
-        object."""
+        """Attaches files intercepted before the event: new ones belong to the record that touched their object."""
         table = change.touched
         for partition, rows in self._intercepts.of(event.id, *table) if table else ():
             obj = self._manifest.object(*table, partition) if table else None
@@ -283,8 +279,7 @@ class _Run:
                 self._contents.attach(obj, rows)
 
     def _watch(self, change: Change) -> None:
-        """Marks tables that an event does not describe completely, and records the names of files that will never be
-        seen."""
+        """Marks tables that an event describes incompletely, and records names of files that will never be seen."""
         known = self._manifest
         if change.rename:
             for marked in (self._constrained, self._rekeyed):
@@ -329,8 +324,7 @@ class _Run:
             self.scan.walked.add(db)
 
     def settle(self, empty: Sequence[Key]) -> None:
-        """Reads and lists alternately until a reading finds nothing new, so that the result is one state of the
-        source."""
+        """Reads and lists alternately until nothing new is read, so that the result is one state of the source."""
         for _ in range(ROUNDS):
             self._refresh()
             missing = self._contents.list_changed()

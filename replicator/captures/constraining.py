@@ -1,5 +1,4 @@
-"""Constraints as captures record them: the complete list of a table, even if an event describes only part of it or
-another table's change affects it.
+"""Constraints as captures record them: a table's complete list, even if an event describes only part of it.
 
 Reads the metastore and the manifest; the caller records the results.
 """
@@ -69,8 +68,7 @@ def _same(known: Manifest, name: Name) -> kinds.SetConstraints:
 
 
 def _renamed(known: Manifest, old: Name, new: Name) -> Iterator[kinds.SetConstraints]:
-    """Yields the constraints that a renamed table affects, including its own under the new name: a target reports those
-    that it cannot create by that name."""
+    """Includes the table's own, under the new name: a target reports those that it cannot create by that name."""
     for child in dict.fromkeys([*_having(known, old), *known.children(*old)]):
         db, table = new if child == old else child
         constraints = tuple(

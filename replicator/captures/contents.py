@@ -56,16 +56,14 @@ class Contents:
                 named.setdefault(file.uri, position)
 
     def give_up_on(self, db: str, table: str, partitions: set[str] | None) -> None:
-        """Records the file names of objects that were added and dropped within one reading: their bytes were never
-        seen."""
+        """Records the names of files of objects added and dropped within one reading: their bytes were never seen."""
         for key in list(self._named):
             now = followed(key, min(self._named[key].values()), self._log.renames)
             if now is not None and now[:2] == (db, table) and (partitions is None or now[2] in partitions):
                 self._log.files(uncaptured_files(*key, self._named.pop(key)))
 
     def attach(self, obj: DataObject, rows: pa.Table) -> None:
-        """Attaches files intercepted by a gateway: those not yet known belong to the record that touched their
-        object."""
+        """Attaches files intercepted by a gateway: new ones belong to the record that touched their object."""
         fresh = not_known(rows, self._log.manifest.files(obj.table_id, obj.partition_id))
         self._log.files(self._placed(fresh, [obj], [0] * fresh.num_rows))
         self._named.pop((obj.db, obj.table, obj.partition), None)
@@ -201,8 +199,7 @@ class Contents:
         return {name: position for (above, _, name), position in parted if normal(above) == normal(obj.location)}
 
     def _position_for(self, obj: DataObject) -> int:
-        """Returns the position of the record that a file change belongs to: the last one that touched the object in
-        this run, otherwise an observed one."""
+        """Returns the position of a file change's record: the object's last one in this run, else an observed one."""
         if obj.touched > self._log.base:
             return obj.touched
         table = (obj.db, obj.table)
@@ -223,8 +220,7 @@ class Keepers:
         manager: Callable[[], ChangeManager],
         snapshots: CaptureSnapshots,
     ) -> None:
-        """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError if no bytes can be
-        retained."""
+        """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError if it finds no keeper."""
         self._root, self._requested, self._snapshots = root, requested, snapshots
         self._choose = partial(choose_keeper, tell=tell, manager=manager, snapshots=snapshots.keeper)
         self._chosen: dict[object, Keeper] = {}

@@ -1,6 +1,4 @@
-"""Folds of the captured log into manifests: the current one, stored next to the log, and temporary ones of earlier
-positions.
-"""
+"""Folds of the captured log into manifests: the current one, next to the log, and temporary ones of the past."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ from replicator.captures.manifest import Manifest
 
 @contextlib.contextmanager
 def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
-    """Opens the manifest of a root and brings it up to date with its log. Requires the root's lease. The manifest is
-    derived from the log, so its loss is harmless."""
+    """Opens a root's manifest, up to date with its log; requires the root's lease. Derived: its loss is harmless."""
     with opened(manifest_path(root)) as manifest:
         log = segments(root.place)
         stale = manifest.position > (log[-1].last if log else 0)  # of another log: the root was restored or replaced
@@ -42,7 +39,7 @@ def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Manifest]:
-    """Opens a manifest and closes it at the end of the block. Raises Error instead of SQLite's errors."""
+    """Opens a manifest. Raises NoSpace, NotWritable or FormatError instead of SQLite's errors."""
     try:
         with contextlib.closing(Manifest(path)) as manifest:
             yield manifest
@@ -63,8 +60,7 @@ def _not_stored(path: Path, error: sqlite3.DatabaseError) -> Error:
 
 
 def manifest_path(root: ChangeRoot) -> Path:
-    """Returns the manifest's path: next to the log if the root is local, otherwise in the user's cache under the root's
-    id."""
+    """Returns its path: next to the log if the root is local, else in the user's cache under the root's id."""
     if top := Place(root.place).local:
         return Path(top) / "manifest.sqlite"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replicator" / "manifest"

@@ -208,8 +208,7 @@ class Inventory:
         return {name: int(size or 0) for name, size in rows}
 
     def table_files(self, db: str, name: str) -> Iterator[tuple[Any, ...]]:
-        """Yields all files of a table: (partition, location, path, size, mtime_ns, identity, checksum, kept,
-        version)."""
+        """Yields a table's files: (partition, location, path, size, mtime_ns, identity, checksum, kept, version)."""
         yield from self._db.cursor().execute(
             "SELECT coalesce(p.name, ''), coalesce(p.location, t.location), f.path, f.size, f.mtime_ns, f.identity,"
             " f.checksum, f.kept, f.version FROM files f JOIN tables t ON t.id = f.table_id"
@@ -243,8 +242,7 @@ class Inventory:
         return int(row[0]) if row else None
 
     def _pages(self, query: str, table_id: int | None) -> Iterator[tuple[Any, ...]]:
-        """Yields the rows of a query keyed by (table_id, id > last), one page at a time, so that they are never all in
-        memory."""
+        """Yields the rows of a query keyed by (table_id, id > last), by pages, to limit memory."""
         last = 0
         while rows := self._db.execute(query, (table_id, last, _PAGE)).fetchall():
             yield from rows
@@ -252,11 +250,10 @@ class Inventory:
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------
-# Ends of references: when a known file is removed, the captured log gets a `release` row with the position at which it
-# was added.
+# Ends of references: when a known file is removed, the log gets a `release` row with the position that added it.
 #
-# Rows that the manifest is about to delete are first collected in a temporary table; capture drains it into the
-# segment. Folding the log again collects the same rows and discards them.
+# Rows that the manifest is about to delete are collected in a temporary table; capture drains it into the segment.
+# Folding the log again collects the same rows and discards them.
 
 
 _ROWS_OF_A_PAGE = 20_000
@@ -287,8 +284,7 @@ class Ends:
         self._gather("f.table_id = ? AND f.partition_id = ? AND f.path = ?", files)
 
     def at_once(self, rows: Iterable[tuple[object, ...]]) -> None:
-        """Adds references that were never in the manifest, because their object no longer existed. Values are in the
-        order of the table's columns."""
+        """Adds references that the manifest never had: their object was dropped again. Values in column order."""
         self._db.executemany(
             f"INSERT INTO temp.ended VALUES (NULL{', ?' * len(_COLUMNS)})",
             (row for row in rows if row[_CHECKSUM] is not None),

@@ -41,9 +41,8 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
 # Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in a format
-# other than Hive's, and for each file of a Delta log (by its checksum) a flag that it names files outside of its table.
-# Constraints are not derived: captures read them from the metastore if the manifest does not record that they are
-# known.
+# other than Hive's, and True for files of a Delta log (by checksum) that name files outside of its table. Constraints
+# are not: captures read them from the metastore if the manifest does not record that they are known.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
 CREATE TABLE IF NOT EXISTS delta_logs (checksum TEXT PRIMARY KEY, outside INTEGER) WITHOUT ROWID;
@@ -57,8 +56,7 @@ class Manifest(Inventory):
     """The fold up to `position` and `event`. `commit` makes all changes durable together."""
 
     def __init__(self, path: str | Path) -> None:
-        """Opens or creates the manifest at `path` (":memory:" for a temporary one). A manifest of another version is
-        emptied."""
+        """Opens or creates the manifest at `path` (":memory:": temporary). One of another version is emptied."""
         super().__init__(sqlite3.connect(str(path), isolation_level=None, check_same_thread=False))
         self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-65536;")
         if self._db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
@@ -95,8 +93,7 @@ class Manifest(Inventory):
         self._db.execute("BEGIN")
 
     def rollback(self) -> None:
-        """Returns to the last commit. May run after a signal that interrupted a commit right after COMMIT: then there
-        is nothing to roll back."""
+        """Returns to the last commit. After a commit that a signal interrupted, there may be nothing to roll back."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._fold.forget()
@@ -115,8 +112,7 @@ class Manifest(Inventory):
         self._fold.apply_files(rows, renames)
 
     def ended(self) -> Iterator[pa.Table]:
-        """Yields release rows for the references that ended since the last call; see
-        `replicator.captures.inventory`."""
+        """Yields rows for references that ended since the last call; see `replicator.captures.inventory`."""
         return self._fold.ends.drain()
 
     def forget_ended(self) -> None:
@@ -141,8 +137,7 @@ class Manifest(Inventory):
         self._db.executemany("UPDATE partitions SET listed = 0 WHERE id = ?", partitions)
 
     def unlisted(self, batch: int = 500) -> Iterator[list[DataObject]]:
-        """Yields the objects whose files are to be listed, in batches. May include objects that are marked during the
-        iteration."""
+        """Yields the objects to list, in batches; may include objects marked during the iteration."""
         for query in (
             "SELECT id, 0, db, name, '', location, touched FROM tables"
             " WHERE NOT listed AND location <> '' AND id > ? ORDER BY id LIMIT ?",
@@ -173,9 +168,8 @@ class Manifest(Inventory):
         return int(sum(counts))
 
     def unlist_objects_on_stores(self, stays: Callable[[str], bool], db: str = "", names: Sequence[str] = ()) -> None:
-        """Marks as unlisted the objects on stores without directories, of all tables or of some of a database: only a
-        listing shows changes of their files. `stays`: returns True for locations known from another source to be
-        unchanged."""
+        """Marks objects on stores without directories as unlisted, of all tables or some of a database: only a listing
+        shows their changes. `stays`: returns True for locations known otherwise to be unchanged."""
         some = f"db = ? AND name IN ({', '.join('?' * len(names))}) AND " if db else ""
         about = (db, *names) if db else ()
         remote = (
@@ -222,8 +216,7 @@ class Manifest(Inventory):
     def set_directories(
         self, objects: Sequence[DataObject], directories: Iterable[tuple[int, str, int, int, str]]
     ) -> None:
-        """Replaces the directory states of listed objects: (index of the object, path, mtime_ns, listed_ns,
-        identity)."""
+        """Replaces directory states of objects: (index of the object, path, mtime_ns, listed_ns, identity)."""
         self._db.executemany(
             "DELETE FROM directories WHERE table_id = ? AND partition_id = ?",
             [(o.table_id, o.partition_id) for o in objects],

@@ -140,8 +140,7 @@ def _record(
     *,
     tolerant: bool,
 ) -> bool:
-    """Adds one object's rows. Returns False, with nothing added, if a file vanished concurrently; `tolerant` leaves
-    that file out."""
+    """Adds one object's rows. Returns False, without adding any, if a file vanished; `tolerant` leaves it out."""
     start = len(rows.owner), len(rows.same)
     remaining = dict(known)
     changed = []
@@ -177,8 +176,7 @@ def _record(
 
 
 def _each_kept(keeper: Keeper, places: Iterable[str], location: str) -> Iterator[Kept | None]:
-    """Retains files one after another; yields None for one that vanished. Reads files on remote stores in parallel,
-    because of their latency."""
+    """Retains files one after another (on remote stores, several at once); yields None for one that vanished."""
     if is_local(location):
         for place in places:
             yield _kept(keeper, place)

@@ -67,8 +67,7 @@ class Captured(Report):
 
 
 class CapturesFollowed(Report):
-    """The report of a capture that follows its source: counts are summed; positions and missing objects are those of
-    the newest capture."""
+    """The report of all captures that follow a source: counts are summed; all else is the newest capture's."""
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
@@ -192,8 +191,7 @@ class Intercepts:
         self._found: list[Intercepted] = []
 
     def look(self, until: int) -> None:
-        """Finds the files intercepted for events up to `until`. Called after these events are read, so that no file is
-        missed."""
+        """Finds files intercepted for events up to `until`; called after these are read, so that none is missed."""
         self._found = read_intercepted(self._root, until)
 
     def of(self, event: int, db: str, table: str) -> Iterator[tuple[str, pa.Table]]:
@@ -207,8 +205,7 @@ class Intercepts:
                     yield partition, rows.filter(pc.equal(rows["partition"], partition))
 
     def finish(self) -> None:
-        """Removes the intercepted files after the segment is published: each is either recorded now or outside the
-        captured databases."""
+        """Removes the intercepted files after the segment is published: they are recorded, or out of scope."""
         for taken in self._found:
             remove_intercepted(taken)
 

@@ -1,9 +1,7 @@
-"""Objects that a capture could not list, because their directory was absent or unreadable, and files without a UTF-8
-name.
+"""Objects that a capture could not list (no readable directory), and files without a UTF-8 name.
 
-An unreadable object is not necessarily empty: a mount may have gone away, or a directory may be moved by a user. The
-files known to the log are retained, and each capture's marker names the object, until it is readable again, dropped, or
-declared empty by the operator.
+An unreadable object is not necessarily empty: a mount may be missing, or a directory being moved. The files known to
+the log are retained, and each capture's marker names the object, until it is readable, dropped, or declared empty.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from replicator.errors import ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 
 UNSEEN, EMPTY = "unseen", "declared_empty"  # keys of a marker's `about`
-REFUSED = "the metastore does not give it"  # start of the reason of such a table
-NAMED = 20  # partitions of one table that are named; of more the table is, so that a marker stays small
+REFUSED = "the metastore does not give it"  # start of the reason for a refused table
+NAMED = 20  # partitions of one table that are named; more are replaced by their table, so that a marker stays small
 
 Key = tuple[str, str, str]
 
@@ -161,14 +159,13 @@ def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
 
 
 def remembered(manifest: Manifest) -> list[NotReplicated]:
-    """Returns those reported before whose objects still exist."""
+    """Returns the objects with invalid file names that were reported before and still exist."""
     found = msgspec.json.decode(manifest.recall(_KEY) or "[]", type=list[NotReplicated])
     return [each for each in found if _is_there(manifest, each)]
 
 
 def remember(manifest: Manifest, listed: Mapping[tuple[str, str, str], NotReplicated | None]) -> None:
-    """Updates them for the objects that a capture has listed, by database, table and partition; None: all its names are
-    valid."""
+    """Stores them for the objects that a capture has listed, by (db, table, partition); None: all names are valid."""
     before = remembered(manifest)
     kept = [each for each in before if (*_names(each), each.partition) not in listed]
     now = [*kept, *(each for each in listed.values() if each is not None)]
@@ -189,15 +186,13 @@ def _names(obj: NotReplicated) -> tuple[str, str]:
 
 
 # ---- ungiven ---------------------------------------------------------------------------------------------------------
-# Tables that the source's metastore does not return to a capture: their metadata is damaged, or access is denied.
+# Tables that the source's metastore does not return to a capture: damaged metadata, or access denied.
 #
-# The state known to the log is retained, and each capture's marker names the table, until the metastore returns or
-# drops it.
+# The state known to the log is retained, and each capture's marker names them, until they are returned or dropped.
 
 
 class Refusals:
-    """The refused tables of one capture. It requests only some tables; for the others, the refusals found by earlier
-    captures remain."""
+    """Refused tables of one capture. For tables that it does not request, earlier refusals remain."""
 
     def __init__(self, before: Sight) -> None:
         self._found: dict[str, dict[str, str]] = {}  # database -> table -> the reason
@@ -224,8 +219,7 @@ class Refusals:
 
 
 # ---- left out --------------------------------------------------------------------------------------------------------
-# Objects that no load replicates: tables in formats for which a copy of the files is not a copy of the table, and data
-# connectors.
+# Objects that no load replicates: tables whose files alone are not a copy of the table, and data connectors.
 #
 # The manifest determines which tables; only for a Delta table the log must be read, each of its files once.
 
@@ -296,8 +290,7 @@ def _outside(manifest: Manifest, root: str, db: str, name: str) -> Iterator[bool
 
 
 def _names_outside(place: str, file: KnownFile, root: str) -> bool | None:
-    """Returns None if the bytes of a log file are no longer available. A file that cannot be parsed is treated as an
-    ordinary file."""
+    """None if its bytes are no longer available. A file that cannot be parsed is treated as an ordinary file."""
     for open_file in _openings(place, file, root):
         try:
             with open_file() as stream:

@@ -209,8 +209,7 @@ def _read(source: MetastoreReader, plan: _Plan) -> _Contents:
 
 
 def _content_changes(source: MetastoreReader, known: Manifest, contents: _Contents) -> Iterator[Change]:
-    """Yields the differences of a table's contents. Raises ObjectNotFound for a table that no longer exists,
-    MetastoreError for one that the metastore does not return completely."""
+    """Raises ObjectNotFound for a table that no longer exists, MetastoreError for one not returned completely."""
     plan, table = contents.plan, contents.plan.table
     if contents.error:
         raise contents.error

@@ -1,5 +1,5 @@
-"""Reading both sides of a comparison: tables with their partitions and statistics, several tables at once. Threads
-read, and compare nothing.
+"""Reads of both sides of a comparison: tables with their partitions and statistics, several tables in parallel. The
+threads only read; they compare nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replicator.metastore.client import MetastoreReader
 from replicator.metastore.parallel import TABLE_BATCH, TABLE_WEIGHT, read_both
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
-# Comparison: both sides, and by what names, places and patterns the one is a replica of the other.
+# Comparison: both sides, and the names, locations and patterns that map one to its replica.
 
 
 Level = Literal["metadata", "size", "crc", "checksum"]
@@ -27,9 +27,9 @@ Level = Literal["metadata", "size", "crc", "checksum"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """rename: (source database, target database) pairs. map_locations: (source prefix, target prefix) pairs, needed
-    only for partitions and properties that lie neither in their table nor in their database. Both, patterns and formats
-    are as the loads were given them. level: how far files are compared."""
+    """Parameters of a comparison. rename: (source database, target database) pairs. map_locations: (source prefix,
+    target prefix) pairs, required only for partitions and properties with a path outside their table and database.
+    These, patterns and formats must be the same as for the loads. level: how thoroughly files are compared."""
 
     source: MetastoreReader
     target: MetastoreReader
@@ -44,7 +44,7 @@ class Comparison:
         return {before.lower(): after.lower() for before, after in self.rename}
 
     def replica(self, db: str) -> str:
-        """Name of a source database on the target."""
+        """Returns the name of a source database on the target."""
         return self.renamed.get(db, db)
 
 
@@ -53,7 +53,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PartitionNames:
-    """Names that only one side has."""
+    """Names of partitions that exist on one side only."""
 
     missing: frozenset[str] = frozenset()
     extra: frozenset[str] = frozenset()
@@ -61,8 +61,8 @@ class PartitionNames:
 
 @dataclass(frozen=True)
 class PartitionPages:
-    """Partitions that both sides have, some of them. marked: names of those with column statistics on either side;
-    statistics: of these, the source's and the target's."""
+    """Some of the partitions that both sides have. marked: names of those with column statistics on either side;
+    statistics: the source's and the target's statistics of these."""
 
     source: Sequence[Partition]
     target: Sequence[Partition]
@@ -72,9 +72,9 @@ class PartitionPages:
 
 @dataclass(frozen=True)
 class TablePair:
-    """A table by its name at the source, as far as the sides have it. left_out: why loads leave it out, if they do, or
-    that a side does not give it: then no more of it is read. statistics: those of the table on both sides, None where
-    neither says that it has any. pages: further ones are read as they are drawn."""
+    """A table by its name at the source, with the objects that each side has. left_out: the reason why loads leave it
+    out, or why a side refuses to return it; nothing more is read of it then. statistics: those of the table on both
+    sides, None if neither side indicates any. pages: further ones are read on iteration."""
 
     name: str
     source: Table | None
@@ -87,7 +87,7 @@ class TablePair:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Some of one side's tables by name, and its answer for those that it does not give."""
+    """Some tables of one side by name, and its answers for those that it refuses to return."""
 
     found: dict[str, Table]
     refused: dict[str, str]
@@ -95,7 +95,7 @@ class _Tables:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What one side has in a table. partitions: None where one call does not answer for all."""
+    """One side's contents of a table. partitions: None if there are too many for one call."""
 
     statistics: Statistics | None = None
     partitions: Sequence[Partition] | None = ()
@@ -103,7 +103,7 @@ class _Contents:
 
 @dataclass(frozen=True)
 class _Rest:
-    """What one side is asked for when the contents of both are known."""
+    """What is read from one side after the contents of both are known."""
 
     statistics: Sequence[Statistics] = ()
     names: Sequence[str] = ()
@@ -111,8 +111,8 @@ class _Rest:
 
 @dataclass(frozen=True)
 class _Joined:
-    """A table with its contents. page: its partitions, without the statistics of those that are marked; is_large:
-    instead of that their names are to be read."""
+    """A table with its contents. page: its partitions, without the statistics of the marked ones; is_large: the
+    partition names must be read instead."""
 
     pair: TablePair
     page: PartitionPages | None = None
@@ -128,9 +128,9 @@ def read_tables(
     names: Sequence[str],
     left_out: Callable[[Table, Table | None], str],
 ) -> Iterator[TablePair]:
-    """Tables of one database (its names on both sides), in the order of `names`, both sides read at the same time.
-    left_out: why loads leave a table of the source out, asked in the caller's thread. Raises ObjectNotFound for one
-    that goes away meanwhile."""
+    """Yields tables of one database (`databases`: its names on both sides), in the order of `names`, reading both sides
+    in parallel. left_out: returns the reason why loads leave out a table of the source; called in the caller's thread.
+    Raises ObjectNotFound for a table that is dropped concurrently."""
     reader = _Reader(comparison, databases)
     tables = read_both(reader.sides, reader.tables, batched(names, TABLE_BATCH), weigh=lambda _: 0.0)
     pairs = (
@@ -158,7 +158,7 @@ def _weight(contents: _Contents) -> float:
 
 
 def _nothing_to_read(pair: TablePair) -> _Contents | None:
-    """For a pair whose tables are all there is to compare."""
+    """Returns empty contents for a pair without partitions and statistics to compare; otherwise None."""
     source, target = pair.source, pair.target
     if source is None or target is None or pair.left_out:
         return _NOTHING
@@ -170,7 +170,7 @@ def _no_rest(joined: _Joined) -> _Rest | None:
 
 
 class _Reader:
-    """Reads what tables have, each side for itself; a side is 0, the source, or 1."""
+    """A reader of tables' contents, separately for each side; a side is 0, the source, or 1, the target."""
 
     def __init__(self, comparison: Comparison, databases: tuple[str, str]) -> None:
         self.sides = (comparison.source, comparison.target)
@@ -212,7 +212,7 @@ class _Reader:
         return _Joined(replace(pair, names=names), page)
 
     def rest(self, side: int, joined: _Joined) -> _Rest:
-        """Of a table with more partitions than one call answers for: names first."""
+        """Reads the statistics of marked partitions; for a table with too many partitions for one call, their names."""
         table = _both(joined.pair)[side]
         if joined.is_large:
             return _Rest(names=self.sides[side].partition_names(table.db, table.name))
@@ -252,7 +252,7 @@ def _both(pair: TablePair) -> tuple[Table, Table]:
 
 
 def _unmeasured(source: Table, here: Sequence[Partition], there: Sequence[Partition]) -> PartitionPages:
-    """Both sides of some partitions, in any order, without their statistics."""
+    """Returns both sides of some partitions, in any order, without their statistics."""
     flagged = {each.values for side in (here, there) for each in side if has_column_statistics(each.parameters)}
     on_both = flagged and {each.values for each in there}.intersection(each.values for each in here)
     marked = [
@@ -266,7 +266,7 @@ def _unmeasured(source: Table, here: Sequence[Partition], there: Sequence[Partit
 def _wanted(
     table: Table, partitions: Sequence[Partition], held: PartitionFilter | None
 ) -> dict[tuple[str, ...], Partition]:
-    """By their values those that a filter holds, or all."""
+    """Returns the partitions that a filter selects, or all, by their values."""
     keys = table.partition_keys
     return {
         each.values: each
@@ -284,5 +284,5 @@ def _any_statistics(source: Table, target: Table) -> bool:
 
 
 def _columns(table: Table) -> list[str]:
-    """A side's own: a server without direct SQL refuses to tell statistics of columns that it does not have."""
+    """A side's own: a server without direct SQL refuses to return statistics of columns that do not exist."""
     return [column.name for column in table.storage.columns] if table.storage else []

@@ -1,6 +1,6 @@
-"""Comparing files: what an engine runs, on executors too. Lists both sides of objects and compares by relative path.
+"""Comparison of files, on an engine, on executors too. Lists both sides of objects and compares by relative path.
 
-It knows no metastore and returns counts and differences only: no list of files ever reaches the driver.
+It accesses no metastore and returns only counts and differences: a list of files never reaches the driver.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CRC = "crc"
 CHECKSUM = "checksum"
 
 _ASKED_AT_ONCE = 16
-"""Files whose CRCs are asked for at one time: nearly all of it is waiting."""
+"""Files whose CRCs are requested concurrently: nearly all of the time is spent waiting."""
 
 
 @dataclass(frozen=True)
 class FilePair:
-    """A table or partition that holds files, by the source's name, and where they lie on either side. `size`: bytes, as
+    """A table or partition that has files, by the source's name, with its locations on both sides. `size`: bytes, as
     far as the metastore knows. `delta`: a Delta table, whose log is read, too."""
 
     name: str
@@ -49,9 +49,9 @@ class FilePair:
 
 @dataclass(frozen=True)
 class FileTask:
-    """Objects to compare. Contents of those with more than `largest` bytes are put off; a task with `shares` reads the
-    contents of every file whose path falls into `share`, and nothing else. `part`: (number, of how many) of each
-    object's contents that are to be read at all."""
+    """Objects to compare. The contents of those with more than `largest` bytes are postponed; a task with `shares` only
+    reads the contents of the files whose path hashes to `share`. `part`: (number, total) of the share of each object's
+    contents to read at all."""
 
     pairs: Sequence[FilePair]
     level: str
@@ -63,8 +63,8 @@ class FileTask:
 
 @dataclass
 class FilesCompared:
-    """Files and bytes compared, what differs, and the objects put off with their (files, bytes). `files_read`: of level
-    crc, those whose contents were read, as a side has no CRC."""
+    """Files and bytes compared, the differences, and the postponed objects with their (files, bytes). `files_read`: at
+    level crc, files whose contents were read because a side has no CRC."""
 
     files: int = 0
     files_read: int = 0
@@ -75,7 +75,7 @@ class FilesCompared:
 
 
 def compare_files(task: FileTask) -> FilesCompared:
-    """Reads only, so it may run twice. A file that vanishes meanwhile is reported as missing on its side."""
+    """Compares files. Reads only, so it may run twice. A file that vanishes is reported as missing on its side."""
     report = FilesCompared()
     sources = Listings([pair.source for pair in task.pairs])
     targets = Listings([pair.target for pair in task.pairs])
@@ -102,7 +102,7 @@ def _compare(
         _compare_log(pair, target, report)
     same = {each.relative for each in here.directories} if here else set()
     for name in empty_directories(there):
-        if name not in same:  # some readers fail at it; one that only the source has harms nobody here
+        if name not in same:  # some readers fail at it; one that exists only at the source is harmless here
             _add(report, pair, "directory extra", name, None, "empty")
     if task.level not in (CRC, CHECKSUM):
         return
@@ -118,12 +118,12 @@ def _digest(path: str) -> int:
 
 
 def _files(listing: Listing | None) -> dict[str, FileState]:
-    """By relative path; a location without a directory has none."""
+    """Returns files by relative path; none for a location without a directory."""
     return {file.path_relative: file for file in listing.files} if listing else {}
 
 
 def _tell_unnamed(pair: FilePair, source: Listing | None, target: Listing | None, report: FilesCompared) -> None:
-    """Files whose names are not UTF-8 are never replicated: each is a difference."""
+    """Reports each file whose name is not UTF-8 as a difference: such files are never replicated."""
     for name in source.unnamed if source else ():
         report.files += 1
         _add(report, pair, "file missing", name, "not UTF-8", None)
@@ -148,8 +148,8 @@ def _compare_names(
 
 
 def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesCompared) -> None:
-    """Whether the target has what the last version of its own log names: files may be the same as the source's, and a
-    version that no reader can read."""
+    """Checks that the target has the files that the last version of its own log names: files may equal the source's and
+    still form a version that cannot be read."""
     try:
         named = _named(pair.target, target)
     except (FormatError, OSError) as error:
@@ -169,8 +169,8 @@ def _named(location: str, files: Iterable[str]) -> set[str]:
 
 
 def names_whole_paths(location: str) -> bool:
-    """Whether the last version of the Delta log at a place names files outside of it; not where there is no log, or
-    none that can be read."""
+    """Returns True if the last version of the Delta log at a location names files outside of it; False if there is no
+    log, or none that can be read."""
     try:
         return any(is_whole(path) or path.startswith("../") for path in _named(location, _files(list_tree(location))))
     except (FormatError, FileNotFoundError):
@@ -178,7 +178,7 @@ def names_whole_paths(location: str) -> bool:
 
 
 def _compare_bytes(pair: FilePair, paths: Sequence[str], task: FileTask, report: FilesCompared) -> None:
-    """Files of equal sizes."""
+    """Compares files of equal sizes."""
     if task.level != CRC:
         for path in paths:
             _compare_contents(pair, path, report)
@@ -200,21 +200,21 @@ def _both(pair: FilePair, path: str) -> tuple[str, str]:
 
 
 def _has_crcs(directory: str) -> bool:
-    """Whether its files have CRCs of their contents: on HDFS, and not of encrypted bytes. A zone begins at a directory,
-    so its files are asked for all at once."""
+    """Returns True if the directory's files have CRCs of their contents: on HDFS, and not of encrypted bytes. An
+    encryption zone begins at a directory, so one query is enough for all its files."""
     try:
         return scheme(directory) == "hdfs" and not in_zone(directory)
-    except OSError:  # reading says what is wrong
+    except OSError:  # reading the files reports the error
         return False
 
 
 def _crcs(pair: FilePair, path: str, having: Mapping[str, bool]) -> tuple[Crc, Crc] | None:
-    """Of both sides; None where they have none that can be compared. having: whether files of a directory have some."""
+    """Returns both sides' CRCs; None if they cannot be compared. having: True for directories with CRCs."""
     found = []
     for place in _both(pair, path):
         try:
             crc = composite_crc(place) if having[parent(place)] else None
-        except OSError:  # reading says what is wrong
+        except OSError:  # reading the file reports the error
             return None
         if crc is None:
             return None
@@ -231,7 +231,7 @@ def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:
 
 
 def _checksum(place: str) -> str | None:
-    """None when the file is gone."""
+    """Returns None if the file no longer exists."""
     try:
         return checksum_at(place)[0]
     except FileNotFoundError:
@@ -247,23 +247,23 @@ def _bytes(state: FileState | None) -> str | None:
 
 
 # ---- alike -----------------------------------------------------------------------------------------------------------
-# Proof by texts that a partition is what a load makes of the source's. Most can be proved so, at a tenth of the cost
-# of making the replica and comparing that. Pure.
+# Proof by texts that a partition equals what a load creates from the source's. Most partitions can be proved so, at a
+# tenth of the cost of creating the replica's object and comparing it. Pure.
 
 
-NO_STATISTICS = "DO_NOT_UPDATE_STATS"  # an instruction to the server, which takes it out when it creates a table
+NO_STATISTICS = "DO_NOT_UPDATE_STATS"  # an instruction to the server, which removes it when it creates a table
 
 
 @dataclass(frozen=True)
 class Alike:
-    """Of partitions of one table: where it lies on both sides, without a slash at the end."""
+    """The proof for partitions of one table, with the table's location on both sides, without a slash at the end."""
 
     source: str
     target: str
 
     def proves(self, source: Partition, target: Partition) -> bool:
-        """Whether the target's partition is as it has to be, and nothing of it names a path that a load rewrites.
-        False: nobody knows yet."""
+        """Returns True if the target's partition is as required, and does not contain a path that a load rewrites.
+        False: undecided."""
         here, there = source.location, target.location
         if not (here and there and here.startswith(f"{self.source}/") and there.startswith(f"{self.target}/")):
             return False
@@ -285,7 +285,7 @@ class Alike:
 
 
 def alike_partitions(source: Table, target: Table) -> Alike | None:
-    """The proof for partitions of a table; None where it takes more than their texts."""
+    """Returns the proof for partitions of a table; None if their texts are not sufficient."""
     here, there = source.location, target.location
     if not here or not there or is_published(here) or is_published(there) or here[-1] == "/" or there[-1] == "/":
         return None
@@ -306,7 +306,7 @@ def _are_same(here: Mapping[str, str], there: Mapping[str, str]) -> bool:
 
 
 def without_marks(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Without marks of replication, and without what a server takes out."""
+    """Removes properties set by replication, and those that a server removes."""
     found = own_parameters(parameters)
     found.pop(NO_STATISTICS, None)
     return found

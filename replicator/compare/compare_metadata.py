@@ -1,7 +1,7 @@
-"""Comparing metadata: every object of a source's database with what the target holds, field by field.
+"""Comparison of metadata: every object of a source's database with the target's, field by field.
 
-What the target should have is what a load would make of the source's object (`load.replica`), with the target's own
-table as the truth for where the table lies. Reads both sides a batch at a time; files are not looked at here.
+The expected target object is what a load would create from the source's object (`replicator.replay.places.replica`), at
+the location that the target's own table has. Reads both sides in batches; files are not examined here.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.rules import at_place
 
 # ---- compare constraints ---------------------------------------------------------------------------------------------
-# Comparing constraints: those of some tables on both sides. What the target cannot have, or notes that it lacks, is
-# named and no difference.
+# Comparison of constraints of some tables on both sides. Constraints that the target does not support, or records as
+# missing, are reported as not replicated and are not differences.
 
 
 def compare_constraints(
     comparison: Comparison, db: str, pairs: Sequence[tuple[Table, Table]]
 ) -> Iterator[Difference | NotReplicated]:
-    """`pairs`: tables of a source's database, and what the target has of them."""
+    """Yields differences of constraints. `pairs`: tables of a source's database, and their replicas."""
     names = [table.name for table, _ in pairs if not table.is_view]
     sides, databases = (comparison.source, comparison.target), (db, comparison.replica(db))
     ((_, here, there),) = read_both(
@@ -97,7 +97,7 @@ def _differences(table: str, wanted: Mapping[str, Constraint], found: Mapping[st
 
 
 def _whole(constraint: Constraint) -> str:
-    """With the flags, in which two may differ alone."""
+    """Includes the flags, because two constraints may differ only in these."""
     flags = [flag for flag in ("enable", "validate", "rely") if getattr(constraint, flag)]
     return " ".join([str(constraint), *flags])
 
@@ -106,7 +106,7 @@ def _whole(constraint: Constraint) -> str:
 
 
 CONSTRAINTS_BATCH = 500  # tables
-NOWHERE = "/dev/null/external"  # where placement would put what lies outside its database; never compared
+NOWHERE = "/dev/null/external"  # location assigned by placement to paths outside the database; never compared
 
 V = TypeVar("V", bound=Value)
 _NO_MARK = Mark(event=0, position=0, source="")
@@ -121,12 +121,12 @@ class DatabasePair:
 
 
 def count_tables(comparison: Comparison, databases: Sequence[str]) -> int:
-    """Tables of these databases that either side has now, by their names only. Raises ObjectNotFound for a database
-    that the source does not have."""
+    """Returns the number of tables of these databases on either side now, counted by name. Raises ObjectNotFound for a
+    database that the source does not have."""
     found = 0
     for name in databases:
         source = comparison.source.database(name)
-        with suppress(ObjectNotFound):  # on the target: a difference, which has no tables
+        with suppress(ObjectNotFound):  # missing on the target: one difference, without tables
             target = comparison.target.database(comparison.replica(name))
             found += len(_all_names(comparison, DatabasePair(source, target)))
     return found
@@ -140,25 +140,25 @@ def _all_names(comparison: Comparison, sides: DatabasePair) -> list[str]:
 
 
 class MetadataComparison:
-    """Metadata of both sides, compared as it is read. `objects`: compared so far; `differences`: found so far;
-    `not_replicated`: tables that loads leave out. read: called after each table, once all its files are yielded."""
+    """A comparison of the metadata of both sides as it is read. `objects`: compared so far; `differences`: found so
+    far; `not_replicated`: tables that loads leave out. read: called after each table, after its files are yielded."""
 
     def __init__(self, comparison: Comparison, read: Callable[[], None]) -> None:
         self._comparison, self._read = comparison, read
         self._source, self._target = comparison.source, comparison.target
         self.objects = 0
         self.not_replicated: list[NotReplicated] = []
-        self._named: set[str] = set()  # paths of the target that properties name and that were looked for
+        self._named: set[str] = set()  # paths of the target that properties name and that were checked
         self.differences = Differences()
 
     def database(self, name: str) -> Iterator[FilePair]:
-        """Compares a database and all in it."""
+        """Compares a database and all its contents."""
         sides = self.itself(name)
         if sides is not None:
             yield from self.tables(sides, _all_names(self._comparison, sides))
 
     def itself(self, name: str) -> DatabasePair | None:
-        """Compares a database's own properties and its functions. None when the target does not have it."""
+        """Compares a database's own properties and its functions. Returns None if the target does not have it."""
         sides = self.sides(name)
         if sides is not None:
             self._count()
@@ -167,8 +167,8 @@ class MetadataComparison:
         return sides
 
     def sides(self, name: str) -> DatabasePair | None:
-        """A database on both sides; None, and a difference, when the target does not have it. Raises ObjectNotFound
-        when the source does not."""
+        """Returns a database on both sides; None, after recording a difference, if the target does not have it. Raises
+        ObjectNotFound if the source does not have it."""
         source = self._source.database(name)
         try:
             return DatabasePair(source, self._target.database(self._comparison.replica(name)))
@@ -178,8 +178,8 @@ class MetadataComparison:
             return None
 
     def tables(self, sides: DatabasePair, names: Sequence[str]) -> Iterator[FilePair]:
-        """Compares some tables of a database; a name that neither side has is none. Both sides are read side by side,
-        in threads; compared is in this one, in the order of the names."""
+        """Compares some tables of a database; names that neither side has are skipped. Threads read both sides in
+        parallel; this thread compares them, in the order of the names."""
         databases, pairs = (sides.source.name, sides.target.name), list[tuple[Table, Table]]()
         for each in read_tables(self._comparison, databases, names, partial(self._left_out, sides)):
             name, wanted, found = f"{sides.source.name}.{each.name}", each.source, each.target
@@ -213,7 +213,7 @@ class MetadataComparison:
                 self.differences.add(each)
 
     def _left_out(self, sides: DatabasePair, source: Table, target: Table | None) -> str:
-        """Why loads leave a table out; nothing when they do not."""
+        """Returns the reason why loads leave a table out; empty if they do not."""
         if why := why_no_view(source, self._comparison.renamed | {sides.source.name: sides.target.name}):
             return why
         if self._comparison.formats == AS_THEY_ARE:
@@ -224,7 +224,7 @@ class MetadataComparison:
         return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
 
     def _refused(self, sides: DatabasePair) -> dict[str, str]:
-        """Objects that the target's metastore did not take, and why."""
+        """Returns the objects that the target's metastore rejected, with the reasons."""
         said = from_property(sides.target.parameters.get(PROPERTY), sides.source.name)
         return {each.object.partition(".")[2]: each.reason for each in said if each.reason.startswith(NOT_TAKEN)}
 
@@ -233,7 +233,7 @@ class MetadataComparison:
         source, target = sides.source, sides.target
         reasons = lacking(source, target)[1]
         wanted = replica_database(source, placement) if source.location else source
-        managed = wanted.managed_location and target.managed_location  # a load knows where: mappings may tell us
+        managed = wanted.managed_location and target.managed_location  # the load determined it; mappings may contain it
         if managed == source.managed_location:
             managed = wanted.managed_location
         wanted = msgspec.structs.replace(
@@ -265,9 +265,9 @@ class MetadataComparison:
                 self._look_for(obj, named_paths(here[name], wanted[name]))
 
     def _table(self, sides: DatabasePair, source: Table, target: Table, read: TablePair) -> Iterator[FilePair]:
-        """Compares one table; yields its files' places, or its partitions'."""
+        """Compares one table; yields the locations of its files, or of its partitions' files."""
         name = f"{source.db}.{source.name}"
-        shared = source.is_external and has_sources_data(target)  # then its places are right as they are
+        shared = source.is_external and has_sources_data(target)  # then its locations are correct as they are
         own = (None, None) if shared else (source.location, target.location)
         placement = self._placement(sides, *own)
         homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
@@ -321,7 +321,7 @@ class MetadataComparison:
             key = partition_name(source.partition_keys, partition.values)
             name = f"{source.db}.{source.name}/{key}"
             self._count()
-            if other is None:  # dropped while we read
+            if other is None:  # dropped during the read
                 self._differs(name, "partition missing", key, None)
                 continue
             if alike is None or not alike.proves(partition, other):
@@ -349,15 +349,15 @@ class MetadataComparison:
         below = shared or (source.location and table.location and relative(source.location, table.location) is not None)
         published = any(map(is_published, (target.location, source.location, replica.location)))
         if not shared and target.location and published:
-            wanted = at_place(wanted, target.location)  # a snapshot's, one whose table stepped aside, or back from one
+            wanted = at_place(wanted, target.location)  # of a snapshot, or of a table that was moved aside or back
         wanted = _at(wanted, target.location, anywhere=not below)
-        if wanted != found or not below:  # else nothing names the source: what lies in the table was rewritten
+        if wanted != found or not below:  # otherwise paths below the table were rewritten, and none names the source
             self._compare(name, wanted, found, homes)
 
     # ---- each ------------------------------------------------------------------------------------------------------
 
     def _placement(self, sides: DatabasePair, source: str | None, target: str | None) -> Placement:
-        """Where things have to be on the target, with the target's own table as the truth for where the table is."""
+        """Returns the expected locations on the target; the target's own table determines the location of the table."""
         own = ((source, target),) if source and target else ()
         names = self._comparison.renamed | {sides.source.name: sides.target.name}
         return Placement(
@@ -386,7 +386,7 @@ class MetadataComparison:
                 self.differences.add(difference(name, "statistics", wanted_data, found_data, key))
 
     def _lacks(self, name: str, reasons: Iterable[str]) -> None:
-        """Each is said once."""
+        """Records each reason once."""
         found = (NotReplicated(name, reason) for reason in reasons)
         self.not_replicated += [each for each in found if each not in self.not_replicated[-1:]]
 
@@ -395,7 +395,7 @@ class MetadataComparison:
             self.differences.add(each)
 
     def _look_for(self, name: str, paths: Iterable[NamedPath]) -> None:
-        """What properties name by a path that loads rewrite: is it there?"""
+        """Checks that files exist that properties name by a path that loads rewrite."""
         for path in paths:
             if path.target not in self._named:
                 self._named.add(path.target)
@@ -410,7 +410,7 @@ class MetadataComparison:
 
 
 def _plain(obj: V) -> V:
-    """Without what cannot be the same on both sides: the servers' own times, and marks of replication."""
+    """Removes values that cannot be equal on both sides: the servers' own times, and properties set by replication."""
     if isinstance(obj, Table | Partition):
         obj = comparable(obj)  # type: ignore[assignment]
         return msgspec.structs.replace(obj, create_time=0, parameters=without_marks(obj.parameters))
@@ -420,7 +420,7 @@ def _plain(obj: V) -> V:
 
 
 def _at(obj: V, location: str | None, *, anywhere: bool = False) -> V:
-    """A table or partition with its location as the target spells it, where it is that place (or `anywhere`)."""
+    """Returns an object with its location as written by the target, if it is the same one (or `anywhere`)."""
     assert isinstance(obj, Table | Partition)
     storage = obj.storage
     if storage is None or not storage.location or not location or storage.location == location:

@@ -1,6 +1,6 @@
-"""Differences: where two metadata objects differ, field by field, and how a report holds very many of them. Pure.
+"""Differences between two metadata objects, field by field, and a limited list of very many of them. Pure.
 
-The fields are those of `model`: one that is added there is compared from then on, whatever it is.
+The fields are those of `model`: a field added there is compared without a change here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from replicator.core.model import Column, Serde, Skew, Storage, Value
 from replicator.replay.places.placement import relative
 
-LIMIT = 10_000  # differences held; beyond it they are only counted
+LIMIT = 10_000  # differences stored; further ones are only counted
 SHORT = 160  # characters of a value that are shown
 
 _KINDS = {
@@ -32,8 +32,8 @@ _SERDE = {"name": "serde", "library": "serde name"}
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as it should be. `object`: the source's name of it; `field`: which column, property or
-    file; `source`: what the target should have, `target`: what it has; None: nothing."""
+    """One difference. `object`: its name at the source; `field`: the column, property or file; `source`: the expected
+    value on the target, `target`: its actual value; None: it does not exist."""
 
     object: str
     kind: str
@@ -44,8 +44,8 @@ class Difference:
 
 @dataclass
 class Differences:
-    """At most LIMIT differences, and how many there are. `objects`: every table or function that has any, as db.name,
-    and every database that itself has."""
+    """At most LIMIT differences, and their total. `objects`: every table or function with differences, as db.name, and
+    every database whose own properties differ."""
 
     found: list[Difference] = field(default_factory=list)
     count: int = 0
@@ -65,28 +65,28 @@ class Differences:
 
 @dataclass(frozen=True)
 class Homes:
-    """Locations that nothing on the target may name: the source table's and its database's. The target's own database
-    may lie below the source's (a warehouse directory that is the default database's). None at all: its data is the
-    source's."""
+    """Locations that must not occur on the target: the source table's and its database's. The target's own database may
+    be below the source's (a warehouse directory that is the default database's). All None: the table shares the
+    source's data."""
 
     source_table: str | None
     source_db: str | None
     target_db: str | None
 
     def cover(self, text: str) -> bool:
-        """Whether a value is a path that belongs to the source."""
+        """Returns True if a value is a path that belongs to the source."""
         if not (text.startswith("/") or ":/" in text):
             return False
         if self.source_table and relative(text, self.source_table) is not None:
             return True
         if not self.source_db or relative(text, self.source_db) is None:
             return False
-        nested = self.target_db and relative(self.target_db, self.source_db)  # "" is the same place: not nested
+        nested = self.target_db and relative(self.target_db, self.source_db)  # "" is the same location: not nested
         return not (nested and self.target_db and relative(text, self.target_db) is not None)
 
 
 def compare(name: str, wanted: Value, found: Value, homes: Homes) -> Iterator[Difference]:
-    """Fields in which `found` is not `wanted`, and values of `found` that name the source, one entry each."""
+    """Yields fields in which `found` differs from `wanted`, and values of it that name the source, one entry each."""
     naming = {(kind, key): value for kind, key, value in _texts(found) if homes.cover(value)}
     for kind, key, a, b in _fields(wanted, found):
         if naming.pop((kind, key), None) is not None:
@@ -98,7 +98,7 @@ def compare(name: str, wanted: Value, found: Value, homes: Homes) -> Iterator[Di
 
 
 def difference(name: str, kind: str, source: Any, target: Any, key: str = "") -> Difference:
-    """With both values as short text that shows where they part."""
+    """Returns a difference with both values as short text that includes the first differing character."""
     a, b = _text(source), _text(target)
     start = 0
     if a is not None and b is not None and max(len(a), len(b)) > SHORT:
@@ -111,7 +111,7 @@ def _named(name: str, kind: str, key: str, a: Any, b: Any) -> Difference:
 
 
 def _fields(wanted: Value, found: Value) -> Iterator[tuple[str, str, Any, Any]]:
-    """(kind, key, wanted value, found value) of every field that differs."""
+    """Yields (kind, key, wanted value, found value) of every field that differs."""
     owner = type(wanted).__name__
     for attribute in wanted.__struct_fields__:
         a, b = getattr(wanted, attribute), getattr(found, attribute)
@@ -156,7 +156,7 @@ def _columns(kind: str, wanted: Sequence[Column], found: Sequence[Column]) -> It
 
 
 def _texts(obj: Value) -> Iterator[tuple[str, str, str]]:
-    """(kind, key, value) of everything in an object that can hold a path."""
+    """Yields (kind, key, value) of every value in an object that may contain a path."""
     owner = type(obj).__name__
     for attribute in obj.__struct_fields__:
         value = getattr(obj, attribute)
@@ -182,7 +182,7 @@ def _text(value: Any) -> str | None:
 
 
 def _common(a: str, b: str) -> int:
-    """How many characters the two begin with alike."""
+    """Returns the length of the common prefix."""
     return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

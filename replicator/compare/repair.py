@@ -1,8 +1,8 @@
-"""Repair: a replica that differs becomes again what it was loaded as, by copying only what differs.
+"""Repair: restores a replica that differs to its state as loaded, by copying only the differences.
 
-The truth is the captured log at the target's own checkpoint: a bootstrap dump of the differing tables as of that
-position is loaded by difference. So the checkpoint does not move, nothing is claimed for tables that were not touched,
-and changes that the source has made since are left to the next load. Bytes come from the source, or from its `$cmroot`.
+The reference is the captured log at the target's own checkpoint: a bootstrap dump of the differing tables as of that
+position is loaded by difference. So the checkpoint does not change, tables that were not touched are unaffected, and
+later changes of the source are left to the next load. Bytes come from the source, or from its `$cmroot`.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.replay.plan.target import ByDifference
 
 # ---- repaired --------------------------------------------------------------------------------------------------------
-# The reports of repairs: what they did, or would do, of one database or several.
+# Reports of repairs, done or planned, of one or several databases.
 
 
 @dataclass
 class Repaired(LoadCounts):
-    """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
-    `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
-    lacks and no repair can bring. `found`: differences before it; None where the caller knows what differs. `event`,
-    `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
+    """The report of a repair. `status`: same (nothing differed), repaired, different (`remaining` lists the first of
+    `remaining_count` differences), or incomplete (only `not_replicated` remains: objects missing from the replica that
+    no repair can add). `found`: differences before it; None if the caller named the tables. `event`, `position`: the
+    target's checkpoint, before and after. `tables`: those that were examined."""
 
     before: ClassVar[str] = "remaining_count"
     db: str
@@ -78,8 +78,8 @@ class Repaired(LoadCounts):
 
 @dataclass
 class RepairPlan(Report):
-    """What a repair would do. `found`: differences; None where the caller knows what differs. `event`, `position`: the
-    target's checkpoint. `tables`: those that are looked at. `files_missing`: whose bytes are not to be had."""
+    """The plan of a repair. `found`: differences; None if the caller named the tables that differ. `event`, `position`:
+    the target's checkpoint. `tables`: those to examine. `files_missing`: files whose bytes are not available."""
 
     status: str = field(default="planned", kw_only=True)
     db: str
@@ -118,19 +118,19 @@ class RepairedDatabases(Rows):
 # ---- repair ----------------------------------------------------------------------------------------------------------
 
 
-REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database says while it is repaired
+REPAIR = "repair-"  # prefix of the id of a repair's dump, which the database contains while it is repaired
 
 
 @dataclass(frozen=True)
 class RepairSettings:
-    """What is repaired, and how.
+    """The scope and options of a repair.
 
     db: the database, by its source name. tables: only these, by their source names, without the database's own
-    properties and functions (none: what differs by `differing`). differing: names as in Verified.differing (None: they
-    are looked for). drop_extra: tables that only the target has, and that replication did not make, go to its $cmroot.
-    cmroot, warehouse, external, shared_external: as the loads were given them; a table stays where it is on the target.
-    scratch: a directory for the passing dump, which executors must be able to read (None: the system's). brake: as a
-    load's."""
+    properties and functions (empty: the objects in `differing`). differing: names as in Verified.differing (None: they
+    are determined by a comparison). drop_extra: tables that only the target has, and that replication did not create,
+    are moved to its $cmroot. cmroot, warehouse, external, shared_external: as for the loads; a table remains at its
+    location on the target. scratch: a directory for the temporary dump, which executors must be able to read (None: the
+    system's). brake: the removal limit, as for a load."""
 
     db: str
     tables: Sequence[str] = ()
@@ -147,9 +147,9 @@ class RepairSettings:
 
 @dataclass(frozen=True)
 class DecidedRepair:
-    """A repair, decided. `tables`: source names of what is looked at; `reader`: their state at the target's checkpoint
-    (None: nothing differs); `load`: how it is loaded. `lacking`: what the replica lacks, as it says itself and as was
-    found."""
+    """A repair that is decided. `tables`: source names of the examined tables; `reader`: their state at the target's
+    checkpoint (None: nothing differs); `load`: the settings of its load. `lacking`: what the replica is missing, as
+    recorded in its database and as found."""
 
     comparison: Comparison
     options: RepairSettings
@@ -161,7 +161,7 @@ class DecidedRepair:
     lacking: list[NotReplicated]
 
     def described(self, target: Metastore, runtime: Runtime) -> RepairPlan:
-        """What would be changed and copied, compared by contents. Changes nothing."""
+        """Returns what would be changed and copied, compared by contents. Changes nothing."""
         report = RepairPlan(
             db=self.options.db,
             event=self.point.event,
@@ -194,11 +194,11 @@ class DecidedRepair:
 def planned(
     root: ChangeRoot, comparison: Comparison, options: RepairSettings, runtime: Runtime
 ) -> Iterator[DecidedRepair]:
-    """Decides a repair; the plan holds for the length of the block. Changes nothing on the target.
+    """Decides a repair; the plan is valid for the duration of the block. Changes nothing on the target.
 
-    `root`: the source's. By checksum, files of the right size and time are read, too. Raises BootstrapNeeded for a
-    target without a checkpoint of this source, Refused for one whose load has begun and not ended, ObjectNotFound for a
-    database or named table that does not exist."""
+    `root`: the source's. At the levels crc and checksum, files of the right size and time are read, too. Raises
+    BootstrapNeeded for a target without a checkpoint of this source, Refused for one with an unfinished load,
+    ObjectNotFound for a database or named table that does not exist."""
     point, begun = _checkpoint(root, comparison, options.db)
     found = None
     names = options.tables or options.differing
@@ -224,7 +224,7 @@ def planned(
         ),
     )
     lacking = merged(_said(comparison, options), found.not_replicated if found else ())
-    if not names and not begun:  # one that was killed at its very end still has its mark to take off
+    if not names and not begun:  # a repair killed at its very end still has to remove its claim
         yield DecidedRepair(comparison, options, point, found, [], None, chosen, lacking)
         return
     with temporary_dump(
@@ -235,8 +235,8 @@ def planned(
 
 
 def carry_out(plan: DecidedRepair, target: Metastore, runtime: Runtime) -> Repaired:
-    """Does what a plan says, and compares again. A repair that was killed is run again. Raises what a load raises:
-    FilesMissing, before anything is changed, when bytes are neither at the source nor in its `$cmroot`."""
+    """Executes a plan, and compares again. Run a killed repair again. Raises as a load does: FilesMissing, before
+    anything is changed, if bytes are neither at the source nor in its `$cmroot`."""
     began, comparison, options = clocks.monotonic(), plan.comparison, plan.options
     report = Repaired(
         db=options.db,
@@ -266,8 +266,8 @@ def carry_out(plan: DecidedRepair, target: Metastore, runtime: Runtime) -> Repai
 def repair(
     root: ChangeRoot, comparison: Comparison, target: Metastore, options: RepairSettings, runtime: Runtime
 ) -> Repaired:
-    """Plans and does it; see `planned` and `carry_out` for what is raised. May run twice, and again after a crash.
-    `target`: the comparison's, to be written to."""
+    """Plans and executes a repair; raises as `planned` and `carry_out` do. May run twice, and again after a crash.
+    `target`: that of the comparison, for writing."""
     began = clocks.monotonic()
     with planned(root, comparison, options, runtime) as plan:
         report = carry_out(plan, target, runtime)
@@ -276,7 +276,7 @@ def repair(
 
 
 def differing_in(report: str | os.PathLike[str], db: str) -> list[str]:
-    """Names of one database that a file of `verify --json` says differ. Raises UsageError for any other file."""
+    """Returns one database's differing names from a file of `verify --json`. Raises UsageError for any other file."""
     hint = "write it with `replicator verify --json > FILE`"
     try:
         said = json.loads(Path(report).read_text())
@@ -293,7 +293,7 @@ def differing_in(report: str | os.PathLike[str], db: str) -> list[str]:
 
 
 def _checkpoint(root: ChangeRoot, comparison: Comparison, db: str) -> tuple[Point, bool]:
-    """Up to where the target was loaded completely, and whether a repair has begun and not ended."""
+    """Returns the point to which the target is loaded, and True if a repair has begun and not ended."""
     name = comparison.replica(db)
     parameters = comparison.target.database(name).parameters
     position, event = (parameters.get(key, "") for key in (POSITION, LAST_ID))
@@ -324,7 +324,7 @@ def _checkpoint(root: ChangeRoot, comparison: Comparison, db: str) -> tuple[Poin
 
 
 def _said(comparison: Comparison, options: RepairSettings) -> list[NotReplicated]:
-    """What the replica says that it lacks of the tables that a repair is about; of the whole database anyway."""
+    """Returns what the replica records as missing for the tables of a repair, and for the database as a whole."""
     there = comparison.target.database(comparison.replica(options.db))
     said = from_property(there.parameters.get(PROPERTY), options.db)
     held = Patterns.of_names(options.tables) if options.tables else comparison.patterns
@@ -334,7 +334,7 @@ def _said(comparison: Comparison, options: RepairSettings) -> list[NotReplicated
 def _state(
     root: ChangeRoot, comparison: Comparison, options: RepairSettings, tables: Sequence[str], point: Point
 ) -> DumpSettings:
-    """The dump of the tables at a point. Its id says what is repaired, so that one that was killed knows its own."""
+    """Returns the settings of the dump. Its id depends on the repair, so that a killed one is recognised."""
     filters = {name: each.text for name, each in comparison.patterns.partitions.items()}
     about = [
         root.id,
@@ -362,7 +362,7 @@ def _require_tables(reader: DumpReader, options: RepairSettings) -> None:
 
 
 def _reasons(point: Point, source: MetastoreReader, remaining: Verified) -> Iterator[str]:
-    """Why something may remain."""
+    """Yields reasons why differences may remain."""
     extra = [each.object for each in remaining.differences if each.kind == "table extra"]
     if extra:
         yield f"kept, because replication did not create them: {', '.join(extra[:10])}; --drop-extra drops them"

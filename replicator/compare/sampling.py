@@ -1,9 +1,9 @@
-"""Sampling: verification that never stops. Each run compares some tables of a replica, those first that were compared
-longest ago, within a budget; what was compared when is remembered on the target's side.
+"""Sampling: continuous verification. Each run compares some tables of a replica within a budget, starting with those
+whose last comparison is the oldest; the times are stored on the target's side.
 
-The memory is one file per database (`verified/<database>.parquet`, a row a table), rewritten aside and renamed while a
-run continues, so a run that is killed has lost little. Losing all of it costs nothing but a round from the beginning. A
-table with more bytes than the budget is read in shares, one a run; its names and sizes are compared each time.
+The memory is one file per database (`verified/<database>.parquet`, a row per table). It is rewritten to a temporary
+file and renamed during a run, so that a killed run loses little. If it is lost, only a round starts again. A table with
+more bytes than the budget is read in shares, one per run; its names and sizes are compared each time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from replicator.errors import ObjectNotFound
 from replicator.replay.places.replica import LAST_ID
 
 # ---- verified --------------------------------------------------------------------------------------------------------
-# Verified: what is remembered of each table's last comparison, in one small file per database.
+# Verified: the stored state of each table's last comparison, in one small file per database.
 #
-# A Parquet file: a row a table, format and version in its schema's metadata. Small because names compress; one file
-# because a database has up to a million tables. It may be lost at any time.
+# A Parquet file with a row per table; format and version are in its schema's metadata. It is small because names
+# compress well, and one file because a database has up to a million tables. It may be lost at any time.
 
 
 FORMAT, VERSION = b"replicator-verified", b"1"
@@ -50,9 +50,9 @@ SCHEMA = pa.schema(
 
 
 class TableMemory(NamedTuple):
-    """A table's last comparison: when (seconds since the epoch; 0: never), its outcome (same, different, or nothing),
-    its bytes as far as they were asked for, and which share of its contents is to be read next; `tried`: when it was
-    looked at last without an outcome, because it was only behind."""
+    """A table's last comparison: its time (seconds since the epoch; 0: never), its outcome (same, different, or empty),
+    the table's bytes if they were determined, and the share of its contents to read next; `tried`: when it was last
+    compared without an outcome, because it was only behind."""
 
     verified: float = 0.0
     outcome: str = ""
@@ -62,7 +62,7 @@ class TableMemory(NamedTuple):
 
     @property
     def turn(self) -> float:
-        """The order in which tables come: what is always behind must not keep the others from their turn."""
+        """The sort key of the next comparison: a table that is always behind must not delay the others."""
         return max(self.verified, self.tried)
 
 
@@ -73,13 +73,13 @@ class VerifiedTables:
     tables: dict[str, TableMemory] = field(default_factory=dict)
 
     def of_tables(self, names: Set[str]) -> VerifiedTables:
-        """For the tables that there are now: those that went are forgotten, new ones were never compared."""
+        """Returns the state for the current tables: dropped ones are removed, new ones were never compared."""
         return VerifiedTables({name: self.tables.get(name, TableMemory()) for name in names})
 
 
 def read_memory(place: str, database: str) -> tuple[VerifiedTables, str]:
-    """What is remembered, and a warning where it was lost: a file that is damaged, or of a version that is not known,
-    counts as none."""
+    """Returns the stored state, and a warning if it was lost: a file that is damaged, or of an unknown version, is
+    ignored."""
     file = _file(place, database)
     try:
         table = pq.read_table(io.BytesIO(Place(file).read_bytes()))
@@ -118,13 +118,13 @@ def _file(place: str, database: str) -> str:
 
 
 BATCH = 100  # tables compared together
-SAVE_SECONDS = 30.0  # how much of a run a crash may forget
-NAMED = 100  # tables that are different, reported by name
+SAVE_SECONDS = 30.0  # how much of a run a crash may lose
+NAMED = 100  # maximum number of different tables reported by name
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much one run compares: at most `tables` tables and `bytes` bytes of contents, at least one table. None: no
+    """The budget of one run: at most `tables` tables and `bytes` bytes of contents, but at least one table. None: no
     limit of this kind."""
 
     tables: int | None = None
@@ -133,11 +133,11 @@ class Budget:
 
 @dataclass
 class Sampled(Report):
-    """As `Verified`, of what was compared in this run. `tables`: that there are; `sampled`: compared now, `partly` of
-    them with a share of their contents; `behind`: different, and changed at the source after the target's checkpoint,
-    so nothing is known of them and they count as neither compared nor different. After the run: `never`: tables never
-    compared; `oldest`: seconds since the comparison of the table that waits longest, None when none ever was;
-    `open`: tables that were different when they were compared last, `open_names` the first of them."""
+    """The report of a run; fields as in `Verified`, for the objects compared in this run. `tables`: the number that
+    exist; `sampled`: compared in this run, `partly` of them with a share of their contents; `behind`: different, but
+    changed at the source after the target's checkpoint, so that they count as neither compared nor different. After the
+    run: `never`: tables never compared; `oldest`: seconds since the oldest comparison of a table, None if no table was
+    ever compared; `open`: tables that were different in their last comparison, `open_names` the first of them."""
 
     status: str = "same"
     level: str = "checksum"
@@ -174,10 +174,10 @@ def verify_sample(
 ) -> Sampled:
     """Compares the next tables of some databases, and the databases' own properties and functions.
 
-    place: a directory of the target's side that is this purpose's alone. changed: tells what is only behind; without
-    it, the source's events do. enough: asked before each table or hundred, whether to end early. The rest is as for
-    `verify`. Raises LeaseHeld when another run is sampling there, ObjectNotFound for a database the source does not
-    have."""
+    place: a directory on the target's side used for nothing else. changed: returns the tables that are only behind;
+    without it, the source's events determine them. enough: called before each batch (one table, or up to a hundred);
+    True ends the run early. The rest is as for `verify`. Raises LeaseHeld if another run is sampling there,
+    ObjectNotFound for a database that the source does not have."""
     began = clocks.monotonic()
     with acquire(place, "verify a sample"):
         run = _Run(comparison, [name.lower() for name in databases], budget, place, runtime, changed)
@@ -196,12 +196,12 @@ def verify_sample(
 
 
 def memory_of(cmroot: str) -> str:
-    """Where samples that belong to no policy are remembered: in the target's root."""
+    """Returns the location of the state of samples that belong to no policy: in the target's root."""
     return join(cmroot, "verified")
 
 
 class _Run:
-    """One run at work: what is remembered, and the report."""
+    """One run: the stored state, and the report."""
 
     def __init__(
         self,
@@ -227,20 +227,20 @@ class _Run:
         self._report.tables = sum(len(memory.tables) for memory in self._memories.values())
 
     def _names(self, db: str) -> set[str]:
-        """Tables that either side has."""
-        if self._comparison.source.database(db).connector:  # its tables are another system's
+        """Returns the tables of either side."""
+        if self._comparison.source.database(db).connector:  # its tables belong to another system
             return set()
         names = set(self._comparison.source.table_names(db))
         try:
             names |= set(self._comparison.target.table_names(self._comparison.replica(db)))
         except ObjectNotFound:
-            return set()  # one difference tells it: the database is missing
+            return set()  # one difference reports it: the database is missing
         return set(filter(self._comparison.patterns.match, names))
 
     # ---- what is due ----------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Batch]:
-        """What is compared in this run, longest waiting first, as far as the budget goes."""
+        """Yields the batches of this run, the oldest comparison first, within the budget."""
         memories = self._memories.items()
         due = sorted((about.turn, db, name) for db, memory in memories for name, about in memory.tables.items())
         due = self._again(due)[: self._budget.tables]
@@ -257,8 +257,8 @@ class _Run:
             yield Batch(db, [name], self._memories[db].tables[name].share % shares, shares)
 
     def _again(self, due: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
-        """With one of the tables that were different first, so that a repair is soon seen; where it leaves room for
-        others."""
+        """Moves one of the tables that were different to the front, so that a repair is soon noticed, if the budget
+        leaves room for others."""
         tables, size = self._budget.tables, self._budget.bytes
         for each in due if tables is None or tables > 1 else ():
             about = self._memories[each[1]].tables[each[2]]
@@ -267,7 +267,7 @@ class _Run:
         return due
 
     def _size(self, db: str, name: str) -> int:
-        """Bytes of a table as of its last comparison; of one of which they are not known, by listing it."""
+        """Returns the bytes of a table as of its last comparison; if they are unknown, by listing it."""
         known = self._memories[db].tables[name].size
         if known is not None:
             return known
@@ -276,7 +276,7 @@ class _Run:
     # ---- comparing ------------------------------------------------------------------------------------------------
 
     def compare_databases(self) -> None:
-        """Their own properties, and their functions."""
+        """Compares the databases' own properties and functions."""
         for db in self._memories:
             found = verify(self._comparison, [db], self._runtime, tables={})
             self._count(found)
@@ -284,7 +284,7 @@ class _Run:
                 self._candidates.append(Candidate(Batch(db, [OWN]), found, frozenset([OWN])))
 
     def compare(self, batch: Batch) -> None:
-        """Compares some tables, and notes when for those that are the same."""
+        """Compares some tables, and records the time for equal ones."""
         part = batch.share, batch.shares
         found = verify(self._comparison, (), self._runtime, tables={batch.db: batch.names}, part=part)
         self._count(found, batch.shares)
@@ -298,7 +298,7 @@ class _Run:
             self.save()
 
     def settle(self) -> None:
-        """At the end: what differs and was changed by the source since is only behind; it keeps the time it had."""
+        """Finalises differences: tables that the source has changed since are only behind, and keep their time."""
         names: dict[str, set[str]] = {}
         for suspect in self._candidates:
             names.setdefault(suspect.batch.db, set()).update(suspect.names)
@@ -327,7 +327,7 @@ class _Run:
         self._report.not_replicated += found.not_replicated
         self._report.files += found.files
         self._report.files_read += found.files_read
-        self._report.bytes += found.bytes // shares  # a share is about as large as another
+        self._report.bytes += found.bytes // shares  # all shares have about the same size
 
     def _differences(self, suspect: Candidate, behind: Set[str]) -> None:
         report, found = self._report, suspect.found
@@ -338,8 +338,8 @@ class _Run:
         report.differing += [name for name in found.differing if suspect.key(name) not in behind]
 
     def _checkpoint(self, db: str) -> int | None:
-        """The target's event, as of the beginning: a load that is running meanwhile moves it at its end, and what it
-        had half done was compared."""
+        """Returns the target's event at the beginning of the run: a concurrent load updates it at its end, and the
+        comparison may have seen its unfinished state."""
         try:
             mark = self._comparison.target.database(self._comparison.replica(db)).parameters.get(LAST_ID, "")
         except ObjectNotFound:

@@ -1,8 +1,8 @@
-"""Verify: is the target what the source is? Both metastores and both file systems are read again; nothing that capture,
-dump or load wrote is believed, and nothing is changed.
+"""Verify: compares the target with the source. Reads both metastores and both file systems again, relies on nothing
+that capture, dump or load wrote, and changes nothing.
 
-Metadata is compared in `compare_metadata`, files in `compare_files`, on the engine. A source that is written to
-meanwhile shows differences that the next load takes away.
+Metadata is compared in `compare_metadata`, files in `compare_files`, on the engine. If the source is written to
+concurrently, there are differences that the next load removes.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from replicator.core.runtime import Advance, Runtime
 from replicator.errors import UsageError
 from replicator.metastore.client import MetastoreReader
 
-Later = tuple[FilePair, int, int]  # an object, and the files and bytes of it that are still to be read
+Later = tuple[FilePair, int, int]  # an object, and the number and bytes of its files still to read
 
-TASK_OBJECTS = 500  # of a Spark task, which costs 25 to 50 ms before it does anything
+TASK_OBJECTS = 500  # of a Spark task, which has an overhead of 25 to 50 ms
 THREAD_OBJECTS = 25
-TASK_BYTES = 1 << 30  # of one task; an object with more is read by several
+TASK_BYTES = 1 << 30  # of one task; several tasks read an object with more
 
 
 @dataclass
 class Verified(Report):
-    """The outcome. `status`: same, different, or incomplete (same, but for what was not compared); `objects`:
-    databases, tables, partitions and functions compared; `differences`: at most 10,000 of the `difference_count`;
-    `differing`: all tables, functions and databases that have any, by their source names; `not_replicated`: tables that
-    were not compared, as loads leave them out; `files_read`: of level crc, files that were read, as a side has no
-    CRC."""
+    """The outcome. `status`: same, different, or incomplete (same, except for objects that were not compared);
+    `objects`: databases, tables, partitions and functions compared; `differences`: at most 10,000 of the
+    `difference_count`; `differing`: all tables, functions and databases with differences, by their source names;
+    `not_replicated`: tables that were not compared, because loads leave them out; `files_read`: at level crc, files
+    that were read because a side has no CRC."""
 
     status: str = "same"
     level: str = "checksum"
@@ -66,11 +66,11 @@ def verify(
     tables: Mapping[str, Sequence[str]] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Verified:
-    """Compares databases of the source with what they are on the target.
+    """Compares databases of the source with their replicas on the target.
 
-    tables: by database only these, by their source names; no other is asked for. Of `databases` then only their own
-    properties and their functions are compared. part: (number, of how many) of the files' contents to read; names and
-    sizes are compared all. Raises ObjectNotFound for a database the source does not have."""
+    tables: compare only these tables per database, by their source names. Of `databases`, only their own properties and
+    functions are compared then. part: (number, total) of the share of the files' contents to read; names and sizes are
+    always compared. Raises ObjectNotFound for a database that the source does not have."""
     began, level = clocks.monotonic(), comparison.level
     names = [name.lower() for name in databases]
     report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
@@ -95,7 +95,7 @@ def verify(
 def refuse_itself(
     source: MetastoreConfig, target: MetastoreConfig, databases: Sequence[str], rename: Sequence[tuple[str, str]]
 ) -> None:
-    """Raises UsageError where databases would be compared with themselves."""
+    """Raises UsageError if databases would be compared with themselves."""
     renamed = dict(rename)
     itself = [name for name in databases if renamed.get(name, name) == name]
     if itself and source.catalog == target.catalog and same_metastore(source.uri, target.uri):
@@ -121,13 +121,13 @@ def _chosen_pairs(
 
 @dataclass
 class TableSteps:
-    """How far a comparison is, in tables: one is a step when its metadata and all its files are compared, but for large
-    objects, which have a task of their own. Objects are compared in the order in which they are drawn."""
+    """The progress of a comparison, in tables: a table is a step when its metadata and all its files are compared.
+    Large objects have a progress of their own. Objects are compared in the order of iteration."""
 
     advance: Advance
     _drawn: int = 0
     _compared: int = 0
-    _waiting: deque[int] = field(default_factory=deque)  # of each table that was read: objects drawn until then
+    _waiting: deque[int] = field(default_factory=deque)  # for each table that was read: the number of objects up to it
 
     def drawn(self, pairs: Iterable[FilePair]) -> Iterator[FilePair]:
         for pair in pairs:
@@ -135,12 +135,12 @@ class TableSteps:
             yield pair
 
     def read(self) -> None:
-        """A table was."""
+        """Counts a table whose metadata was read."""
         self._waiting.append(self._drawn)
         self._settle()
 
     def compared(self, found: FilesCompared) -> None:
-        """Files of the objects that are next."""
+        """Counts the compared files of the next objects."""
         self._compared += found.objects
         self.advance(0, files=found.files, size=found.bytes)
         self._settle()
@@ -163,8 +163,8 @@ def _compare_pairs(
     differences: Differences,
     steps: TableSteps,
 ) -> list[Later]:
-    """Compares metadata by drawing `pairs`, and their files as they come; the first of them choose the engine. Returns
-    the objects whose contents were too much for one task."""
+    """Compares metadata by iterating over `pairs`, and their files in batches; the first of them determine the engine.
+    Returns the objects whose contents were too large for one task."""
     if level == "metadata":
         deque(pairs, maxlen=0)
         return []
@@ -202,7 +202,7 @@ def _compare_large(
 
 
 def _look_ahead(pairs: Iterator[FilePair], level: Level) -> tuple[list[FilePair], int]:
-    """All pairs, or as many as are work for Spark, and the bytes to read as far as the metastore knows."""
+    """Returns all pairs, or as many as are enough for Spark, and the bytes to read known to the metastore."""
     ahead, size = [], 0
     for pair in pairs:
         ahead.append(pair)
@@ -220,7 +220,7 @@ def _take(compared: FilesCompared, report: Verified, differences: Differences) -
 
 
 def _shares(later: Sequence[Later], level: Level, part: tuple[int, int]) -> Iterator[FileTask]:
-    """Objects of more than TASK_BYTES: several tasks read a share of each one's files."""
+    """Yields several tasks for each object of more than TASK_BYTES; each reads a share of the object's files."""
     for pair, _, size in later:
         shares = -(-size // TASK_BYTES)
         for share in range(shares):
@@ -228,7 +228,7 @@ def _shares(later: Sequence[Later], level: Level, part: tuple[int, int]) -> Iter
 
 
 def _tasks(pairs: Iterable[FilePair], level: Level, part: tuple[int, int], objects: int) -> Iterator[FileTask]:
-    """Fat tasks: so many objects, or so many bytes as far as the metastore knows them."""
+    """Yields large tasks, limited by the number of objects and by their bytes as far as the metastore knows them."""
     batch: list[FilePair] = []
     size = 0
     for pair in pairs:
@@ -242,17 +242,17 @@ def _tasks(pairs: Iterable[FilePair], level: Level, part: tuple[int, int], objec
 
 
 # ---- candidates ------------------------------------------------------------------------------------------------------
-# Suspects: tables that differ between two sides, until it is known which of them are only behind.
+# Candidates: tables that differ between both sides, until it is known which of them are only behind.
 #
-# The source continues changing while a replica is compared with it. So a difference counts only where the source has
-# not changed the table after the checkpoint that the target had before it was compared.
+# The source continues to change while a replica is compared with it. So a difference counts only if the source has not
+# changed the table after the checkpoint that the target had before the comparison.
 
 
-EVENTS = 100_000  # after a checkpoint that are looked at to tell what is only behind
+EVENTS = 100_000  # maximum number of events after a checkpoint that are read to find tables that are only behind
 OWN = ""  # in place of a table: a database's own properties and its functions
 
 Changed = Callable[[str, Set[str]], Set[str]]
-"""Of some tables of a database (source names) that differ, those that the source changed since; `OWN` may be one."""
+"""Returns those of a database's differing tables (source names) that the source changed since; may include `OWN`."""
 
 
 @dataclass(frozen=True)
@@ -274,22 +274,22 @@ class Candidate:
     names: frozenset[str]
 
     def key(self, object: str) -> str:
-        """Which of `names` an object of the comparison belongs to."""
+        """Returns the element of `names` that an object of the comparison belongs to."""
         return OWN if self.names == {OWN} else table_of(object)
 
 
 def table_of(name: str) -> str:
-    """The table's name in that of an object; a database itself has none."""
+    """Returns the table's name in an object's name; empty for a database itself."""
     return name.partition("/")[0].partition(".")[2]
 
 
 def touched_names(change: Change) -> set[tuple[str, str]]:
-    """What a change is about, as (database, table): both names of a rename, `OWN` for what is no table."""
+    """Returns a change's (database, table) names: both of a rename, `OWN` for objects that are not tables."""
     return set(change.tables) or {(change.touched_db or "", OWN)}
 
 
 def changed_by_events(source: MetastoreReader, after: int, db: str, names: Set[str]) -> Set[str]:
-    """Of some tables, those that the source's events after one are about: as `Changed`, for who captures nothing."""
+    """Returns the tables that the source's events after `after` concern: a `Changed` without a captured log."""
     changed: set[tuple[str, str]] = set()
     seen = 0
     while seen < EVENTS and (events := source.next_events(after)):

@@ -10,8 +10,7 @@ T = TypeVar("T")
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yields the items in order, `size` at a time; the last batch may be smaller. Reads no further than the requested
-    batch."""
+    """Yields the items in order, `size` at a time; the last batch may be smaller. Reads no further than that batch."""
     waiting = iter(items)
     while batch := list(islice(waiting, size)):
         yield batch

@@ -36,8 +36,7 @@ _NO_PYTHON = ("Cannot run program", "error=2, No such file")
 
 
 class Node(msgspec.Struct, frozen=True):
-    """The Python of a host: version, platform, version of pyarrow (empty: not installed), and the modules that are
-    missing."""
+    """The Python of a host: version, platform, pyarrow's version (empty: not installed), and missing modules."""
 
     host: str
     python: str
@@ -103,8 +102,7 @@ def _refuse_arrow(node: Node) -> None:
 
 
 class Careful:
-    """A function that returns this program's errors instead of raising them: a retry on another executor would not
-    help."""
+    """A function that returns this program's errors instead of raising them: a retry elsewhere would not help."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -163,8 +161,7 @@ _HINT = (
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """A directory as one host sees it. format: bytes of its FORMAT file, which contains the id of a root; b"": not a
-    root."""
+    """A directory as one host sees it. format: bytes of its FORMAT file, with the id of a root; b"": not a root."""
 
     path: str
     format: bytes = b""
@@ -203,8 +200,7 @@ class SharedPlaces:
             self._known |= {path} if sight.format else {path, os.path.dirname(path)}
 
     def _is_known(self, path: str) -> bool:
-        """Returns True if the path was checked already. A root is checked itself; any other path next to or below a
-        known path is on the same mount."""
+        """Returns True if the path was checked: a root itself; any other path also next to or below a known one."""
         if path in self._known:
             return True
         above = path

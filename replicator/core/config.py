@@ -63,8 +63,7 @@ class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Removal limits of one run of a job that removes data: see `lifecycle.removal.removal.Limits`. max_bytes: a
-    size."""
+    """Limits of one run of a job that removes data: see `lifecycle.removal.removal.Limits`. max_bytes: a size."""
 
     max_share: float | None = None
     max_bytes: int | str | None = None
@@ -83,14 +82,12 @@ class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[retention]`. `environment`: names of the environment variables that a job file or config store may read as
-    `${NAME}`."""
+    """`environment`: names of environment variables that a job file or config store may read as `${NAME}`."""
 
     environment: tuple[str, ...] = ()
 
     def allowed(self, environment: Mapping[str, str]) -> dict[str, str | None]:
-        """Returns the environment as `replicator.lifecycle.retention.job.read_job` expects it: None for variables that
-        must not be read."""
+        """Returns the environment for `replicator.lifecycle.retention.job.read_job`: None for unreadable names."""
         return {name: text if name in self.environment else None for name, text in environment.items()}
 
 
@@ -108,8 +105,7 @@ class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DumpsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of every dump that is written or loaded. key_file: its keys sign and verify dumps
-    (docs/decisions/0009)."""
+    """Settings of every dump written or loaded. key_file: its keys sign and verify them (docs/decisions/0009)."""
 
     key_file: str | None = None
 
@@ -151,10 +147,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.metastore(given).uri
 
     def metastore(self, given: str | MetastoreConfig, catalog: str | None = None) -> MetastoreConfig:
-        """Returns a metastore by its name in this file, by its URI, or by value. A URI that one table of the file
-        contains is resolved to that table's metastore, with its identity. catalog: replaces the metastore's own. Raises
-        UsageError if it is none of these, and for a URI that several tables contain with different keys; ConfigError
-        for a value whose keys do not fit together."""
+        """Returns a metastore by its name in this file, by its URI, or by value. The URI of one table of the file means
+        that table's metastore, with its identity. catalog: replaces its own. Raises UsageError for any other text, and
+        for a URI that several tables contain with different keys; ConfigError for a value whose keys do not fit
+        together."""
         if isinstance(given, MetastoreConfig):
             return checked(_in(given, catalog))
         if given in self.metastores:
@@ -190,11 +186,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read_config(path: Path | None) -> Config:
-    """Reads the file at `path`; None: `replicator.toml` of the working directory, or an empty configuration if it does
-    not exist.
+    """Reads the file at `path`; None: `replicator.toml` of the working directory, or an empty configuration without it.
 
-    Raises ConfigError naming the key that is unknown or wrong.
-    """
+    Raises ConfigError naming the key that is unknown or wrong."""
     given = path is not None
     path = path or Path(NAME)
     try:

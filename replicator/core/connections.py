@@ -95,12 +95,11 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uri: thrift URIs, separated by commas for failover. auth: the client's authentication. principal: the server's;
     `_HOST` is the host of the URI. keytab, client_principal: the source of tickets; default: ticket_cache, or the
     default cache. user: the identity to act as; with "plain" the user's name. password, token, jwt, key_password:
-    references to secrets. protection: the minimum protection of the connection's SASL layer. tls: with ca, certificate
-    and key as PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations.
-    max_connections, max_calls_per_second: limits of one process. catalog: the catalog of the databases, on Hive 3 and
-    newer; None: the server's default catalog. statistics_engines: engines whose column statistics are replicated in
-    addition to those of `hive`, on Hive 4 and newer. zone: the class of warehouses that this one belongs to; see
-    `[ingestion]`.
+    references to secrets. protection: the minimum of the connection's SASL layer. tls: with ca, certificate and key as
+    PEM files. path, headers, jwt: of the HTTP transport. connect_timeout, answer_timeout: durations. max_connections,
+    max_calls_per_second: of one process. catalog: of the databases, on Hive 3 and newer; None: the server's default
+    one. statistics_engines: engines whose column statistics are replicated in addition to those of `hive`, on Hive 4
+    and newer. zone: the class of warehouses that this one belongs to; see `[ingestion]`.
     """
 
     uri: str
@@ -253,7 +252,6 @@ def _needs(config: MetastoreConfig) -> list[tuple[str, str]]:
 
 # ---- gateway config --------------------------------------------------------------------------------------------------
 # Requirements of a gateway for its clients: `[gateway]` as a value.
-#
 #
 # GatewayConfig(principal="hive/gateway.example.com@EXAMPLE.COM", keytab="/etc/gateway.keytab", protection="privacy")
 

@@ -1,5 +1,4 @@
-"""A database of this program: SQLite in a file, or PostgreSQL by URL. Opens and migrates it, and translates its
-errors."""
+"""A database of this program, SQLite in a file or PostgreSQL by URL: connections, migrations, translated errors."""
 
 from __future__ import annotations
 
@@ -24,17 +23,15 @@ WROTE = "replicator.wrote"
 """Key in a connection's info: its transaction has changed something."""
 
 LITTLE = 256
-"""KiB of SQLite's page cache for each of several connections: each fills its own, and the operating system caches the
-pages as well."""
+"""KiB of SQLite's page cache of one of several connections: each fills its own, and the system caches pages, too."""
 
 WAIT = 10.0  # seconds to wait for one of several connections while all are in use
 PATIENCE = 30.0
 """Seconds that a writer of SQLite waits for other writers."""
 
 LOOK = 0.001
-"""Seconds between two attempts to begin a write transaction in SQLite. SQLite's own handler sleeps longer each time, up
-to 0.1 s, while writers that came later proceed: of 400 changes concurrent with another process, the slowest took 0.4 s
-that way."""
+"""Seconds between two attempts to begin a write in SQLite. SQLite's own handler sleeps longer each time, up to 0.1 s,
+while later writers proceed: of 400 changes concurrent with another process, the slowest took 0.4 s that way."""
 
 ANSWER = 20.0
 """Seconds for one query of a client that sends queries all the time: PostgreSQL aborts the query then, and its client a
@@ -59,17 +56,14 @@ UNANSWERED = ("OperationalError", "ConnectionTimeout")
 
 class Database:
     """Connections to one database. Several threads may use it. All methods raise StoreUnreachable (try again), NoSpace,
-    or Error with the database's message.
+    or Error with the database's text.
 
-    url: without its password. file: of SQLite; None for PostgreSQL. changes: the number of transactions of this object
-    that wrote.
-    """
+    url: without its password. file: of SQLite; None for PostgreSQL. changes: transactions of this object that wrote."""
 
     def __init__(self, url: str, name: str, given_by: str, connections: int = 0) -> None:
         """Sends nothing before the first query. name, given_by: for messages, the database and the option or key of its
-        URL. connections: the number of connections that stay open, for a client that sends queries all the time; they
-        cache little and wait for no query longer than `ANSWER`; 0: few. Raises ConfigError for a URL of an unknown
-        database."""
+        URL. connections: how many stay open, for a client that queries all the time; they cache little and wait no
+        longer than `ANSWER`; 0: few. Raises ConfigError for a URL of an unknown database."""
         try:
             parsed = make_url(url)
             if parsed.drivername in ("postgresql", "postgres"):
@@ -250,8 +244,7 @@ def _hurry(engine: Engine, seconds: float) -> None:
             return super().wait(gen if self.patience is None else self._in_time(gen, self.patience), *arguments, **more)
 
         def _in_time(self, asking: Generator[Any, Any, Any], patience: float) -> Generator[Any, Any, Any]:
-            """Wraps one of psycopg's generators: yields what it waits for, and receives what is ready, which is
-            sometimes nothing."""
+            """Wraps a generator of psycopg: yields what it waits for, and receives what is ready, sometimes nothing."""
             deadline = time.monotonic() + patience
             try:
                 wanted = next(asking)
@@ -273,8 +266,7 @@ def _hurry(engine: Engine, seconds: float) -> None:
 
 
 def _await_writers(connection: Connection) -> None:
-    """Restarts a transaction of SQLite as a write transaction: one that has read before another process wrote must not
-    write."""
+    """Restarts a transaction of SQLite as a write: one that read before another process wrote must not write."""
     driver: Any = connection.connection.driver_connection
     driver.execute("COMMIT")
     driver.execute("PRAGMA busy_timeout=0")

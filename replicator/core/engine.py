@@ -24,8 +24,7 @@ Source = TypeVar("Source")
 
 
 class Engine(Protocol):
-    """An engine runs a function over tasks, several at once; results come in any order. An error of a task is
-    raised."""
+    """An executor of a function over tasks, several at once; results in any order. Errors of tasks are raised."""
 
     @property
     def name(self) -> str: ...
@@ -60,8 +59,7 @@ class LocalEngine:
         self.parallelism = threads or min(8, os.cpu_count() or 2)
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """Runs the function in a pool of threads. Reads at most 2 x `parallelism` tasks ahead, so that a long stream of
-        tasks is never held in memory."""
+        """Runs the tasks in threads. Reads at most 2 x `parallelism` tasks ahead: a long stream remains a stream."""
         source = iter(tasks)
         with ThreadPoolExecutor(self.parallelism) as pool:
             running: deque[Future[Result]] = deque(

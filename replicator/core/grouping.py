@@ -48,8 +48,7 @@ class BatchReader:
         return list(self.pieces(source))
 
     def partition(self, sources: Iterator[Any]) -> Iterator[tuple[str, bytes | Error]]:
-        """Yields serialised batches for a shuffle. An error of this program is shuffled like a group, because a retry
-        would not help."""
+        """Yields serialised batches. Errors of this program are shuffled like a group: a retry would not help."""
         for source in sources:
             try:
                 for value, batch in self.pieces(source):

@@ -31,8 +31,7 @@ progress_log = logging.getLogger(f"{__name__}.progress")  # the command line sho
 
 @contextmanager
 def step(name: str, **facts: object) -> Iterator[dict[str, object]]:
-    """Logs begin and end of a step. facts: fields of both lines; fields that are added to the yielded value are in the
-    last line."""
+    """Logs begin and end of a step. facts: fields of both lines; those added to the yielded value: of the last one."""
     log.info("%s begins", name, extra={"step": name, "state": "begun", **facts})
     began, more = clocks.monotonic(), dict(facts)
     state = "failed"
@@ -58,7 +57,7 @@ TOLD = 30.0
 
 class Watch:
     """A Progress that shows tasks by another Progress and logs them every `every` seconds. Lines that come less than
-    `told` seconds of `clock` after the last are marked (`often`)."""
+    `told` seconds of `clock` after the last unmarked line are marked (`often`)."""
 
     def __init__(
         self, shown: Progress, *, every: float = TOLD, told: float = TOLD, clock: Callable[[], float] = clocks.monotonic
@@ -146,8 +145,7 @@ def about() -> Mapping[str, object]:
 
 
 def now_about(**fields: object) -> None:
-    """Adds fields to every line, or replaces them, until the block of `lines_about` ends; None leaves a field
-    unchanged."""
+    """Adds fields to every line, or replaces them, until the block of `lines_about` ends; None leaves one unchanged."""
     _about.update({name: value for name, value in fields.items() if value is not None})
 
 

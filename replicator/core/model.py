@@ -1,7 +1,7 @@
-"""Metadata objects as values: what a metastore holds, independent of thrift and of the server's version.
+"""Metadata objects of a metastore as values, independent of thrift and of the server's version.
 
-Every class is immutable and complete when built. `extra` keeps, by thrift field id, each field that has no typed
-home here (in thrift's TJSON form), so an object read from a newer server and written back loses nothing.
+Every class is immutable and complete when built. `extra` retains, by thrift field id, each field without a typed
+attribute here (in thrift's TJSON form), so an object that is read from a newer server and written back loses nothing.
 Times are seconds since the epoch, as the metastore sends them.
 """
 
@@ -16,11 +16,11 @@ import msgspec
 from cmroot.errors import FormatError
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-"""As thrift has them; looked at where a value is read from a file, as a larger one breaks the call that sends it."""
+"""Thrift's i32. Checked when a value is read from a file, because a larger number breaks the call that sends it."""
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Root of the values below: immutable, compared by content, JSON without defaults."""
+    """Base class of the values below: immutable, compared by content, JSON without defaults."""
 
 
 class Column(Value, frozen=True, omit_defaults=True):
@@ -32,7 +32,7 @@ class Column(Value, frozen=True, omit_defaults=True):
 
 
 class Serde(Value, frozen=True, omit_defaults=True):
-    """How rows are read and written: serde class and its parameters."""
+    """Row format: the serde class and its parameters."""
 
     name: str | None = None
     library: str | None = None
@@ -41,7 +41,7 @@ class Serde(Value, frozen=True, omit_defaults=True):
 
 
 class Skew(Value, frozen=True, omit_defaults=True):
-    """Skewed columns, their values, and where each value combination is stored (thrift SkewedInfo)."""
+    """Skewed columns, their values, and the location of each combination of values (thrift SkewedInfo)."""
 
     columns: tuple[str, ...] = ()
     values: tuple[tuple[str, ...], ...] = ()
@@ -49,7 +49,7 @@ class Skew(Value, frozen=True, omit_defaults=True):
 
 
 class Storage(Value, frozen=True, omit_defaults=True):
-    """Where and how the data of a table or a partition lies (thrift StorageDescriptor)."""
+    """Location and format of the data of a table or a partition (thrift StorageDescriptor)."""
 
     columns: tuple[Column, ...] = ()
     location: str | None = None
@@ -67,8 +67,8 @@ class Storage(Value, frozen=True, omit_defaults=True):
 
 
 class Database(Value, frozen=True, omit_defaults=True):
-    """A database. `owner_type` is USER, ROLE or GROUP. `managed_location`: of its managed tables, if not `location`.
-    `connector`: the data connector of a REMOTE one, whose tables are those of another system."""
+    """A database. `owner_type` is USER, ROLE or GROUP. `managed_location`: location of its managed tables, if other
+    than `location`. `connector`: the data connector of a REMOTE database, whose tables belong to another system."""
 
     name: str
     description: str | None = None
@@ -81,7 +81,7 @@ class Database(Value, frozen=True, omit_defaults=True):
     extra: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        """Logs and dumps of earlier releases have two of the fields among those without a home."""
+        """Moves two fields out of `extra`, where logs and dumps of earlier releases have them."""
         for key, name in (("10", "managed_location"), ("12", "connector")):
             if key in self.extra and getattr(self, name) is None and list(self.extra[key]) == ["str"]:
                 msgspec.structs.force_setattr(self, name, self.extra[key]["str"])
@@ -91,7 +91,7 @@ class Database(Value, frozen=True, omit_defaults=True):
 
 MANAGED = "MANAGED_TABLE"
 EXTERNAL = "EXTERNAL_TABLE"
-TRANSLATED = "TRANSLATED_TO_EXTERNAL"  # of a table that was created as a managed one
+TRANSLATED = "TRANSLATED_TO_EXTERNAL"  # parameter of a table that was created as a managed table
 VIEW = "VIRTUAL_VIEW"
 MATERIALIZED_VIEW = "MATERIALIZED_VIEW"
 
@@ -131,21 +131,21 @@ class Table(Value, frozen=True, omit_defaults=True):
 
     @property
     def owns_data(self) -> bool:
-        """Whether dropping the table drops its data: managed, or external with external.table.purge=true."""
+        """Returns True if dropping the table drops its data: managed, or external with external.table.purge=true."""
         return not self.is_view and (
             not self.is_external or self.parameters.get("external.table.purge", "").lower() == "true"
         )
 
     @property
     def moves_with_name(self) -> bool:
-        """Whether a rename moves its directory: a managed table's, and that of one that Hive 4 has made external by
-        itself, also if it lies elsewhere than its name says."""
+        """Returns True if a rename moves the table's directory: managed tables, and tables that Hive 4 itself has
+        translated to external ones, even if the directory is not at the default location of the table's name."""
         return not self.is_external or self.parameters.get(TRANSLATED, "").upper() == "TRUE"
 
     @property
     def location(self) -> str | None:
-        """Where the data lies. For its own kinds of tables Spark says so in the serde parameter `path`, and the
-        metastore's location may be a default that holds nothing (an external JSON or CSV table)."""
+        """The location of the data. Spark stores the location of tables of its own formats in the serde parameter
+        `path`; the metastore's location may then be an empty default (an external JSON or CSV table)."""
         if self.storage is None:
             return None
         if self.parameters.get("spark.sql.sources.provider", "hive").lower() != "hive":
@@ -156,7 +156,7 @@ class Table(Value, frozen=True, omit_defaults=True):
 
 
 class Partition(Value, frozen=True, omit_defaults=True):
-    """One partition of a table; `values` in the order of the table's partition keys, unescaped."""
+    """One partition of a table; `values` are unescaped, in the order of the table's partition keys."""
 
     values: tuple[str, ...]
     create_time: Int32 = 0
@@ -184,7 +184,7 @@ class Function(Value, frozen=True, omit_defaults=True):
     extra: dict[str, Any] = {}
 
 
-HIVE = "hive"  # the engine whose statistics every metastore has
+HIVE = "hive"  # the engine whose statistics every metastore stores
 
 
 class ColumnStatistic(Value, frozen=True, omit_defaults=True):
@@ -196,8 +196,8 @@ class ColumnStatistic(Value, frozen=True, omit_defaults=True):
 
 
 class Statistics(Value, frozen=True, omit_defaults=True):
-    """Column statistics of a table, or of one partition when `partition` names one (Hive's escaped name). columns:
-    those of the engine `hive`; others: of other engines, by engine."""
+    """Column statistics of a table, or of one partition if `partition` is set (Hive's escaped name). columns:
+    statistics of the engine `hive`; others: statistics of other engines, by engine."""
 
     db: str
     table: str
@@ -217,7 +217,7 @@ class Statistics(Value, frozen=True, omit_defaults=True):
         return {HIVE: self.columns, **self.others}
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Returns True if there are any statistics."""
         return bool(self.columns or self.others)
 
 
@@ -226,10 +226,10 @@ NOT_NULL, DEFAULT, CHECK = "NOT NULL", "DEFAULT", "CHECK"
 
 
 class Constraint(Value, frozen=True, omit_defaults=True):
-    """A constraint of a table. `kind`: one of the above; `columns`: in the order of the key; `parent`: (database,
-    table) that a foreign key refers to, with its `parent_columns`; `rules`: what an update and a deletion there do, in
-    the metastore's numbers; `value`: the default, or the expression that is checked. The flags are Hive's ENABLE,
-    VALIDATE and RELY."""
+    """A constraint of a table. `kind`: one of the constants above; `columns`: in the order of the key; `parent`:
+    (database, table) that a foreign key refers to, with its `parent_columns`; `rules`: actions on update and on delete
+    of the parent, as the metastore's numbers; `value`: the default, or the expression that is checked. The flags are
+    Hive's ENABLE, VALIDATE and RELY."""
 
     kind: str
     name: str
@@ -243,15 +243,15 @@ class Constraint(Value, frozen=True, omit_defaults=True):
     rely: bool = False
 
     def __str__(self) -> str:
-        """For people."""
+        """Formats the constraint for messages."""
         to = f" to {'.'.join(self.parent)} ({', '.join(self.parent_columns)})" if self.parent else ""
         value = f" {self.value}" if self.value is not None else ""
         return f"{self.kind} {self.name} ({', '.join(self.columns)}){to}{value}"
 
 
 class NotificationEvent(Value, frozen=True, omit_defaults=True):
-    """One row of the metastore's notification log, as sent. `time` is in seconds. `catalog`: None for the one that was
-    asked."""
+    """One row of the metastore's notification log, as sent. `time` is in seconds. `catalog`: None for the catalog that
+    was queried."""
 
     id: int
     time: int
@@ -266,12 +266,12 @@ class NotificationEvent(Value, frozen=True, omit_defaults=True):
 _ESCAPED = {chr(c) for c in range(1, 0x20)} | set("\"#%'*/:=?\\\x7f{[]^")
 _ESCAPE = str.maketrans({c: f"%{ord(c):02X}" for c in _ESCAPED})
 _ESCAPES = re.compile("%([0-9A-Fa-f]{2})")
-_is_special = re.compile(f"[{re.escape(''.join(sorted(_ESCAPED)))}]").search  # most names hold none: looking is cheaper
+_is_special = re.compile(f"[{re.escape(''.join(sorted(_ESCAPED)))}]").search  # most names contain none: this is cheaper
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_name(keys: tuple[Column, ...], values: tuple[str, ...]) -> str:
-    """`k1=v1/k2=v2` with Hive's escaping (FileUtils.escapePathName); an empty value is Hive's default partition."""
+    """Formats `k1=v1/k2=v2` with Hive's escaping (FileUtils.escapePathName); an empty value is Hive's default."""
     if len(keys) != len(values):
         raise FormatError(f"{len(values)} partition values for {len(keys)} keys: {list(values)}")
     return "/".join(
@@ -283,8 +283,8 @@ def partition_name(keys: tuple[Column, ...], values: tuple[str, ...]) -> str:
 
 
 def partition_spec(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys and values of an escaped partition name (FileUtils.unescapePathName); Hive's default partition stays as it
-    is called. Raises FormatError for a text that is no partition's name."""
+    """Returns keys and values of an escaped partition name (FileUtils.unescapePathName); the name of Hive's default
+    partition is returned unchanged. Raises FormatError for a text that is not a partition name."""
     pairs = [part.partition("=") for part in name.split("/")]
     if not all(equals for _, equals, _ in pairs):
         raise FormatError(f"{name!r} is not the name of a partition")

@@ -57,8 +57,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     how long files replaced by a snapshot are retained in place. smoke: queries that drills run on the replica.
     key_file: of `[dumps]`, with the keys that sign its dumps. formats: "as-they-are" replicates tables in every format
     as if it were a plain one. s3_events: URLs of the queues of the source's buckets. bandwidth: bytes per second.
-    source_metastore, target_metastore: connection settings of `source` and `target`.
-    """
+    source_metastore, target_metastore: connection settings of `source` and `target`."""
 
     name: str
     source: str
@@ -118,8 +117,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """Two policies that write one database: `policies` are their names, `sources` the databases that they replicate
-    there."""
+    """Two policies that write one database: `policies` are their names, `sources` their source databases."""
 
     target: str
     db: str
@@ -236,11 +234,9 @@ KEYS = _InFile.__struct_fields__
 
 
 def parse_policy(name: str, values: Any, metastore: Callable[[str], MetastoreConfig]) -> Policy:
-    """Parses a policy from its table in the file. `metastore(text)`: resolves a metastore by its name or URI; raises an
-    Error.
+    """Parses a policy from its table in the file. `metastore(text)`: resolves a name or URI, or raises an Error.
 
-    Raises ConfigError naming the policy and the key.
-    """
+    Raises ConfigError naming the policy and the key."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"policies.{name}: not a name for a policy", hint="letters, digits, dot, dash, underscore; at most 63"

@@ -22,9 +22,9 @@ PROPERTIES = (ROLE, EPOCH, BY)
 
 
 class Role(StrEnum):
-    """The role of a database. `primary`: accepts writes, is dumped, never loaded into. `replica`: is loaded into, not
-    dumped. `fenced`: neither; it is changing from one to the other, or is a primary that was replaced. `none`: no role;
-    no rule of roles applies."""
+    """A database's role. `primary`: accepts writes, is dumped, never loaded into. `replica`: is loaded into, not
+    dumped. `fenced`: neither; changing from one to the other, or a replaced primary. `none`: no rule of roles
+    applies."""
 
     PRIMARY = "primary"
     REPLICA = "replica"
@@ -84,8 +84,7 @@ def may_dump_from(
     """Raises Refused for a source that must not be replicated from. `name`: of the database, for messages.
 
     known_epoch: the highest epoch that the target knows (0: none). allow_replica: the replica itself is to be
-    replicated. draining: the process that fenced the source fetches its last changes.
-    """
+    replicated. draining: the process that fenced the source fetches its last changes."""
     if source.role is Role.REPLICA and not allow_replica:
         raise Refused(
             f"{name} is a replica (epoch {source.epoch}): its data is a copy, and may be behind",
@@ -110,9 +109,8 @@ def may_dump_from(
 
 
 def follows(name: str, mark: RoleMark, job: str = "") -> str:
-    """Returns why no job may remove or rewrite any data of a database here: removals on a replica are undone by the
-    next load, or the replica diverges from its source. Empty if it is neither a replica nor fenced. `job`: what to do
-    at the primary instead."""
+    """Returns why no job may remove or rewrite data of a database here: a replica would get removed data back, or
+    diverge from its source. Empty if it is neither a replica nor fenced. `job`: what to do at the primary instead."""
     if mark.role not in (Role.REPLICA, Role.FENCED):
         return ""
     return f"{name} is {mark}: {job or 'run this'} at its primary, whose changes are replicated"

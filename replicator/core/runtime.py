@@ -61,9 +61,6 @@ def heartbeat(facts: Callable[[], Mapping[str, object]]) -> Iterator[None]:
         thread.join()
 
 
-# ---- runtime ---------------------------------------------------------------------------------------------------------
-
-
 # ---- progress --------------------------------------------------------------------------------------------------------
 # Progress of long work, by steps, files and bytes; bars on a terminal's standard error.
 

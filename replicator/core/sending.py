@@ -1,4 +1,4 @@
-"""Sends one message to a webhook or to a command. What is said, and when it is tried again, is the caller's."""
+"""Delivery of one message to a webhook or to a command. The caller defines its contents and the retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNATURE = "X-Replicator-Signature"
 
 
 class _Still(urllib.request.HTTPRedirectHandler):
-    """A POST that is sent elsewhere arrives there as a GET without its body: nobody got it."""
+    """A handler that follows no redirects: a redirected POST would arrive as a GET without its body."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -33,7 +33,7 @@ _opener = urllib.request.build_opener(_Still)
 
 
 def failure_of(send: Callable[[], object]) -> str:
-    """Why nobody got it; empty: somebody did. Whatever a receiver makes of it, the others are told."""
+    """Returns why sending failed; empty on success. An error of one receiver does not affect the others."""
     try:
         send()
     except (OSError, Error, ValueError, HTTPException) as error:
@@ -45,7 +45,7 @@ def failure_of(send: Callable[[], object]) -> str:
 
 
 def signature(secret: str, moment: int, body: bytes) -> str:
-    """The header of a signed message: its time, and the HMAC-SHA256 of `<time>.<body>`."""
+    """Returns the header of a signed message: its timestamp, and the HMAC-SHA256 of `<time>.<body>`."""
     made = hmac.new(secret.encode(), f"{moment}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={moment},v1={made}"
 
@@ -53,7 +53,7 @@ def signature(secret: str, moment: int, body: bytes) -> str:
 def post(
     url: str, body: bytes, headers: Mapping[str, str] | None = None, secret: str = "", patience: float = PATIENCE
 ) -> None:
-    """Sends JSON; secret: signs it. Raises OSError or HTTPException for what is not answered with success."""
+    """Sends JSON; secret: signs it. Raises OSError or HTTPException unless the response is a success."""
     given = {"Content-Type": "application/json", **(headers or {})}
     if secret:
         given[SIGNATURE] = signature(secret, int(time.time()), body)
@@ -63,7 +63,7 @@ def post(
 
 
 def call(command: Sequence[str], body: bytes) -> None:
-    """Gives a line to a program, without a shell. Raises OSError where it cannot be run, ValueError where it fails."""
+    """Sends a line to a program, without a shell. Raises OSError if it cannot be run, ValueError if it fails."""
     program, nobody = command[0], subprocess.DEVNULL
     try:
         done = subprocess.run(command, input=body + b"\n", stdout=nobody, stderr=nobody, timeout=PATIENCE)
@@ -74,12 +74,12 @@ def call(command: Sequence[str], body: bytes) -> None:
 
 
 # ---- kafka topic -----------------------------------------------------------------------------------------------------
-# Sends messages to a topic of Kafka, each until all in-sync replicas have it.
+# Sends messages to a topic of Kafka, and waits until all in-sync replicas have each.
 
 
 class KafkaTopic:
-    """Of one receiver, for one thread at a time. name: as in the configuration. Raises ConfigError without the
-    client's library."""
+    """A producer for one receiver, for one thread at a time. name: as in the configuration. Raises ConfigError if the
+    client's library is not installed."""
 
     def __init__(self, name: str, config: KafkaConfig) -> None:
         try:
@@ -91,7 +91,7 @@ class KafkaTopic:
         self._producer: Any = None
 
     def send(self, key: str, body: bytes) -> None:
-        """Raises Error when the topic does not have it in time. (It may have it all the same, later.)"""
+        """Sends one message. Raises Error if the topic does not acknowledge it in time. (It may still arrive later.)"""
         failures: list[str] = []
         producer = self._producer = self._producer or self._make(self._settings())
         producer.produce(
@@ -103,7 +103,7 @@ class KafkaTopic:
         producer.flush(PATIENCE + 1)
         if failures != [""]:
             producer.purge()
-            self._producer = None  # another connection, and the secrets as they are then
+            self._producer = None  # the next call opens a new connection and reads the secrets again
             raise Error(f"topic {self._config.topic}: {failures[0] if failures else 'no broker answers'}")
 
     def _settings(self) -> dict[str, str | int | bool]:

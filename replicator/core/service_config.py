@@ -1,4 +1,4 @@
-"""`[service]` of the configuration: which jobs run when, and where the service keeps its state."""
+"""`[service]` of the configuration: the jobs and their schedules, and the location of the service's state."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from replicator.core.text.quantity import parse_duration, parse_size
 from replicator.errors import ConfigError
 
 # ---- entrance config -------------------------------------------------------------------------------------------------
-# `[service.proxy]` and `[service.limits]`: whose word about users is taken, and how much one client may ask.
+# `[service.proxy]` and `[service.limits]`: proxies that are trusted to identify users, and limits for one client.
 
 
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 
 
 class GroupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a group of a proxy's users may do. policies: that it may do it with; none: all."""
+    """The rights of a group of a proxy's users. policies: the policies that they apply to; none: all."""
 
     role: Literal["viewer", "operator", "admin"]
     policies: tuple[str, ...] = ()
 
 
 class ProxyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """networks: addresses of proxies, whose headers are believed; none: nobody's. user_header, groups_header: names of
-    the headers with the user and its groups; None: users are not a proxy's. groups: by their names there."""
+    """networks: addresses of proxies whose headers are trusted; empty: none. user_header, groups_header: names of the
+    headers with the user and the groups; None: the proxy identifies no users. groups: by their names there."""
 
     networks: tuple[str, ...] = ()
     user_header: str | None = None
@@ -40,9 +40,9 @@ class ProxyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """connections: at a time. requests_per_second: of one token, user or address, for long; burst: at once. body: a
-    size. header_time, body_time, write_time: for a client to send a request's head, its body, and to read a part of an
-    answer; idle_time: until a connection without a request is closed."""
+    """connections: concurrent. requests_per_second: sustained rate of one token, user or address; burst: requests at
+    once. body: a size. header_time, body_time, write_time: for a client to send a request's header and body, and to
+    read a part of a response; idle_time: until a connection without a request is closed."""
 
     connections: int = 500
     requests_per_second: float = 100.0
@@ -94,8 +94,8 @@ def check_limits(limits: LimitConfig) -> None:
 
 
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """command: a command line without `replicator`. One of every (a duration) and cron is given. zone: of cron, a name
-    of the time zone database. timeout: a run that takes longer is cancelled."""
+    """command: a command line without `replicator`. Either every (a duration) or cron is set. zone: of cron, a name of
+    the time zone database. timeout: a run that takes longer is cancelled."""
 
     command: tuple[str, ...]
     every: str | None = None
@@ -106,10 +106,10 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """store: a database's URL. logs: a directory for the output of runs. at_once: runs at a time. policies: each runs
-    by its `schedule`, unless a job does it. keep: how long ended runs are remembered. grace: time for a run to end
-    after SIGTERM. measure_roots: from one measurement of what roots keep to the next; 0s: never. asked_timeout: of runs
-    that somebody asked for over HTTP, beside all jobs. Durations as everywhere."""
+    """store: a database URL. logs: a directory for the output of runs. at_once: concurrent runs. policies: each policy
+    runs by its `schedule`, unless a job runs it. keep: how long finished runs are retained. grace: time for a run to
+    end after SIGTERM. measure_roots: the interval between two measurements of the files retained in roots; 0s: never.
+    asked_timeout: for runs that a user requests over HTTP, in addition to the jobs. Durations have the usual format."""
 
     listen: str = "127.0.0.1:8484"
     store: str = "sqlite:///service.sqlite"
@@ -126,7 +126,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_service(service: ServiceConfig) -> None:
-    """Raises ConfigError naming the key that is wrong; those of jobs are checked where they are read."""
+    """Raises ConfigError naming the key that is wrong; the keys of jobs are checked when they are read."""
     for key in ("keep", "grace", "measure_roots", "asked_timeout"):
         try:
             parse_duration(getattr(service, key))
@@ -139,11 +139,11 @@ def check_service(service: ServiceConfig) -> None:
 
 
 # ---- alert config ----------------------------------------------------------------------------------------------------
-# `[alerts]` of the configuration: when the service tells somebody, and how.
+# `[alerts]` of the configuration: the conditions on which the service sends alerts, and their receivers.
 
 
 class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """url: gets a POST. secret: a reference to the key that signs it."""
+    """url: receives a POST. secret: a reference to the key that signs it."""
 
     url: str
     secret: str | None = None
@@ -156,7 +156,7 @@ class CommandConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """server: host:port. tls: before SMTP, after its greeting, or not at all. password: a reference."""
+    """server: host:port. tls: from the start, after SMTP's greeting (starttls), or none. password: a reference."""
 
     server: str
     sender: str
@@ -168,9 +168,9 @@ class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class AlertConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Conditions: a job failed so often in a row; a policy is late, blocked or unreachable for `late_for`; less than
-    `headroom` (a share) of the time that the source keeps events is left; no success for so many periods; less than
-    `disk` (a share) of a local disk is free, or none will be within `disk_full_within`; a table was compared longer ago
-    than `verified_within`. repeat: how often one that stays is told again."""
+    `headroom` (a share) of the source's retention time of events is left; no success for so many periods; less than
+    `disk` (a share) of a local disk is free, or it will be full within `disk_full_within`; the last comparison of a
+    table is older than `verified_within`. repeat: the interval at which a persisting alert is sent again."""
 
     failed_in_a_row: int = 3
     late_for: str = "5m"
@@ -209,7 +209,7 @@ def check_alerts(alerts: AlertConfig) -> None:
 
 
 def check_receivers(key: str, webhooks: Mapping[str, WebhookConfig], commands: Mapping[str, CommandConfig]) -> None:
-    """key: of the table that they are in. Raises ConfigError naming the one that is wrong."""
+    """Checks receivers. key: the table that contains them. Raises ConfigError naming the one that is wrong."""
     for name, hook in webhooks.items():
         parts = urlsplit(hook.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
@@ -226,12 +226,12 @@ def _reference(key: str, text: str | None) -> None:
 
 
 # ---- lineage config --------------------------------------------------------------------------------------------------
-# `[lineage]` of the configuration: where events of runs go, in OpenLineage's words.
+# `[lineage]` of the configuration: destinations of the OpenLineage events of runs.
 
 
 class LineageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """file: gets a line of JSON for each event. url: gets a POST. token: a reference to its bearer token. namespace: of
-    the jobs, which are called as their policies."""
+    """file: receives a line of JSON for each event. url: receives a POST. token: a reference to its bearer token.
+    namespace: of the jobs, which are named after their policies."""
 
     file: str | None = None
     url: str | None = None
@@ -251,7 +251,7 @@ def check_lineage(lineage: LineageConfig) -> None:
 
 
 # ---- notify config ---------------------------------------------------------------------------------------------------
-# `[ingestion.notify]` of the configuration: who is told what ingestion did.
+# `[ingestion.notify]` of the configuration: receivers of notifications of ingestion.
 #
 # NotifyConfig(publications=("webhooks.teams",), webhooks={"teams": WebhookConfig("https://teams/landed")})
 
@@ -262,11 +262,11 @@ LINEAGE = "lineage"
 
 
 _SECRET = ("password", "secret", "ssl.key.pem")
-"""In the names of settings that are secrets."""
+"""Parts of the names of settings that are secrets."""
 
 
 class KafkaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """servers: "host:port", with commas between. settings: of the client, such as `security.protocol`; secrets among
+    """servers: "host:port", separated by commas. settings: of the client, such as `security.protocol`; secrets among
     them by reference."""
 
     servers: str
@@ -276,8 +276,8 @@ class KafkaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class NotifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Receivers by channel, each "webhooks.NAME", "commands.NAME" or "kafka.NAME". publications: of landed tables.
-    failures: of jobs that wait for another request, fail again and again, or are given up. schemas: of landing tables
-    that are new or have changed; also "lineage", which is that of `[lineage]`."""
+    failures: of jobs that wait for another request, fail repeatedly, or are aborted. schemas: of landing tables that
+    are new or have changed; also "lineage", the receiver of `[lineage]`."""
 
     publications: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
@@ -288,7 +288,7 @@ class NotifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_notify(notify: NotifyConfig) -> None:
-    """Raises ConfigError naming the key that is wrong, and a receiver that is told nothing."""
+    """Raises ConfigError naming the key that is wrong, and for a receiver without a channel."""
     check_receivers("ingestion.notify", notify.webhooks, notify.commands)
     for name, kafka in notify.kafka.items():
         _check_kafka(f"ingestion.notify.kafka.{name}", kafka)

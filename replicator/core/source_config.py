@@ -1,4 +1,4 @@
-"""`[ingestion]` of the configuration: where landing tables are, and the databases and directories that they come from.
+"""`[ingestion]` of the configuration: the landing tables, and the databases and directories that are ingested.
 
 SourceConfig(url="jdbc:postgresql://crm:5432/crm", user="replicator", password="file:/etc/crm.password")
 SourceConfig(path="/drop/sales")
@@ -19,13 +19,13 @@ from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError
 
 KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mariadb"}
-"""Kinds of databases, by the word behind `jdbc:` in their URLs."""
+"""Kinds of databases, by the word after `jdbc:` in their URLs."""
 
 SHORTEST_LEASE = 10
-"""Seconds: a controller says each third of its lease that it lives."""
+"""Seconds: a controller renews its lease at each third of it."""
 
 IDS = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+:\w+", re.IGNORECASE)
-"""The ids of erased people: "db.table:column"."""
+"""The ids of erased data subjects: "db.table:column"."""
 
 LANDING_ZONE = "landing"
 
@@ -33,10 +33,10 @@ POOL = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A database, or a directory of files. url: as its JDBC driver has it, without user and password. password: a
-    reference to a secret. readers: connections of one job, at most. fetch: rows that a reader asks for at a time. jar:
-    of the driver, or of Spark's reader of Avro, where the one that is fetched shall not be used. path: of the
-    directory, instead of `url`: files of SCHEMA.TABLE are in SCHEMA/TABLE below it."""
+    """A database, or a directory of files. url: of its JDBC driver, without user and password. password: a reference to
+    a secret. readers: maximum of connections of one job. fetch: rows that a reader fetches at a time. jar: the driver,
+    or Spark's Avro reader, in place of the downloaded one. path: of the directory, instead of `url`: files of
+    SCHEMA.TABLE are in SCHEMA/TABLE below it."""
 
     url: str = ""
     user: str = ""
@@ -48,17 +48,17 @@ class SourceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`; "files" of a directory."""
+        """One of `KINDS`; "files" for a directory."""
         return "files" if self.path else KINDS[self.url.split(":")[1]]
 
     def secret(self, name: str) -> str:
-        """The password, read again; empty without one. Raises ConfigError."""
+        """Returns the password, read again; empty without one. Raises ConfigError."""
         return read_secret(self.password, f"ingestion.sources.{name}.password") if self.password else ""
 
 
 class ClassConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What assets of a classification have where they say nothing: see `Asset`. policies: which ones may replicate what
-    lands of them, whatever they say; None: all."""
+    """Defaults of the assets of a classification: see `Asset`. policies: the policies that may replicate its landed
+    tables, regardless of the assets' settings; None: all."""
 
     retention: str | None = None
     erasure_ids: str | None = None
@@ -67,12 +67,12 @@ class ClassConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IngestionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """metastore: of the landing tables, a configured name or a URI. landing: a directory, which only ingestion changes.
-    store: of jobs, a database's URL; None: that of `[service]`. slots: jobs at a time, of all controllers; share: of
-    the slots that one asset may have. lease: for how long a job stays with a controller that went away. expire: a job
-    that fails for so long, or `attempts` times, is given up. log: the table of all state changes, "db.table". pool: of
-    Spark's fair scheduler, in which all work of ingestion runs. notify: who is told. classes: by classification, what
-    its assets have where they say nothing. replicating: no key of the file, but the policies whose source is
+    """metastore: of the landing tables, a configured name or a URI. landing: a directory that only ingestion writes to.
+    store: of jobs, a database URL; None: that of `[service]`. slots: concurrent jobs of all controllers; share: of the
+    slots that one asset may use. lease: how long a job remains assigned to a controller that has disappeared. expire: a
+    job that fails for so long, or `attempts` times, is aborted. log: the table of all state changes, "db.table". pool:
+    of Spark's fair scheduler, in which all ingestion runs. notify: receivers of notifications. classes: by
+    classification, the defaults of its assets. replicating: not a key of the file: the policies whose source is
     `metastore`."""
 
     metastore: str = ""
@@ -132,8 +132,8 @@ def check_ingestion(ingestion: IngestionConfig) -> None:
 
 
 def check_zone(ingestion: IngestionConfig, zones: Mapping[str, str | None]) -> None:
-    """Where metastores have zones, given by their names, tables land in one of the zone "landing". Raises
-    ConfigError."""
+    """Checks that tables land in a metastore of the zone "landing", if metastores have zones. `zones`: by their names.
+    Raises ConfigError."""
     if ingestion.metastore and any(zones.values()) and zones.get(ingestion.metastore) != LANDING_ZONE:
         there = ", ".join(sorted(name for name, zone in zones.items() if zone == LANDING_ZONE)) or "none"
         told = f"ingestion.metastore: {ingestion.metastore} is not of the zone {LANDING_ZONE}"

@@ -1,4 +1,4 @@
-"""Spark: sessions, contexts and frames, somebody's or our own. Imports pyspark, when it is first needed."""
+"""Spark: sessions, contexts and frames, the caller's or started here. Imports pyspark when it is first needed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Result = TypeVar("Result")
 Source = TypeVar("Source")
 Environment = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
-WAVE = 4  # Spark tasks for each core that are sent together; the driver holds as many results
+WAVE = 4  # Spark tasks per core that are submitted together; the driver holds as many results
 
-GROUP_TASKS = 64  # Spark tasks after a shuffle of much, on few cores: an executor holds the groups of one at once
+GROUP_TASKS = 64  # Spark tasks after a large shuffle on few cores: an executor holds the groups of one task
 
 _CATALOG = "spark.sql.catalogImplementation"
 _URIS = "spark.hadoop.hive.metastore.uris"
@@ -42,7 +42,7 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.log.level": "ERROR",
-    "spark.executor.syncLogLevel.enabled": "true",  # executors', too (Spark 4): else a long run fills their disks
+    "spark.executor.syncLogLevel.enabled": "true",  # for executors as well (Spark 4): else their disks fill up
     "spark.task.maxFailures": "4",
 }
 
@@ -51,8 +51,8 @@ _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.
 
 
 class SparkEngine:
-    """Executors of a Spark application: the caller's, or the one that this process runs already, and only else one of
-    our own, started at the first use and kept warm. Only our own is ever stopped."""
+    """Executors of a Spark application: the caller's, or else the one that this process runs already, or else one that
+    is started here at the first use and reused. Only the last is ever stopped."""
 
     name = "spark"
 
@@ -63,9 +63,9 @@ class SparkEngine:
         environment: Environment = dict,
         session: Any = None,
     ) -> None:
-        """`master`: as Spark's (None: as configured, else local[*]). `environment`: JAVA_HOME for the gateway, or what
-        finds it, called when Spark starts. `session`: a SparkSession of the caller's to work in; the others are for a
-        Spark of our own."""
+        """`master`: of Spark (None: as configured, else local[*]). `environment`: JAVA_HOME for the gateway, or a
+        function that finds it, called when Spark starts. `session`: the caller's SparkSession to use; the other
+        arguments apply to a Spark that is started here."""
         self._given = session
         self._is_ours = False
         self._master = master
@@ -75,15 +75,15 @@ class SparkEngine:
         self._lock = threading.Lock()
         self.start_seconds = 0.0
         self._shared = SharedPlaces(elsewhere=False)
-        self._shipped: Any = None  # a directory that executors read, for as long as the application runs
+        self._shipped: Any = None  # a directory that executors read while the application runs
 
     @property
     def context(self) -> Any:
-        """The SparkContext; starts it when there is none. Raises Error when Spark does not start, and when
-        executors cannot run tasks."""
+        """The SparkContext; it is started if there is none. Raises Error if Spark does not start, or if executors
+        cannot run tasks."""
         with self._lock:
             if self._context is not None and not self._is_ours and self._context._jsc is None:
-                self._context = None  # whoever started it has stopped it
+                self._context = None  # stopped by its owner
             if self._context is None:
                 self._context = self._found()
                 self._is_ours = self._context is None
@@ -95,7 +95,7 @@ class SparkEngine:
             return self._context
 
     def _prepare(self) -> None:
-        """Executors on other machines get this program; those of this process's Spark have it."""
+        """Ships this program to executors on other machines; executors of a local Spark already have it."""
         master = str(self._context.master)
         logger = logging.getLogger(__name__)
         logger.log(
@@ -117,7 +117,7 @@ class SparkEngine:
             raise
 
     def _found(self) -> Any:
-        """The context of the caller's session, or of this process; None when there is none."""
+        """Returns the context of the caller's session, or of this process; None if there is none."""
         require_pyspark()
         from pyspark import SparkContext
 
@@ -139,7 +139,7 @@ class SparkEngine:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Of a Spark of our own, as they were given."""
+        """Settings of a Spark that is started here, as given."""
         return self._settings
 
     @property
@@ -147,8 +147,8 @@ class SparkEngine:
         return int(self.context.defaultParallelism)
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """One Spark task per task, in waves, so that a long stream of tasks does not sit in the driver. Errors of ours
-        come back as they were; anything else Spark tries again, and it fails the job."""
+        """Runs one Spark task per task, in waves, so that a long stream of tasks is not held in the driver. Errors of
+        this program are raised unchanged; any other error is retried by Spark and then fails the job."""
         context = self.context
         for wave in batched(tasks, WAVE * self.parallelism):
             self._shared.check(context, wave)
@@ -170,10 +170,10 @@ class SparkEngine:
         decide: Callable[[pa.Table], pa.Table],
         schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
-        """One task per source, one shuffle of Arrow batches, a few groups per task after it. The driver holds the
-        answers of one wave of tasks, an executor the groups of one task.
+        """Runs one task per source, one shuffle of Arrow batches, then a few groups per task. The driver holds the
+        results of one wave of tasks, an executor the groups of one task.
 
-        On RDDs of batches: DataFrame.groupBy().applyInArrow does the same, and imports pandas for it."""
+        Uses RDDs of batches: DataFrame.groupBy().applyInArrow does the same, but imports pandas."""
         context = self.context
         waiting = list(sources)
         if not waiting:
@@ -188,7 +188,7 @@ class SparkEngine:
             .mapPartitions(Deciding(decide, schema).partition)
         )
         for start in range(0, partitions, width):
-            try:  # the shuffle's first half runs with the first wave, the later ones find its files
+            try:  # the map side of the shuffle runs with the first wave; later waves reuse its files
                 answers = context.runJob(grouped, list, range(start, min(start + width, partitions)))
             except Exception as error:
                 raise Error(f"a Spark job failed: {cause_of(error)}", hint="see the executors' logs") from error
@@ -198,9 +198,9 @@ class SparkEngine:
                 yield from unpack(answer)
 
     def answer(self, query: str, rows: int) -> list[list[Any]]:
-        """The first rows of a query on the tables of a metastore; the engine has `hive_settings`. Raises Error with
-        Spark's words, also for anything that is no query: it is read inside parentheses, where nothing that changes
-        something can stand."""
+        """Returns the first rows of a query on the tables of a metastore; the engine must have `hive_settings`. Raises
+        Error with Spark's message, also for anything that is not a query: it is parsed inside parentheses, where no
+        statement that changes data is valid."""
         session = self._session()
         if session.conf.get(_CATALOG, "in-memory") != "hive":
             raise Error("Spark runs already, without a metastore", hint="ask queries in a process of their own")
@@ -213,8 +213,8 @@ class SparkEngine:
         return [list(row) for row in found]
 
     def session(self, settings: Mapping[str, str]) -> Any:
-        """A Spark session whose catalog is a metastore; `settings`: its `hive_settings`. Somebody else's Spark gets a
-        session of ours beside its own. Raises Error when Spark runs already with another catalog: a process has one."""
+        """Returns a Spark session whose catalog is a metastore; `settings`: its `hive_settings`. In the caller's Spark
+        it is a separate session. Raises Error if Spark already runs with another catalog: a process has one."""
         with self._lock:
             if self._context is None:
                 self._settings = {**settings, **self._settings}
@@ -232,7 +232,7 @@ class SparkEngine:
         return session
 
     def _session(self) -> Any:
-        """Of our own Spark, the one; of somebody else's, a new one: views and settings stay out of theirs."""
+        """Returns the session of a Spark started here; else a new one, which leaves the caller's views as they are."""
         _ = self.context
         from pyspark.sql import SparkSession
 
@@ -241,8 +241,8 @@ class SparkEngine:
         return (self._given or SparkSession.builder.getOrCreate()).newSession()
 
     def stop(self) -> None:
-        """Stops what was started here, and nothing else. Safe to run twice, and when Spark's process has died: the next
-        use starts a new one."""
+        """Stops a Spark that was started here, and nothing else. May run twice, and after Spark's process has died: the
+        next use starts a new one."""
         with self._lock:
             context, self._context = self._context, None
             if context is not None and self._is_ours:
@@ -259,7 +259,7 @@ class SparkEngine:
         master = self._master
         try:
             self._launch(environment)
-            conf = SparkConf()  # as it is configured: the file of defaults, what spark-submit was given
+            conf = SparkConf()  # as configured by the defaults file and spark-submit
             master = master or conf.get("spark.master") or "local[*]"
             defaults = _DEFAULTS | (_LOOPBACK if is_local(master) else {})
             for key, value in (defaults | self._settings).items():
@@ -280,8 +280,8 @@ class SparkEngine:
         return context
 
     def _launch(self, environment: Mapping[str, str]) -> None:
-        """Spark's Java process, when there is none yet. What it needs of an environment is its own: that of this
-        process stays as it is."""
+        """Starts Spark's Java process if there is none. Its environment variables are set for it alone; the environment
+        of this process does not change."""
         from pyspark import SparkConf, SparkContext
         from pyspark.java_gateway import launch_gateway
 
@@ -301,12 +301,12 @@ class SparkEngine:
 
 
 def is_local(master: str) -> bool:
-    """Whether a master's executors are threads of its driver."""
+    """Returns True if a master's executors are threads of its driver."""
     return master == "local" or master.startswith("local[")
 
 
 class _WithEnvironment(dict[str, Any]):
-    """Arguments of a Popen whose `env` gets more variables: pyspark sets it from this process's environment."""
+    """Arguments of a Popen whose `env` is extended with variables: pyspark sets it from this process's environment."""
 
     def __init__(self, more: Mapping[str, str]) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ class _WithEnvironment(dict[str, Any]):
 
 
 def _log_in(jvm: Any, conf: Any) -> None:
-    """Kerberos for a metastore: Spark's launcher logs in only where a core-site.xml asks for it."""
+    """Logs in to Kerberos for a metastore: Spark's launcher logs in only if a core-site.xml requires it."""
     if conf.get(f"spark.hadoop.{_AUTHENTICATION}", "") != "kerberos":
         return
     users, hadoop = jvm.org.apache.hadoop.security.UserGroupInformation, jvm.org.apache.hadoop.conf.Configuration()
@@ -329,7 +329,7 @@ def _log_in(jvm: Any, conf: Any) -> None:
 
 
 def _metastore_of(session: Any) -> str | None:
-    """Where a session's catalog is, as Hadoop's configuration says it."""
+    """Returns the URI of the metastore of a session's catalog, from Hadoop's configuration."""
     found = session._jsparkSession.sessionState().newHadoopConf().get("hive.metastore.uris")
     return None if found is None else str(found)
 
@@ -337,8 +337,8 @@ def _metastore_of(session: Any) -> str | None:
 def hive_settings(
     metastore: MetastoreConfig | str, warehouse: str, given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """For a SparkEngine that answers queries on the tables of a metastore, each time as they are now; given: the
-    caller's settings of Spark. Raises UsageError for a metastore that Spark cannot reach as it is configured."""
+    """Returns settings for a SparkEngine that runs queries on the current tables of a metastore; given: the caller's
+    settings of Spark. Raises UsageError for a metastore that Spark cannot reach as configured."""
     config = checked(metastore)
     return client_settings(config, given or {}) | {
         _CATALOG: "hive",
@@ -347,12 +347,12 @@ def hive_settings(
         "spark.sql.hive.manageFilesourcePartitions": "true",
         "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
         "spark.sql.filesourceTableRelationCacheSize": "0",
-        "spark.sql.hive.caseSensitiveInferenceMode": "NEVER_INFER",  # the others write what they infer into the table
+        "spark.sql.hive.caseSensitiveInferenceMode": "NEVER_INFER",  # the other modes alter the table
     }
 
 
 def planned(session: Any, plan: Any) -> Any:
-    """A DataFrame of a logical plan that is Java's."""
+    """Returns a DataFrame of a logical plan (a Java object)."""
     from pyspark.sql import DataFrame
 
     companion = getattr(session._jvm.org.apache.spark.sql.classic, "Dataset$")
@@ -360,8 +360,8 @@ def planned(session: Any, plan: Any) -> Any:
 
 
 def counted(frame: Any, patience: float = 60.0) -> tuple[Any, Callable[[], int]]:
-    """The same DataFrame, and what tells how many rows it had, once it has been written. That raises Error when Spark
-    does not say so within `patience` seconds of the end."""
+    """Returns the same DataFrame, and a function that returns its number of rows once it has been written. The function
+    raises Error if Spark does not report it within `patience` seconds."""
     from pyspark.sql import Observation
     from pyspark.sql.functions import count, lit
 
@@ -381,7 +381,7 @@ def counted(frame: Any, patience: float = 60.0) -> tuple[Any, Callable[[], int]]
 
 
 def forget_dead_gateway() -> None:
-    """pyspark keeps the process of its first context for later ones, also when it is gone."""
+    """Discards a gateway whose process has died; pyspark retains the process of its first context for later ones."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway

@@ -1,7 +1,8 @@
-"""A metastore's identity and transport for Spark's own client of it, which is that of Hive 2.3 (`[metastores.NAME]` as
-Hadoop's and Hive's settings). What that client cannot do is refused: it would ask as somebody else, or hang.
+"""Identity and transport of a metastore for Spark's own client, which is that of Hive 2.3 (`[metastores.NAME]` as
+Hadoop's and Hive's settings). Settings that this client does not support are refused: it would connect as another user,
+or hang.
 
-Settings are shown in process lists and in Spark's pages, so no secret is ever among them.
+Settings are visible in process lists and in Spark's UI, so they never contain a secret.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _HINT = (
 
 
 def require_pyspark() -> None:
-    """Raises SparkMissing where it is not installed. Looks, and imports nothing."""
+    """Raises SparkMissing if pyspark is not installed. Imports nothing."""
     if importlib.util.find_spec("pyspark") is None:
         home = os.environ.get("SPARK_HOME")
         raise SparkMissing(
@@ -45,9 +46,9 @@ def require_pyspark() -> None:
 
 
 def client_settings(config: MetastoreConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """For a Spark that reads this metastore; `given`: what the caller sets, which goes before. Raises UsageError for
-    what Spark cannot have, unless the caller's own settings, files or running Spark are to know it. Writes a trust
-    store for TLS, which this process removes when it ends."""
+    """Returns settings for a Spark that reads this metastore; `given`: the caller's settings, which take precedence.
+    Raises UsageError for settings that Spark does not support, unless the caller's own settings, configuration files or
+    running Spark may provide them. Writes a trust store for TLS, which is removed when this process ends."""
     own = any(key.startswith(_OWN) and key != f"{_HIVE}uris" for key in given)
     theirs = own or any(map(os.environ.get, _FILES)) or _spark_runs()
     if not theirs:
@@ -65,7 +66,7 @@ def client_settings(config: MetastoreConfig, given: Mapping[str, str]) -> dict[s
         }
         if config.keytab and config.client_principal:
             found |= {"spark.kerberos.keytab": config.keytab, "spark.kerberos.principal": config.client_principal}
-        if not os.environ.get("HADOOP_CONF_DIR"):  # who renews tokens of HDFS: readers of files want the name
+        if not os.environ.get("HADOOP_CONF_DIR"):  # the renewer of HDFS tokens: readers of files require its name
             renewer = config.client_principal or config.principal or ""
             found["spark.hadoop.yarn.resourcemanager.principal"] = renewer
     if config.tls:
@@ -103,14 +104,14 @@ def _lacking(config: MetastoreConfig) -> Iterator[tuple[str, str]]:
 
 
 def _spark_runs() -> bool:
-    """Whether a Spark of this process is running: it has its settings."""
+    """Returns True if this process runs a Spark, whose settings are fixed."""
     module = sys.modules.get("pyspark")
     context = module.SparkContext._active_spark_context if module is not None else None
     return context is not None and context._jsc is not None
 
 
 def _trust_store(config: MetastoreConfig) -> str:
-    """A file for Java with what `ca` trusts, or the system."""
+    """Writes a trust store for Java with the certificates that `ca`, or the system, trusts."""
     try:
         trusted = ssl.create_default_context(cafile=config.ca).get_ca_certs(binary_form=True)
     except (OSError, ValueError) as error:
@@ -127,7 +128,7 @@ def _trust_store(config: MetastoreConfig) -> str:
 
 
 def java_key_store(certificates: Sequence[bytes]) -> bytes:
-    """Trusted certificates (DER) in Java's JKS format, with the empty password, which protects nothing here."""
+    """Returns trusted certificates (DER) in Java's JKS format, with the empty password, which protects nothing here."""
     data = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
     for number, each in enumerate(certificates):
         entry = struct.pack(">I", 2) + _utf(f"ca{number}") + struct.pack(">Q", 0) + _utf("X.509")

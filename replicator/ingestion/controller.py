@@ -205,8 +205,8 @@ class Controller:
             self.worked.bytes += facts["bytes"]
 
     def _failed(self, claimed: Claimed, work: Work | None, error: Exception) -> None:
-        """Records the failure; copies of a job that waits for another request are deleted. If the store is unavailable,
-        the lease expires."""
+        """Records the failure; deletes copies of a job that waits for another request. If the store is unavailable, the
+        lease expires."""
         failure = failure_of(error)
         log.warning("job %s failed: %s", claimed.job, failure.text, exc_info=not isinstance(error, Error))
         with self._counting:

@@ -56,7 +56,7 @@ class NotApproved(Refused):
 
 
 def is_same_person(one: str, other: str) -> bool:
-    """Returns True if two user names denote the same user, who may be known by the machine, and by the proxy as
+    """Returns True if two names denote the same user, who may be known by the machine, and by the proxy as
     `proxy:NAME`."""
     return one.removeprefix("proxy:") == other.removeprefix("proxy:")
 
@@ -234,8 +234,8 @@ def following(step: str) -> str:
 
 
 def delay(kind: Kind, failures: int, chance: float) -> float:
-    """Returns the seconds from a failure to the next attempt. failures: of components, in a row, including this one;
-    chance: 0 to 1."""
+    """Returns the seconds from a failure to the next attempt. failures: of components, in a row, with this one; chance:
+    0 to 1."""
     if kind == "lock":
         seconds = UNLOCKED
     else:
@@ -268,9 +268,9 @@ class Submitted:
 @dataclass(frozen=True)
 class Claimed:
     """A job that a holder works on. attempt: counts from 1. fence: a number that grows with every claim of any job: of
-    two writers the one with the lower number is stale. step: the first incomplete step, "" if none is complete. facts:
-    results of the completed steps. cancelled: it was cancelled when it may have been published already; it continues
-    only if it was."""
+    two writers the one with the lower number is stale. step: the first incomplete one, "" if none is complete. facts:
+    results of completed steps. cancelled: it was cancelled when it may have been published already: it continues only
+    if it was."""
 
     job: int
     attempt: int
@@ -322,8 +322,8 @@ class JobFilter:
 
 
 class JobChange(Value, frozen=True, omit_defaults=False):
-    """A change of a job's state or step, as a row of the log. id: grows in the order of changes. step: the job's
-    current step. actor: who changed it. schema_hash, checksum, ...: as far as known."""
+    """A change of a job's state or step, as a row of the log. id: grows in the order of changes. step: the current one.
+    actor: who changed it. schema_hash, checksum, ...: as far as known."""
 
     id: int
     job: int

@@ -66,14 +66,13 @@ class JobAnswers(Database):
             return rows.to_job(queries.find_row(connection, id))
 
     def kept(self, id: int) -> frozenset[str] | None:
-        """Returns the directories of an ended job that may have been published; None: unknown, so all of its
-        directories count."""
+        """Returns the directories of an ended job that may have been published; None: unknown, so all of them count."""
         with self.transaction() as connection:
             return queries.find_kept(connection, id)
 
     def last_facts(self, request: Request) -> dict[str, Any]:
-        """Returns the facts of the newest published job with a request's identity, and its number as `job`; empty if
-        none exists."""
+        """Returns the facts of the newest published job of a request's identity, and its number as `job`; may be
+        empty."""
         with self.transaction() as connection:
             return queries.find_facts(connection, ".".join(request.target), rows.digest(request.identity))
 
@@ -106,8 +105,7 @@ class JobAnswers(Database):
             return queries.find_detail(connection, id)
 
     def changes_after(self, after: int, limit: int) -> list[JobChange]:
-        """Returns changes with a greater id, oldest first. No change with an id below the last returned one is added
-        later."""
+        """Returns changes with a greater id, oldest first. No change below the last returned id is added later."""
         with self.transaction() as connection:
             return queries.find_changes(connection, after, limit)
 
@@ -139,8 +137,7 @@ class JobAnswers(Database):
 
 
 _OF_THE_USER = (SchemaRefused, RowsRefused, ForeignTable, Overtaken, OutOfScope)
-"""Errors refused because of the landing table, the rows or the replication scope; `classify` handles errors of the
-source."""
+"""Refusals because of the landing table, the rows or the replication scope; `classify` handles errors of the source."""
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -35,7 +35,7 @@ from replicator.ingestion.schema import OPEN, asset, change, job
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job that may be claimed now. place: in the queue. held: it still occupies a slot, of a holder whose lease has
+    """A job that may be claimed now. place: in the queue. held: it still occupies a slot; its holder's lease has
     expired."""
 
     job: int
@@ -50,12 +50,11 @@ def most(slots: int, share: float) -> int:
 
 
 def pick(candidates: Iterable[Candidate], at_work: Mapping[str, int], slots: int, share: float) -> Candidate | None:
-    """Returns the candidate to start now, or None. at_work: jobs that occupy a slot, by asset, including those whose
-    lease has expired.
+    """Returns the candidate to start now, or None. at_work: jobs that occupy a slot, by asset, even if their lease has
+    expired.
 
     Slots whose holder is gone are taken over first: they are occupied already, so no other job waits longer because of
-    it. There is no starvation: only running jobs and jobs with an earlier place, of which there are finitely many,
-    precede a job."""
+    it. There is no starvation: only running jobs and the finitely many jobs with an earlier place precede a job."""
     total, limit = sum(at_work.values()), most(slots, share)
 
     def fits(one: Candidate) -> bool:
@@ -138,7 +137,7 @@ def find_published(connection: Connection, after: str, limit: int) -> list[tuple
 
 
 def find_published_of(connection: Connection, target: str, since: int) -> Iterator[tuple[int, float, dict[str, Any]]]:
-    """Yields published jobs of a landing table, starting at job `since`, with the time of their end or begin, and their
+    """Yields published jobs of a landing table, from job `since` on, with the time of their end or begin, and their
     facts."""
     mine = (job.c.event_id.is_not(None), job.c.target == target, job.c.id >= since)
     at = func.coalesce(job.c.ended, job.c.begun, 0.0)
@@ -161,8 +160,8 @@ def find_kept(connection: Connection, id: int) -> frozenset[str] | None:
 
 
 def is_in_doubt(connection: Connection, row: Mapping[str, Any]) -> bool:
-    """Returns True if it is unknown whether a job was published, while another job waits that would supersede it: it is
-    resumed at once."""
+    """Returns True if a job may have been published unrecorded while another job waits to supersede it: it resumes at
+    once."""
     waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
     return row["step"] == "publish" and connection.execute(waits).first() is not None
 
@@ -206,7 +205,7 @@ def at_work(connection: Connection) -> dict[str, int]:
 
 
 def candidates(connection: Connection, now: float) -> Sequence[Candidate]:
-    """Returns the first due job of each asset, skipping identities that occupy a slot, and all jobs whose lease has
+    """Returns the first due job of each asset, unless its identity occupies a slot; and all jobs whose lease has
     expired."""
     lost = select(job.c.id, job.c.place, job.c.asset).where(IS_OPEN, job.c.holder != "", job.c.lease <= now)
     free = (IS_OPEN, job.c.holder == "", job.c.due <= now)

@@ -78,8 +78,7 @@ def ended(state: str, now: float) -> dict[str, Any]:
 
 
 def ends_cancelled(row: Mapping[str, Any]) -> bool:
-    """Returns True if a cancelled job is over: not if it is at the step `publish`, where it may be published
-    already."""
+    """Returns True if a cancelled job is over: not at the step `publish`, where it may be published already."""
     return bool(row["cancelled_by"]) and row["step"] != "publish"
 
 

@@ -1,7 +1,7 @@
-"""The ingestion store: assets, jobs, and each change of a job. Any number of controllers use one at a time.
+"""The ingestion store: assets, jobs, and each change of a job. It is shared by any number of controllers.
 
-Each change of a job begins with the store's one turn (`schema.turn`), so changes are made one after the other, and none
-is seen before an earlier one. What changes nothing is in `job_answers`.
+Each change of a job first updates the only row of `schema.turn`. This serialises changes: no change becomes visible
+before an earlier one. Read-only queries are in `job_answers`.
 """
 
 from __future__ import annotations
@@ -47,39 +47,38 @@ REVISION = "0003"
 """The newest migration that this release knows."""
 
 LOST = 1
-"""Controllers that a job may lose in a row until it waits for the next one as after a failure: it may be what ends
-them."""
+"""Controllers that a job may lose in a row before it has to wait as after a failure: the job may be what kills them."""
 
 TEXT, DETAIL = 1000, 100_000
-"""Characters of an error that are kept."""
+"""Maximum numbers of characters of an error's text and detail that are stored."""
 
 ONE = update(job).where(job.c.id == bindparam("this"))
-"""With values as parameters, which is faster than values within it."""
+"""An update with bound parameters, which is faster than one with inlined values."""
 
 ALL = JobFilter()
 NO_ERROR = {"error_kind": "", "error_text": "", "error_detail": ""}
 
 
 class IngestionStore(JobAnswers):
-    """Assets and jobs by what is asked; raises as Database."""
+    """Assets and jobs, with all operations that change them. Raises as Database."""
 
     def __init__(
         self, url: str, clock: Callable[[], float] = time.time, chance: Callable[[], float] = random.random
     ) -> None:
-        """url, clock: as of `JobAnswers`. chance: 0 to 1."""
+        """url, clock: see `JobAnswers`. chance: returns a random number from 0 to 1."""
         super().__init__(url, clock)
         self._chance = chance
 
     def prepare(self) -> None:
-        """Makes or migrates the tables. May run twice."""
+        """Creates or migrates the tables. May run twice."""
         if self.revision(REVISIONS, REVISION) != REVISION:
             self.migrate(Path(__file__).parent / "migrations")
 
     # ---- assets ---------------------------------------------------------------------------------------------------
 
     def put_asset(self, given: Asset, *, overwrite: bool = True) -> Asset:
-        """Stores an asset; as it is stored now. One that is changed has to be approved again; one that is the same
-        stays as it is. overwrite: whether another one of this name may be there; else it raises Refused."""
+        """Stores an asset, and returns it as stored. A changed asset has to be approved again; an equal one is left
+        unchanged. overwrite: if False, raises Refused where a different asset of this name exists."""
         definition = rows.definition_of(given)
         with self._turn() as connection:
             row = connection.execute(select(asset).where(asset.c.name == given.name)).mappings().first()
@@ -96,9 +95,10 @@ class IngestionStore(JobAnswers):
         return msgspec.structs.replace(given, approved_by="")
 
     def approve_asset(self, name: str, by: str, digest: str = "") -> Asset:
-        """Lets requests for it be made, and its jobs that waited for that go on. May run twice; the first approver
-        stays. digest: of the definition that is meant; empty: whichever is there. Raises ObjectNotFound, and Refused
-        for who has made or changed it, and for another definition."""
+        """Approves an asset: requests for it are accepted, and its jobs that waited for that are due now. May run
+        twice; the first approver is retained. digest: of the definition to approve; empty: the current one. Raises
+        ObjectNotFound, and Refused for the user who created or changed the asset, and if the definition has another
+        digest."""
         with self._turn() as connection:
             found = queries.find_asset(connection, name)
             if digest and digest != rows.digest_of(found):
@@ -116,9 +116,9 @@ class IngestionStore(JobAnswers):
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, key: str | None = None) -> Submitted:
-        """Queues a job, in place of one of the same identity that waits or has failed; while one runs, there is one
-        that follows it. key: of a request that may be sent again: it makes one job. Raises ObjectNotFound for an
-        unknown asset, Refused where another source lands in the same table; the rest is checked before."""
+        """Queues a job, replacing one of the same identity that waits or has failed; if one is running, the new job
+        follows it. key: idempotency key of a request that may be sent again: it creates one job. Raises ObjectNotFound
+        for an unknown asset, Refused if another source lands in the same table; all other checks are the caller's."""
         target, identity = ".".join(request.target), rows.digest(request.identity)
         with self._turn() as connection:
             if key and (known := self.submitted(key)):
@@ -147,7 +147,7 @@ class IngestionStore(JobAnswers):
             return Submitted(id, "queued", ahead, former["id"] if former else None)
 
     def submitted(self, key: str) -> Submitted | None:
-        """The job of a request with this key."""
+        """Returns the job of the request with this key, if any."""
         with self.transaction() as connection:
             known = queries.find_by(connection, job.c.request_key == key)
             if known is None:
@@ -156,9 +156,9 @@ class IngestionStore(JobAnswers):
             return Submitted(known["id"], known["state"], queries.position(connection, known["place"]) if waits else 0)
 
     def cancel(self, id: int, by: str) -> IngestionJob:
-        """A job that waits is cancelled at once, one that runs with its holder's next word. One that may be published
-        is so once a holder has looked, unless it is published. May run twice. Raises ObjectNotFound, and Refused for a
-        job that has ended or is published."""
+        """Cancels a job: a waiting one at once, a running one at the next call of its holder. A job that may be
+        published already is cancelled after a holder has checked that it was not. May run twice. Raises ObjectNotFound,
+        and Refused for a job that has ended or is published."""
         with self._turn() as connection:
             row, now = queries.find_row(connection, id), self._now(connection)
             noted, looks = {"cancelled_by": row["cancelled_by"] or by}, row["step"] == "publish"
@@ -173,8 +173,8 @@ class IngestionStore(JobAnswers):
         return self.job(id)
 
     def expire(self, duration: timedelta, attempts: int) -> list[int]:
-        """Gives up jobs that have failed for so long, or so often without those at a lock, unless they are published;
-        their ids."""
+        """Expires jobs that have been failing for `duration`, or that failed `attempts` times not counting locks,
+        unless they are published. Returns their ids."""
         with self._turn() as connection:
             now = self._now(connection)
             long = job.c.failing_since <= now - duration.total_seconds()
@@ -189,15 +189,15 @@ class IngestionStore(JobAnswers):
     # ---- controllers ----------------------------------------------------------------------------------------------
 
     def claim(self, holder: str, lease: float, slots: int, share: float) -> Claimed | None:
-        """The next job, for so many seconds; None: there is none, or no slot. One whose holder's lease has ended goes
-        on at the same step; one that loses its holders again and again waits as after a failure."""
+        """Claims the next job, for `lease` seconds; None: no job, or no slot. A job whose holder's lease has expired
+        resumes at the same step; one that loses its holders repeatedly waits as after a failure."""
         with self._turn() as connection:
             now = self._now(connection)
             while chosen := pick(queries.candidates(connection, now), queries.at_work(connection), slots, share):
                 row = queries.find_row(connection, chosen.job)
                 free = update(job).where(job.c.id == chosen.job, job.c.fence == row["fence"], job.c.lease <= now)
                 if not connection.execute(free.values(lease=0.0)).rowcount:
-                    continue  # its holder has just renewed it
+                    continue  # its holder has renewed it concurrently
                 if rows.ends_cancelled(row):
                     self._cancel(connection, row)
                 elif chosen.held and row["failures"] >= LOST and not queries.is_in_doubt(connection, row):
@@ -208,7 +208,8 @@ class IngestionStore(JobAnswers):
         return None
 
     def renew(self, claimed: Claimed, lease: float) -> None:
-        """Keeps a job for so many seconds from now. Raises Fenced when it is somebody else's, or cancelled."""
+        """Extends the lease to `lease` seconds from now. Raises Fenced if the job has another holder or was
+        cancelled."""
         with self.writing() as connection:
             mine = (job.c.id == claimed.job, job.c.fence == claimed.fence, job.c.holder == claimed.holder)
             until = self._now(connection) + lease
@@ -219,7 +220,7 @@ class IngestionStore(JobAnswers):
         self._hold(claimed, lambda *_: None)
 
     def step_done(self, claimed: Claimed, step: str, facts: Mapping[str, Any]) -> None:
-        """Goes on to the step after `step`, with what was found. Raises Fenced."""
+        """Records the completion of `step` with its facts, and advances to the next step. Raises Fenced."""
 
         def act(connection: Connection, row: Mapping[str, Any]) -> None:
             found = rows.merged(row, facts)
@@ -229,8 +230,8 @@ class IngestionStore(JobAnswers):
         self._hold(claimed, act)
 
     def published(self, claimed: Claimed, event_id: int | None, facts: Mapping[str, Any]) -> None:
-        """Readers see it: from now on it is neither cancelled nor given up, and requests of its identity may be worked
-        on while it waits to be tried again. Raises Fenced."""
+        """Records the publication: from now on the job is neither cancelled nor expired, and requests of its identity
+        may run while it waits for a retry. Raises Fenced."""
 
         def act(connection: Connection, row: Mapping[str, Any]) -> None:
             done = {"step": following("publish"), "facts": rows.merged(row, facts), "failures": 0, **NO_ERROR}
@@ -240,11 +241,11 @@ class IngestionStore(JobAnswers):
         self._hold(claimed, act)
 
     def unpublished(self, claimed: Claimed) -> None:
-        """Ends a job that was cancelled, and of which nothing is there. Raises Fenced."""
+        """Ends a cancelled job that turned out not to be published. Raises Fenced."""
         self._hold(claimed, self._cancel)
 
     def done(self, claimed: Claimed) -> None:
-        """All its steps are done. Raises Fenced."""
+        """Ends a job that has completed all steps. Raises Fenced."""
 
         def act(connection: Connection, row: Mapping[str, Any]) -> None:
             end = rows.ended("done", self._now(connection))
@@ -253,7 +254,7 @@ class IngestionStore(JobAnswers):
         self._hold(claimed, act)
 
     def release(self, claimed: Claimed) -> None:
-        """Lets go of a job that has not failed: it continues at its step with the next claim. Raises Fenced."""
+        """Releases a job that has not failed: it resumes at its step with the next claim. Raises Fenced."""
 
         def act(connection: Connection, row: Mapping[str, Any]) -> None:
             free = {"this": row["id"], "holder": "", "lease": 0.0, "due": self._now(connection)}
@@ -262,15 +263,15 @@ class IngestionStore(JobAnswers):
         self._hold(claimed, act)
 
     def fail(self, claimed: Claimed, failure: Failure) -> None:
-        """Lets go of a job; its kind says when it is tried again. A published one is, whatever the failure. Raises
-        Fenced."""
+        """Releases a failed job; the kind of failure determines the next attempt. A published job is always retried.
+        Raises Fenced."""
         self._hold(claimed, lambda connection, row: self._fail(connection, row, failure, self._now(connection)))
 
     # ---- the log's table ------------------------------------------------------------------------------------------
 
     def begin_logging(self, limit: int) -> list[JobChange]:
-        """Changes that are not in the log's table yet, oldest first: the same ones until `end_logging` says that they
-        are there, also to another controller."""
+        """Returns changes that are not in the log's table yet, oldest first: the same batch, also to another
+        controller, until `end_logging` confirms it."""
         with self._turn() as connection:
             logged, until = connection.execute(select(turn.c.logged, turn.c.logging)).one()
             if until > logged:
@@ -282,19 +283,19 @@ class IngestionStore(JobAnswers):
             return found
 
     def end_logging(self, last: int) -> None:
-        """The batch is in the log's table up to the change `last`. May run twice."""
+        """Records that the log's table contains the batch up to the change `last`. May run twice."""
         with self._turn() as connection:
             connection.execute(update(turn).where(turn.c.logged < last).values(logged=last))
 
     @contextmanager
     def _turn(self) -> Iterator[Connection]:
-        """A transaction that waits for all others of its kind."""
+        """A transaction that is serialised with all others of its kind."""
         with self.writing() as connection:
             connection.execute(update(turn).values(fence=turn.c.fence))
             yield connection
 
     def _hold(self, claimed: Claimed, act: Callable[[Connection, Mapping[str, Any]], object]) -> None:
-        """Does something to a job that is still the claimant's. Raises Fenced, and first ends one that is cancelled."""
+        """Runs an action on a job that the claimant still holds. Raises Fenced, after ending a cancelled job."""
         with self._turn() as connection:
             row = queries.find_row(connection, claimed.job)
             if row["fence"] != claimed.fence or row["holder"] != claimed.holder:
@@ -343,7 +344,7 @@ class IngestionStore(JobAnswers):
         }
         waits = select(job.c.id).where(job.c.slot == f"{row['identity']}:waiting")
         if row["state"] != "published":
-            over = failure.kind in ("user", "type") and not row["cancelled_by"]  # else a next holder looks
+            over = failure.kind in ("user", "type") and not row["cancelled_by"]  # else the next holder checks
             values["state"] = f"failed_{failure.kind}" if over else "failed"
             if waiting := connection.execute(waits).scalar():
                 if values["state"] == "failed":
@@ -352,7 +353,7 @@ class IngestionStore(JobAnswers):
         self._change(connection, row, row["holder"], **values)
 
     def _change(self, connection: Connection, before: Mapping[str, Any], actor: str, **values: Any) -> None:
-        """Writes a job's new values, and a row of the log. before: the job as it is."""
+        """Writes a job's new values, and a row of the log. before: the job's current row."""
         after = {**before, **values}
         connection.execute(ONE, {"this": after["id"], **values, "slot": rows.slot_of(after)})
         error = {name: values.get(name, "") for name in ("error_kind", "error_text")}
@@ -364,5 +365,5 @@ class IngestionStore(JobAnswers):
 
 
 def _kept(text: str, most: int) -> str:
-    """Without what shall not, and PostgreSQL cannot, be stored."""
+    """Returns the text without credentials and without NUL, which PostgreSQL cannot store."""
     return without_credentials(shown(text)).replace("\0", "")[:most]

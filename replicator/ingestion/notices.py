@@ -87,8 +87,7 @@ class TableSchema(Value, frozen=True, omit_defaults=False):
 
 
 class Message(Value, frozen=True, omit_defaults=False):
-    """A message to receivers. about: the key, or a topic of which only the newest message counts. at: seconds since
-    1970."""
+    """A message. about: the key, or a topic of which only the newest message counts. at: seconds since 1970."""
 
     about: str
     key: str
@@ -116,8 +115,8 @@ def notice_of(change: JobChange) -> Message:
 
 
 def schemas_of(change: JobChange, asset: Asset, request: Request, facts: Mapping[str, Any]) -> Iterator[Message]:
-    """Yields the schema of a job's table, and of those into which its rows were flattened; none where it published
-    nothing."""
+    """Yields the schemas of a job's table and of those into which its rows were flattened; none if nothing was
+    published."""
     parts = {f"{request.table}__{name}".lower(): part for name, part in facts.get("parts", {}).items()}
     for table, found in {request.table.lower(): facts, **parts}.items():
         if not found.get("schema_hash") or not found.get("location"):
@@ -268,8 +267,7 @@ class Outbox:
         return wait
 
     def undelivered(self, job: int | None = None) -> list[Undelivered]:
-        """Returns undelivered messages, oldest first. job: only messages of this job, including those that have not
-        been created yet."""
+        """Returns undelivered messages, oldest first. job: only those of this job, including those not created yet."""
         with self._store.transaction() as connection:
             query = select(message).where(message.c.delivered.is_(None)).order_by(message.c.id)
             if job is not None:
@@ -299,8 +297,8 @@ class Outbox:
 
 
 def _this(name: str, sent: Message) -> Sequence[ColumnElement[bool]]:
-    """Returns a condition for exactly this message of a receiver: SQLite reuses the id of a deleted message, so ids do
-    not suffice."""
+    """Returns a condition for exactly this message of a receiver, not for one that has replaced it since: SQLite reuses
+    the id of a deleted message."""
     return message.c.receiver == name, message.c.about == sent.about, message.c.key == sent.key
 
 
@@ -392,7 +390,7 @@ def _tell_lineage(config: LineageConfig, uri: str, message: Message) -> None:
 
 
 class Courier:
-    """Delivery with a thread for each receiver, inside the block, and for up to `LAST` seconds after it for the last
+    """Delivery by a thread for each receiver, inside the block and up to `LAST` seconds after it for the last
     messages."""
 
     def __init__(self, store: IngestionStore, senders: Mapping[str, Send], forget_after: float) -> None:

@@ -1,8 +1,8 @@
-"""One catalog of a metastore as if it was the only one: what is sent names it, what is answered does not.
+"""One catalog of a metastore, presented as if it were the only one: requests name it, results do not.
 
-Hive 3 and newer have several catalogs. The rest of the code never sees one: a metastore's handle is bound to a catalog
-(None: the server's default one), and values have none (see `values`). Only who removes looks further, by `everywhere`:
-there a database of another catalog is called `@catalog#database`, as in Hive's own calls.
+Hive 3 and newer have several catalogs, which the rest of the code never handles: a metastore's handle is bound to one
+catalog (None: the server's default), and values have none (see `values`). Only removals look at other catalogs, by
+`everywhere`, where a database of another catalog is named `@catalog#database`, as in Hive's own calls.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from replicator.metastore.requests import CATALOG, Send
 
 
 class InCatalog:
-    """The part of a metastore's handle that knows its catalog, and opens others."""
+    """The part of a metastore's handle that binds it to a catalog, and opens handles for others."""
 
     _connections: Connections
     _config: MetastoreConfig
 
     def _in_catalog(self, catalog: str | None, **options: Any) -> None:
-        """options: of handles for other catalogs."""
+        """Binds the handle to a catalog. options: of handles for other catalogs."""
         self._catalog, self._found, self._options = catalog, catalog is None, options
         self._others: dict[str, Any] = {}
 
     @property
     def bound_catalog(self) -> str | None:
-        """The catalog that was asked for; None: the server's default one."""
+        """The configured catalog; None: the server's default."""
         return self._catalog
 
     @cached_property
     def catalog(self) -> str:
-        """The one whose databases this handle knows."""
+        """The name of the catalog whose databases this handle accesses."""
         return self._catalog or self.default_catalog
 
     @cached_property
@@ -69,14 +69,14 @@ class InCatalog:
         return cast(MetastoreReader, found)
 
     def _own(self, event: Any) -> Any:
-        """A thrift event; one of this catalog names none."""
+        """Returns a thrift event; the catalog's name is removed if it is this catalog."""
         if event.catName is not None and event.catName == self.catalog:
             event.catName = None
         return event
 
     def _find_catalog(self) -> None:
-        """Before the first call. Raises ObjectNotFound where the server does not have the catalog: one before Hive 3
-        would take its only one."""
+        """Checks the catalog before the first call. Raises ObjectNotFound if the server does not have it: a server
+        before Hive 3 would use its only one."""
         if self._found:
             return
         names = _catalog_names(self._connections.read)
@@ -93,8 +93,8 @@ class InCatalog:
 
 
 def refuse_for_spark(metastore: MetastoreReader) -> None:
-    """Spark's Hive client sends no catalog: it would read a database of the same name in the default one. Raises
-    Refused for another."""
+    """Raises Refused for a catalog other than the default one: Spark's Hive client sends no catalog, and would read a
+    database of the same name in the default catalog."""
     catalog = metastore.bound_catalog
     if catalog is not None and catalog != metastore.default_catalog:
         raise Refused(
@@ -106,7 +106,7 @@ def refuse_for_spark(metastore: MetastoreReader) -> None:
 
 class Everywhere:
     """A metastore with the databases of all its catalogs: its own by their names, others as `@catalog#database`.
-    Reads only."""
+    Read-only."""
 
     def __init__(self, own: MetastoreReader, others: dict[str, MetastoreReader]) -> None:
         self._own, self._others = own, others
@@ -164,7 +164,7 @@ def _renamed(table: Table, db: str) -> Table:
 
 
 def _catalog_names(read: Callable[[str, Send], Any]) -> list[str]:
-    """All that a server has; none of a server before Hive 3."""
+    """Returns the names of a server's catalogs; empty for a server before Hive 3."""
 
     def ask(client: Any) -> Any:
         try:
@@ -179,24 +179,25 @@ def _catalog_names(read: Callable[[str, Send], Any]) -> list[str]:
 
 
 def _default_catalog(setting: Callable[[str], str]) -> str:
-    """The one of calls that name none."""
+    """Returns the catalog of calls that name none."""
     try:
         return setting("metastore.catalog.default").strip().lower() or CATALOG
     except MetastoreError as error:
         if error.transient:
             raise
-        return CATALOG  # 2.3 has no catalogs, and does not tell this setting
+        return CATALOG  # 2.3 has no catalogs, and does not return this setting
 
 
 # ---- drift -----------------------------------------------------------------------------------------------------------
-# The drift guard: which fields a server sends that the bindings do not know, and that would be lost when written back.
+# The drift guard: finds fields that a server sends but the bindings do not know, and that would be lost when written
+# back.
 #
-# thrift drops such fields without a word. The guard repeats one read per kind of object with a decoder that notes what
-# it skips. It runs when asked, once per kind.
+# thrift drops such fields silently. The guard repeats one read per kind of object with a decoder that records what it
+# skips. It runs on request, once per kind.
 
 
 class DriftGuard:
-    """Remembers one read per kind of object, and what repeating it with the watching decoder found."""
+    """A recorder of one read per kind of object, and of the unknown fields found by repeating it."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -205,12 +206,13 @@ class DriftGuard:
         self._unknown: dict[str, set[int]] = {}
 
     def saw(self, kind: str, read: Callable[[Any], Any]) -> None:
-        """`read(client)` just answered with an object of `kind`; the first one of each kind is kept."""
+        """Records that `read(client)` returned an object of `kind`; only the first of each kind is stored."""
         if kind not in self._done:
             self._reads.setdefault(kind, read)
 
     def unknown_fields(self) -> dict[str, list[int]]:
-        """Field ids by struct name, over all kinds seen so far. An object that is gone waits for the next one."""
+        """Returns field ids by struct name, over all kinds seen so far. The kind of a dropped object waits for the
+        next."""
         for kind in list(self._reads):
             read = self._reads.pop(kind)
             try:
@@ -226,7 +228,7 @@ class DriftGuard:
 
 
 class _Watching(TProtocolBase):  # type: ignore[misc]
-    """A plain decoder's base; notes the struct and the id of each field it has no row for."""
+    """Base class of a plain decoder that records the struct and the id of each field without a row."""
 
     def __init__(self, transport: Any, unknown: dict[str, set[int]]) -> None:
         super().__init__(transport, string_length_limit=NO_LIMIT)

@@ -1,9 +1,9 @@
-"""What the tool asks of a metastore: a reading side, and a writing side that adds to it. Drivers: `thrift.py`.
+"""Interface of a metastore client: a reading side, and a writing side that extends it. Drivers: `thrift.py`.
 
-Every method may be called from any thread: a driver holds one connection per thread.
-Reads are retried while the server is away and then raise MetastoreUnreachable; changes are never repeated blindly:
-a connection that dies inside a change raises CommitOutcomeUnknown. Other server errors raise MetastoreError,
-ObjectNotFound or ObjectExists with the server's (shortened) message.
+Every method may be called from any thread: a driver holds one connection per thread. Reads are retried while the server
+is away and then raise MetastoreUnreachable; changes are never repeated blindly: a connection that dies during a change
+raises CommitOutcomeUnknown. Other server errors raise MetastoreError, ObjectNotFound or ObjectExists with the server's
+(shortened) message.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from replicator.errors import MetastoreError
 from replicator.metastore.traffic import Traffic
 
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
-EVENT_BATCH = 10_000  # 2.3 reads its whole log on every call and cuts afterwards: small pages are quadratic
-MAY_REFUSE = 100  # tables that a server may refuse to give before it is taken to refuse everything
+EVENT_BATCH = 10_000  # 2.3 reads its entire log on every call and truncates afterwards: small pages are quadratic
+MAY_REFUSE = 100  # tables that a server may refuse to return before it is assumed to refuse all
 
 
 def answer_about_one(error: MetastoreError, refused: Collection[str]) -> str:
-    """What a server answered that refuses one table. Raises the error itself where the server is away, or has refused
-    too many already."""
+    """Returns the message of a server that refuses one table. Raises the error itself if the server is away, or has
+    refused too many tables already."""
     if error.transient or len(refused) >= MAY_REFUSE:
         raise error
     return error.message
 
 
 class MetastoreReader(Protocol):
-    """The reading side; code that only reads asks for this type."""
+    """The reading side, for code that only reads."""
 
     @property
     def uri(self) -> str:
@@ -44,7 +44,7 @@ class MetastoreReader(Protocol):
 
     @property
     def connection(self) -> str:
-        """Identity and transport, for a person; nothing for a plain connection without an identity."""
+        """Identity and transport, for messages; empty for a plain connection without an identity."""
         ...
 
     @property
@@ -53,165 +53,168 @@ class MetastoreReader(Protocol):
         ...
 
     def current_event_id(self) -> int:
-        """The id of the newest event; 0 for an empty log. Raises NotificationLogOff when the server keeps no log."""
+        """Returns the id of the newest event; 0 for an empty log. Raises NotificationLogOff for a server without a
+        log."""
         ...
 
     def next_events(self, after: int, limit: int = EVENT_BATCH, skip: Collection[str] = ()) -> list[NotificationEvent]:
-        """Events with id > after, in the server's order, at most `limit`. Checks nothing: the caller looks for gaps.
-        skip: kinds that Hive 4 leaves out, and with them their ids; older servers send them."""
+        """Returns events with id > after, in the server's order, at most `limit`. Checks nothing: the caller detects
+        gaps. skip: types that Hive 4 omits, including their ids; older servers send them."""
         ...
 
     def setting(self, key: str) -> str:
-        """A setting of the server; "" when it has none of this name. Servers tell those that begin with `hive`."""
+        """Returns a setting of the server; "" if it has none of this name. Servers return those beginning with
+        `hive`."""
         ...
 
     def readers(self, db: str, table: str) -> frozenset[tuple[str, str]]:
-        """Who was granted SELECT on a table, as pairs of USER, ROLE or GROUP and a name."""
+        """Returns the principals with SELECT on a table, as pairs of USER, ROLE or GROUP and a name."""
         ...
 
     @property
     def bound_catalog(self) -> str | None:
-        """The catalog that was asked for; None: the server's default one."""
+        """The configured catalog; None: the server's default."""
         ...
 
     @property
     def catalog(self) -> str:
-        """The one whose databases are meant."""
+        """The name of the catalog whose databases are accessed."""
         ...
 
     @property
     def default_catalog(self) -> str:
-        """The server's, of calls that name none; "hive" of a server without catalogs."""
+        """The server's catalog for calls that name none; "hive" for a server without catalogs."""
         ...
 
     def everywhere(self) -> MetastoreReader:
-        """The same metastore with the databases of all catalogs, those of others as `@catalog#database`."""
+        """Returns the same metastore with the databases of all catalogs, those of others as `@catalog#database`."""
         ...
 
     def database_names(self) -> list[str]: ...
 
     def database(self, name: str) -> Database:
-        """Raises ObjectNotFound."""
+        """Returns a database. Raises ObjectNotFound."""
         ...
 
     def data_connectors(self) -> list[str]:
-        """Names of the data connectors, which are in no database and no catalog; none before Hive 4."""
+        """Returns names of the data connectors, which belong to no database and no catalog; empty before Hive 4."""
         ...
 
     def table_names(self, db: str) -> list[str]:
-        """Tables and views of a database, sorted. Raises ObjectNotFound when the database does not exist."""
+        """Returns tables and views of a database, sorted. Raises ObjectNotFound if the database does not exist."""
         ...
 
     def table(self, db: str, name: str) -> Table:
-        """Raises ObjectNotFound."""
+        """Returns a table. Raises ObjectNotFound."""
         ...
 
     def tables(self, db: str, names: Sequence[str], refused: dict[str, str] | None = None) -> list[Table]:
-        """Tables by name, fetched in batches; names that are gone are left out. refused: gets those that the server
-        does not give, with its answer; without it the first of them raises MetastoreError."""
+        """Returns tables by name, fetched in batches; names that no longer exist are omitted. refused: receives the
+        tables that the server refuses, with its message; without it the first of them raises MetastoreError."""
         ...
 
     def partition_names(self, db: str, table: str) -> list[str]:
-        """Escaped partition names (`k=v/...`). Raises ObjectNotFound when the table does not exist."""
+        """Returns escaped partition names (`k=v/...`). Raises ObjectNotFound if the table does not exist."""
         ...
 
     def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
-        """Partitions by name in batches of PARTITION_BATCH, read ahead side by side, in the order of `names` per
-        batch as the server answers; names that are gone are left out."""
+        """Yields partitions by name in batches of PARTITION_BATCH, read ahead concurrently, in the order of `names` per
+        batch as the server answers; names that no longer exist are omitted."""
         ...
 
     def all_partitions(self, db: str, table: str) -> Iterator[list[Partition]]:
-        """Every partition of a table, in batches of about PARTITION_BATCH; one call for those that fit one batch.
-        Raises ObjectNotFound when the table does not exist, also when it goes away meanwhile."""
+        """Yields every partition of a table, in batches of about PARTITION_BATCH; one call if they fit one batch.
+        Raises ObjectNotFound if the table does not exist, also if it is dropped concurrently."""
         ...
 
     def few_partitions(self, db: str, table: str) -> list[Partition] | None:
-        """Every partition of a table, in one call; None when there are more than PARTITION_BATCH, or the server does
-        not answer for all at once. Raises ObjectNotFound when the table does not exist."""
+        """Returns every partition of a table, in one call; None if there are more than PARTITION_BATCH, or the server
+        does not return all at once. Raises ObjectNotFound if the table does not exist."""
         ...
 
     def function_names(self, db: str) -> list[str]: ...
 
     def functions(self, db: str) -> list[Function]:
-        """All permanent functions of a database."""
+        """Returns all permanent functions of a database."""
         ...
 
     def statistics_engines(self) -> tuple[str, ...]:
-        """Whose column statistics are read and can be set: before Hive 4 those of `hive` alone."""
+        """Returns the engines whose column statistics are read and can be set: before Hive 4 only `hive`."""
         ...
 
     def announces_statistics(self) -> bool:
-        """Whether its log tells every change of column statistics."""
+        """Returns True if the server's log contains every change of column statistics."""
         ...
 
     def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
-        """Column statistics of a table; None when the metastore has none."""
+        """Returns column statistics of a table; None if the metastore has none."""
         ...
 
     def partition_statistics(
         self, db: str, table: str, columns: Sequence[str], names: Sequence[str]
     ) -> list[Statistics]:
-        """Column statistics of partitions, batched; partitions without any are left out."""
+        """Returns column statistics of partitions, batched; partitions without any are omitted."""
         ...
 
     def constraint_kinds(self) -> frozenset[str]:
-        """The kinds of constraints that the server has."""
+        """Returns the kinds of constraints that the server supports."""
         ...
 
     def announces_constraints(self) -> bool:
-        """Whether its log tells every change of constraints."""
+        """Returns True if the server's log contains every change of constraints."""
         ...
 
     def constraints(self, db: str, tables: Sequence[str]) -> dict[str, tuple[Constraint, ...]]:
-        """Constraints of some tables, ordered; tables without any, or that are gone, are left out."""
+        """Returns constraints of some tables, ordered; tables without any, or that no longer exist, are omitted."""
         ...
 
     def foreign_keys(self, db: str) -> dict[str, tuple[Constraint, ...]]:
-        """Those of all tables of a database, in one call."""
+        """Returns the foreign keys of all tables of a database, in one call."""
         ...
 
     def unknown_fields(self) -> dict[str, list[int]]:
-        """Fields the server sent that the bindings do not know, by struct name; empty when nothing would be lost."""
+        """Returns sent fields that the bindings do not know, by struct name; empty if nothing would be lost."""
         ...
 
     def close(self) -> None: ...
 
 
 class Metastore(MetastoreReader, Protocol):
-    """The writing side. Nothing here deletes data: every drop is metadata only, files are the caller's to recycle."""
+    """The writing side. No method deletes data: every drop is metadata only, and the caller recycles the files."""
 
     def create_database(self, database: Database) -> None: ...
 
     def alter_database(self, name: str, database: Database) -> None: ...
 
     def drop_database(self, name: str) -> None:
-        """Metadata only; the database must be empty. A missing one raises ObjectNotFound."""
+        """Drops metadata only; the database must be empty. Raises ObjectNotFound if it does not exist."""
         ...
 
     def create_table(self, table: Table) -> None:
-        """With DO_NOT_UPDATE_STATS; EXTERNAL_TABLE is always sent with EXTERNAL=TRUE (else HMS makes it managed)."""
+        """Creates with DO_NOT_UPDATE_STATS; EXTERNAL_TABLE is always sent with EXTERNAL=TRUE (else HMS makes it
+        managed)."""
         ...
 
     def alter_table(self, db: str, name: str, table: Table) -> None:
-        """With DO_NOT_UPDATE_STATS, no cascade. A rename of a managed table whose location does not change in
-        `table` lets the server move the directory and its partitions' locations."""
+        """Alters a table with DO_NOT_UPDATE_STATS, no cascade. If a managed table is renamed and the location in
+        `table` does not change, the server moves the directory and its partitions' locations."""
         ...
 
     def drop_table(self, db: str, name: str) -> None: ...
 
     def add_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
-        """One call of at most PARTITION_BATCH; those that exist are left as they are (ifNotExists).
-        Directories must exist already: the server is three times slower when it has to create them."""
+        """Adds partitions in one call of at most PARTITION_BATCH; existing ones are not changed (ifNotExists).
+        Directories must already exist: the server is three times slower if it has to create them."""
         ...
 
     def alter_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
-        """One call, with DO_NOT_UPDATE_STATS. Raises MetastoreError and changes nothing when one is missing."""
+        """Alters in one call, with DO_NOT_UPDATE_STATS. Raises MetastoreError and changes nothing if one is missing."""
         ...
 
     def rename_partition(self, db: str, table: str, values: Sequence[str], partition: Partition) -> None: ...
 
     def drop_partitions(self, db: str, table: str, names: Sequence[str]) -> None:
-        """In batches; metadata only (`deleteData` spelled out), missing ones are skipped."""
+        """Drops partitions in batches; metadata only (explicit `deleteData`), missing ones are skipped."""
         ...
 
     def create_function(self, function: Function) -> None: ...
@@ -221,15 +224,15 @@ class Metastore(MetastoreReader, Protocol):
     def drop_function(self, db: str, name: str) -> None: ...
 
     def grant_select(self, db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> None:
-        """principals: pairs of USER, ROLE or GROUP and a name. Raises MetastoreError where one has it already."""
+        """Grants SELECT. principals: pairs of USER, ROLE or GROUP and a name. Raises MetastoreError if one has it."""
         ...
 
     def revoke_select(self, db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> None:
-        """principals: as of `grant_select`. Raises MetastoreError where one does not have it."""
+        """Revokes SELECT. principals: as in `grant_select`. Raises MetastoreError if one does not have it."""
         ...
 
     def add_constraint(self, db: str, table: str, constraint: Constraint) -> None:
-        """Raises MetastoreError when the table has one of this name, or the server refuses it."""
+        """Adds a constraint. Raises MetastoreError if the table has one of this name, or the server refuses it."""
         ...
 
     def drop_constraint(self, db: str, table: str, name: str) -> None: ...
@@ -239,20 +242,21 @@ class Metastore(MetastoreReader, Protocol):
     def set_partition_statistics(self, statistics: Sequence[Statistics]) -> None: ...
 
     def drop_statistics(self, db: str, table: str, partition: str, column: str, engine: str | None) -> None:
-        """Of one column of a table, or of a partition by its name. engine: None for those of every engine. Safe to run
-        twice: none is no error."""
+        """Drops the statistics of one column of a table, or of a partition by its name. engine: None for all engines.
+        May run twice: missing statistics are not an error."""
         ...
 
 
 # ---- checked ---------------------------------------------------------------------------------------------------------
-# A metastore whose changes are asked about first: a writer that has lost its lease must not change anything more.
+# A metastore with a check before each change: a writer that has lost its lease must not change anything more.
 
 
-_CHANGES = ("create_", "alter_", "drop_", "add_", "rename_", "set_")
+CHANGES = ("create_", "alter_", "drop_", "add_", "rename_", "set_", "grant_", "revoke_")
+"""Prefixes of the methods that change something."""
 
 
 def checked(metastore: Metastore, check: Callable[[], None]) -> Metastore:
-    """The same metastore; `check` runs before each call that changes something, and may raise."""
+    """Returns the same metastore; `check` runs before each call that changes something, and may raise."""
     return cast(Metastore, _Checked(metastore, check))
 
 
@@ -262,7 +266,7 @@ class _Checked:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._metastore, name)
-        if not name.startswith(_CHANGES):
+        if not name.startswith(CHANGES):
             return found
 
         def changed(*arguments: Any, **named: Any) -> Any:

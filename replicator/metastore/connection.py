@@ -1,8 +1,8 @@
 """Connections to a metastore: addresses, a pool that lends each connection to one call at a time, retries, errors.
 
-Two threads on one thrift connection get each other's answers without an error, so a connection is used by the call
-that borrowed it and by nobody else. A connection that failed in any way other than a declared server error is thrown
-away: it may be out of step. What the calls are is no business of this module.
+Two threads on one thrift connection receive each other's responses without an error, so a connection is used only by
+the call that borrowed it. A connection that failed in any way other than a declared server error is discarded: it may
+be out of step. This module does not depend on the calls.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from replicator.metastore.transports.transport import (
 )
 
 # ---- connecting ------------------------------------------------------------------------------------------------------
-# Opening a connection to a metastore: the first address that answers, the identity, the first call, and, where none
-# answers as configured, what is spoken there and which keys fit.
+# Opening a connection to a metastore: the first address that answers, authentication, the first call, and, if none
+# answers as configured, detection of the peer's protocol and the matching keys.
 
 
 FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `greeting`; calls may take longer
-TEXT_LIMIT = 500  # a failed query comes back with its whole SQL text, 40 kB of it
+TEXT_LIMIT = 500  # a failed query returns its entire SQL text, 40 kB of it
 NO_LIMIT = 2**31 - 1  # thrift refuses strings over 16 MB by default; one INSERT event can be larger
 
 Make = Callable[[Transport], TProtocolBase]
-"""A decoder over a transport."""
+"""A function that makes a decoder over a transport."""
 
 _WORST = (IdentityRefused, NotAuthenticated, NotAMetastore)
-"""The reasons of several addresses that fail, in the order in which they are reported."""
+"""Errors of several addresses that failed, in the order in which they are reported."""
 
 
 class Connection:
-    """One connection, for one call at a time. `client`: of the calls. `ended`: by ourselves, also inside a call."""
+    """One connection, for one call at a time. `client`: of the calls. `ended`: by this process, also during a call."""
 
     def __init__(self, transport: Transport, make: Make, limit: float) -> None:
         self.transport = transport
@@ -78,17 +78,17 @@ class Connection:
         transport.limit(limit)
 
     def client_with(self, make: Make | None) -> ThriftHiveMetastore.Client:
-        """A client over this connection that decodes with `make`; None: the fast one."""
+        """Returns a client over this connection that decodes with `make`; None: the accelerated one."""
         return self.client if make is None else ThriftHiveMetastore.Client(make(self.transport))
 
     def end(self) -> None:
-        """Whoever waits for an answer gets an error."""
+        """Shuts the connection down; a call that waits for a response fails."""
         self.ended = True
         with suppress(OSError):
             self.transport.socket.shutdown(socket.SHUT_RDWR)
 
     def greet(self, within: float, config: MetastoreConfig) -> None:
-        """See `greeting`. An answer that is an error is one."""
+        """Checks the peer, see `greeting`. A response that is an error counts as a response."""
         greet(self.transport, within, config.protocol)
         self.transport.limit(self._limit)
         try:
@@ -99,17 +99,17 @@ class Connection:
 
 
 class Opener:
-    """Opens connections to the addresses of one metastore. limit: seconds for one answer."""
+    """An opener of connections to the addresses of one metastore. limit: seconds for one response."""
 
     def __init__(self, config: MetastoreConfig, limit: float) -> None:
         self.config = config
         self._limit = limit
         self._dialer = Dialer(config, self._delegated)
-        self._known: set[Address] = set()  # a metastore has answered there
-        self._asked: set[Address] = set()  # by `recognise`
+        self._known: set[Address] = set()  # addresses at which a metastore has answered
+        self._asked: set[Address] = set()  # addresses that `recognise` has probed
 
     def open(self, wait_turn: Callable[[], None]) -> Connection:
-        """wait_turn: called before a call that is not the caller's own.
+        """Opens a connection. wait_turn: called before each call that is not the caller's own.
 
         Raises MetastoreUnreachable, IdentityRefused, NotAuthenticated, NotAMetastore."""
         failures: list[tuple[Address, Exception]] = []
@@ -148,7 +148,7 @@ class Opener:
         return connection
 
     def _delegated(self, transport: Transport, user: str) -> str:
-        """See `dialing.Delegate`."""
+        """Fetches a delegation token, see `dialing.Delegate`."""
         transport.limit(min(self._limit, FIRST_ANSWER))
         client = ThriftHiveMetastore.Client(self.accelerated(transport))
         try:
@@ -160,7 +160,7 @@ class Opener:
             ) from error
 
     def _told(self, failures: list[tuple[Address, Exception]]) -> MetastoreError:
-        """The error for addresses that have all failed."""
+        """Returns the error for addresses that have all failed."""
         told = [self._explained(address, error) for address, error in failures]
         said = "cannot connect to " + "; ".join(
             f"{host}:{port}: {shortened(getattr(error, 'inner', None) or error)}"
@@ -177,7 +177,7 @@ class Opener:
         return MetastoreUnreachable(said, hint=hint, details={"silent": True} if silent else None)
 
     def _explained(self, address: Address, error: Exception) -> Exception:
-        """The failure, or what the peer speaks in place of what is configured."""
+        """Returns the failure, or an error that names the protocol of the peer if it is not the configured one."""
         plain = self.config == MetastoreConfig(self.config.uri)
         refused = isinstance(error, Error) and not (isinstance(error, NotAMetastore) and not error.hint)
         unreached = isinstance(error, ConnectionRefusedError | socket.gaierror | TTransportException)
@@ -186,7 +186,7 @@ class Opener:
             return error
         self._asked.add(address)
         text, found = recognise(lambda: socket.create_connection(address, min(self._dialer.patience, self._limit)))
-        if self.config.tls and "tls" in found:  # that is not it: look inside
+        if self.config.tls and "tls" in found:  # TLS is not the cause: probe inside it
             with suppress(MetastoreError):
                 text, found = recognise(lambda: self._dialer.connect(address, self._limit))
         elif self.config.tls and text:
@@ -198,7 +198,7 @@ class Opener:
 
 
 def fitting(keys: Found, config: MetastoreConfig) -> str:
-    """The hint for a server that wants other keys; none are known: what the address must be."""
+    """Returns the hint for a server that requires other keys; without known keys, a hint about the address."""
     if not keys:
         return f"{config.uri} must be the thrift port of a Hive metastore (9083 by default)"
     lines = ", ".join(f"{key} = {value}" for key, value in keys.items())
@@ -236,7 +236,7 @@ _NOT_FOUND = (
 
 
 class _WentAway(Exception):
-    """The connection died inside a call, or the server answered with nothing, as 2.3 does for a moment now and then."""
+    """An error: the connection died during a call, or the server sent an empty response, as 2.3 sometimes does."""
 
     def __init__(self, reason: str, *, again: bool = True) -> None:
         super().__init__(reason)
@@ -244,15 +244,15 @@ class _WentAway(Exception):
 
 
 class _RolledBack(MetastoreError):
-    """2.3 checks each event with a parser that its threads share, finds nonsense when two alter at the same moment, and
-    undoes the change."""
+    """An error: 2.3 checks each event with a parser that its threads share, which fails if two alter concurrently, and
+    rolls the change back."""
 
 
 _SHARED_PARSER = "Event not set up correctly"
 
 
 def _is_away(error: BaseException) -> bool:
-    """Away for the moment; a port that takes connections and says nothing was waited for already."""
+    """Returns True if the server is away for now; a port that accepts connections in silence was waited for already."""
     return isinstance(error, MetastoreUnreachable) and not error.details.get("silent")
 
 
@@ -261,7 +261,7 @@ def _worth_repeating(error: BaseException) -> bool:
 
 
 def limit_metastores(limits: Iterable[tuple[str, Limit]]) -> None:
-    """`limit_traffic` by URIs; what is none has no traffic."""
+    """Applies `limit_traffic` by URI; invalid URIs are ignored."""
     known = []
     for uri, limit in limits:
         with suppress(UsageError):
@@ -270,7 +270,7 @@ def limit_metastores(limits: Iterable[tuple[str, Limit]]) -> None:
 
 
 class Connections:
-    """The pool. `read` repeats a call that changes nothing; `change` sends a call once."""
+    """A pool of connections. `read` repeats a call that changes nothing; `change` sends a call once."""
 
     def __init__(self, config: MetastoreConfig, *, timeout: float, retries: int) -> None:
         self.uri = config.uri
@@ -280,13 +280,13 @@ class Connections:
         self._retries = retries
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
-        self._closed = 0  # times
+        self._closed = 0  # number of calls of `close`
         self._lock = threading.Lock()
         self.traffic = traffic_with(config.addresses)
 
     def read(self, what: str, call: Callable[[Any], T], make: Make | None = None) -> T:
-        """`call(client)`, repeated while the server is away, at most `retries` times more. make: the decoder of the
-        answer; None: the fast one."""
+        """Runs `call(client)`, repeated while the server is away, at most `retries` more times. make: the decoder of
+        the response; None: the accelerated one."""
         try:
             return self._attempts(_worth_repeating)(lambda: self._once(what, call, make))
         except _WentAway as error:
@@ -295,8 +295,8 @@ class Connections:
             ) from error
 
     def change(self, what: str, call: Callable[[Any], T]) -> T:
-        """`call(client)` once; a connection that dies inside it leaves the outcome unknown. Only connecting, which
-        sends nothing, is tried again, and what the server has undone for a reason of its own."""
+        """Runs `call(client)` once; if the connection dies during the call, the outcome is unknown. Retries only
+        connecting, which sends nothing, and changes that the server has rolled back for reasons of its own."""
         try:
             attempts = self._attempts(lambda error: _is_away(error) or isinstance(error, _RolledBack))
             return attempts(lambda: self._once(what, call))
@@ -307,7 +307,7 @@ class Connections:
             ) from error
 
     def close(self) -> None:
-        """Close every connection. A call that is under way fails, one that comes later opens a new one."""
+        """Closes every connection. A running call fails; a later call opens a new connection."""
         with self._lock:
             self._closed += 1
             open_ = list(self._open)
@@ -320,7 +320,7 @@ class Connections:
         return bool(self._idle)
 
     def close_idle(self) -> bool:
-        """Closes a connection that no call uses; whether there was one."""
+        """Closes a connection that no call uses. Returns True if there was one."""
         try:
             connection = self._idle.popleft()
         except IndexError:
@@ -356,7 +356,7 @@ class Connections:
                 raise _WentAway(f"no answer within {self._timeout:g} s", again=False) from error
             raise _WentAway(shortened(error), again=not connection.ended) from error
         except TException as error:
-            keep = True  # declared by the call: the connection is in step
+            keep = True  # declared by the call: the connection remains in step
             raise _translated(what, error) from error
         finally:
             if keep and not connection.ended:
@@ -373,13 +373,13 @@ class Connections:
                 if self.traffic.may_open(self):
                     return self._connect(closed)
                 continue
-            if connection.transport.lasts:  # a server that restarted meanwhile closed it
+            if connection.transport.lasts:  # False if a restarted server closed it
                 return connection
             self._drop(connection)
 
     def _connect(self, closed: int) -> Connection:
-        """A new connection, which the traffic allows; for a call that began when this had been closed so often, and
-        fails if it was closed since."""
+        """Opens a new connection, within the traffic's limits. `closed`: the number of closes when the call began; the
+        call fails if the pool was closed since then."""
         try:
             connection = self._opener.open(self.traffic.wait_turn)
         except BaseException:
@@ -402,7 +402,7 @@ class Connections:
 
 def _translated(what: str, error: BaseException) -> MetastoreError:
     if isinstance(error, _NOT_FOUND):
-        said = shortened(error)  # 2.3 says no more than the name
+        said = shortened(error)  # 2.3 sends only the name
         known = f"{what} does not exist" if said.lower() in what.lower() else f"{what}: {said}"
         return ObjectNotFound(known, hint="check the name, and that this is the right metastore")
     if isinstance(error, ttypes.AlreadyExistsException):

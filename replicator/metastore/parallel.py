@@ -1,6 +1,6 @@
-"""Reading many things of a metastore side by side, on as many connections as make it faster (see `width`).
+"""Concurrent reads of many objects of a metastore, on as many connections as improve throughput (see `width`).
 
-Reads only: changes have an order of their own, and what collides in a server is another matter.
+Reads only: changes have an order of their own, and may collide in the server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replicator.metastore.client import MetastoreReader
 from replicator.metastore.traffic import MOST, Traffic
 
 TABLE_BATCH = 100  # tables of one call, so that several calls share a database; 25 are not faster, 500 slower
-TABLE_WEIGHT = 10  # of the calls for one table, in partitions
+TABLE_WEIGHT = 10  # weight of the calls for one table, in partitions
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")
@@ -34,12 +34,12 @@ def side_by_side(
     weigh: Callable[[Read], float] = lambda _: 1.0,
     known: Callable[[Item], Read | None] = lambda _: None,
 ) -> Iterator[Read]:
-    """`read(item)` of each item, in threads, in the order of `items`, which are drawn in the thread of the caller, few
-    ahead: memory holds the results of at most twice as many as are read at once.
+    """Yields `read(item)` of each item, run in threads, in the order of `items`, which are drawn in the caller's
+    thread, few ahead: memory holds the results of at most twice as many as are read concurrently.
 
-    weigh: how much was read, to tell a busy server from a large table; 0 where it cannot be compared with what else is
-    read at the time. known: what needs no reading.
-    The first error ends it, as does a caller that stops: what has not begun never does."""
+    weigh: the size of what was read, to distinguish a busy server from a large table; 0 if it is not comparable with
+    the other concurrent reads. known: returns results that require no read. The first error ends it, as does a caller
+    that stops: items that have not begun are never read."""
     with _Ahead(traffic, _Walk(traffic, read, weigh), items, known) as ahead:
         yield from ahead
 
@@ -52,8 +52,8 @@ def read_both(
     weigh: Callable[[Read], float] = lambda _: 1.0,
     known: Callable[[Item], Read | None] = lambda _: None,
 ) -> Iterator[tuple[Item, Read, Read]]:
-    """As `side_by_side`, of two metastores at the same time, each as many at once as it answers: every item with
-    `read(0, item)`, which asks the first of `sides`, and `read(1, item)`."""
+    """Same as `side_by_side`, for two metastores concurrently, each at its own width: yields every item with `read(0,
+    item)`, which queries the first of `sides`, and `read(1, item)`."""
     given, *drawn = tee(items, 3)
     walks = [
         _Ahead(side.traffic, _Walk(side.traffic, partial(read, number), weigh), drawn[number], known)
@@ -66,7 +66,7 @@ def read_both(
 
 
 class _Ahead(Generic[Item, Read]):
-    """A walk's results in order, with those that are read ahead. Not for several threads."""
+    """The results of a walk in order, including those that are read ahead. Not thread-safe."""
 
     def __init__(
         self, traffic: Traffic, walk: _Walk[Item, Read], items: Iterable[Item], known: Callable[[Item], Read | None]
@@ -80,7 +80,7 @@ class _Ahead(Generic[Item, Read]):
 
     def __exit__(self, *_: object) -> None:
         self._walk.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)  # a call under way ends with its client
+        self._pool.shutdown(wait=False, cancel_futures=True)  # a running call ends with its client
 
     def __iter__(self) -> Iterator[Read]:
         while True:
@@ -106,7 +106,7 @@ class _Ahead(Generic[Item, Read]):
 
 
 class _Walk(Generic[Item, Read]):
-    """So many at once as the width is by now."""
+    """A walk with as many concurrent reads as the current width."""
 
     def __init__(self, traffic: Traffic, read: Callable[[Item], Read], weigh: Callable[[Read], float]) -> None:
         self._traffic, self._read, self._weigh = traffic, read, weigh
@@ -139,8 +139,8 @@ class _Walk(Generic[Item, Read]):
 def tables_with_partitions(
     source: MetastoreReader, db: str, names: Sequence[str]
 ) -> Iterator[tuple[Table, Iterable[list[Partition]]]]:
-    """Tables of a database with their partitions, in batches that are to be drawn before the next table. Those that go
-    away meanwhile, the database included, are left out, or have fewer partitions than they had."""
+    """Yields tables of a database with their partitions, in batches that must be consumed before the next table. Tables
+    that are dropped concurrently, or with their database, are omitted, or have fewer partitions than before."""
 
     def tables(some: Sequence[str]) -> list[Table]:
         try:

@@ -1,6 +1,6 @@
-"""The thrift calls whose arguments are more than names: each function gives what to do with a client.
+"""The thrift calls whose arguments are more than names: each function returns what to do with a client.
 
-Drops spell out that data stay; writes ask the server to leave statistics as they are sent.
+Drops explicitly keep the data; writes ask the server to store statistics as sent.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from replicator.metastore.convert.fields import METHODS, method
 from replicator.metastore.parallel import TABLE_WEIGHT, side_by_side
 
 # ---- values ----------------------------------------------------------------------------------------------------------
-# The door to the conversions between thrift structs, notification messages' objects and the values of `model`.
+# Conversions between thrift structs, objects in notification messages, and the values of `model`.
 #
-# All pure, and nothing here talks to a server. A million partitions share one columns tuple and one Serde. What is made
-# from a text raises FormatError for one that is not of that object.
+# All are pure and access no server. A million partitions share one columns tuple and one Serde. Functions that parse a
+# text raise FormatError if it is not a text of that object.
 
 
-CATALOG = "hive"  # the default one, which constraints' calls must name
+CATALOG = "hive"  # the default catalog, which calls for constraints must name
 T = TypeVar("T")
 
 
 def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], T]:
-    """Values have the default catalog: the connection knows the real one."""
+    """Replaces the catalog in values by the default one: the connection knows the real one."""
     held = {"str": CATALOG}
 
     def converted(given: Any) -> T:
@@ -63,7 +63,7 @@ def _of_any_catalog(convert: Callable[[Any], T], field: str) -> Callable[[Any], 
 
 
 def _of_no_catalog(convert: Callable[[Any], Any], field: str = "catName") -> Callable[[Any], Any]:
-    """Structs name no catalog: the connection does, or the server takes its default one."""
+    """Removes the catalog from structs: the connection adds it, or the server uses its default."""
 
     def converted(given: Any) -> Any:
         struct = convert(given)
@@ -97,7 +97,7 @@ def partition_to_thrift(db: str, table: str, partition: Partition) -> Any:
 
 
 def place_from_text(text: str) -> tuple[tuple[str, ...], str | None]:
-    """Values and location of a partition as the text inside a message. Raises FormatError."""
+    """Returns values and location of a partition from its text in a message. Raises FormatError."""
     try:
         found = _read_place(text)
     except msgspec.DecodeError:
@@ -108,12 +108,12 @@ def place_from_text(text: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def column_statistics_from_thrift(columns: Iterable[Any]) -> tuple[ColumnStatistic, ...]:
-    """Of thrift ColumnStatisticsObj, which several answers carry without a description."""
+    """Converts thrift ColumnStatisticsObj, which several responses contain without a description."""
     return tuple(map(from_thrift(ColumnStatistic), columns))
 
 
 def statistics_to_thrift(statistics: Statistics, engine: str) -> Any:
-    """Those of one engine: some 4.x releases require its name, servers before Hive 4 skip it."""
+    """Converts the statistics of one engine: some 4.x releases require its name, servers before Hive 4 ignore it."""
     description = to_thrift(Statistics)(statistics)
     description.isTblLevel = statistics.partition is None
     columns = statistics.by_engine().get(engine, ())
@@ -125,7 +125,7 @@ def statistics_to_thrift(statistics: Statistics, engine: str) -> Any:
 # ---- requests --------------------------------------------------------------------------------------------------------
 
 
-Send = Callable[[Any], Any]  # what to do with a client
+Send = Callable[[Any], Any]  # a function that runs with a client
 INSERT_ONLY = 2  # ClientCapability.INSERT_ONLY_TABLES, since 3.0: without it one such table fails a whole batch
 
 
@@ -138,7 +138,7 @@ def tables_by_name(db: str, names: Sequence[str]) -> Send:
 
 
 def _get_table(db: str, name: str, client: Any) -> Any:
-    """Hive 4.0.1 dropped `get_table`, and servers before 2.3 lack `get_table_req`."""
+    """Returns a table: Hive 4.0.1 dropped `get_table`, and servers before 2.3 have no `get_table_req`."""
     try:
         return client.get_table_req(ttypes.GetTableRequest(db, name, _capabilities())).table
     except TApplicationException as error:
@@ -157,8 +157,8 @@ def _get_tables(db: str, names: list[str], client: Any) -> Any:
 
 
 def _capabilities() -> Any:
-    """Of a client that shows tables, and does not read their rows. Hive 4's `processorCapabilities` are not sent: with
-    them its server answers with what this client may do to a table, without them with the table as it is stored."""
+    """Returns capabilities of a client that reads tables' metadata and not their rows. Hive 4's `processorCapabilities`
+    are not sent: with them its server returns what this client may do to a table, without them the table as stored."""
     return ttypes.ClientCapabilities([INSERT_ONLY])
 
 
@@ -204,14 +204,14 @@ def drop_partitions(db: str, table: str, names: Sequence[str]) -> Send:
 
 
 def grant_select(db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> Send:
-    """principals: pairs of USER, ROLE or GROUP and a name."""
+    """Grants SELECT. principals: pairs of USER, ROLE or GROUP and a name."""
     return methodcaller(
         "grant_privileges", ttypes.PrivilegeBag([_may_select(db, table, *each, by) for each in principals])
     )
 
 
 def revoke_select(db: str, table: str, principals: Sequence[tuple[str, str]], by: str) -> Send:
-    """principals: as of `grant_select`."""
+    """Revokes SELECT. principals: as in `grant_select`."""
     return methodcaller(
         "revoke_privileges", ttypes.PrivilegeBag([_may_select(db, table, *each, by) for each in principals])
     )
@@ -224,7 +224,7 @@ def _may_select(db: str, table: str, kind: str, name: str, by: str) -> Any:
 
 
 def readers(db: str, table: str) -> Send:
-    """Who may SELECT, as pairs of USER, ROLE or GROUP and a name."""
+    """Returns the principals with SELECT, as pairs of USER, ROLE or GROUP and a name."""
     kinds = ttypes.PrincipalType._VALUES_TO_NAMES
 
     def send(client: Any) -> frozenset[tuple[str, str]]:
@@ -243,7 +243,7 @@ def _object(db: str, table: str) -> Any:
 
 
 def data_connectors(client: Any) -> list[str]:
-    """Names; none of a server that does not know them."""
+    """Returns names; empty for a server that does not support the call."""
     try:
         return list(method("get_dataconnectors")(client))
     except TApplicationException as error:
@@ -262,7 +262,7 @@ def next_events(after: int, limit: int, skip: Collection[str] = ()) -> Send:
 def _table(table: Table) -> Any:
     thrift = table_to_thrift(table)
     if table.kind == EXTERNAL:
-        thrift.parameters["EXTERNAL"] = "TRUE"  # without it the server makes the table managed, and a drop its end
+        thrift.parameters["EXTERNAL"] = "TRUE"  # else the server makes it managed, and a drop deletes its data
     return thrift
 
 
@@ -271,9 +271,9 @@ def _keep_statistics() -> Any:
 
 
 # ---- constraint calls ------------------------------------------------------------------------------------------------
-# The calls about constraints, as each server has them: two kinds in 2.3, six since 3.1, one call for all since 4.0.
+# Calls for constraints, as each server supports them: two kinds in 2.3, six since 3.1, one call for all since 4.0.
 #
-# Like `requests`, whose functions give what to do with a client.
+# As in `requests`, functions return what to do with a client.
 
 
 _CALLS = {
@@ -284,17 +284,17 @@ _CALLS = {
     DEFAULT: ("default_constraint", "DefaultConstraints"),
     CHECK: ("check_constraint", "CheckConstraints"),
 }
-_NOBODY = "replicator_asks"  # a table that no server has
+_NOBODY = "replicator_asks"  # the name of a table that exists on no server
 
 
 def knows_all_in_one(client: Any) -> bool:
-    """Whether the server tells all constraints of a table in one call."""
+    """Returns True if the server returns all constraints of a table in one call."""
     request = ttypes.AllTableConstraintsRequest(dbName=_NOBODY, tblName=_NOBODY, catName=CATALOG)
     return _is_known(method("get_all_table_constraints", request), client)
 
 
 def knows_newer_kinds(client: Any) -> bool:
-    """Whether the server has more than primary and foreign keys."""
+    """Returns True if the server supports more than primary and foreign keys."""
     return _is_known(of_table(UNIQUE, _NOBODY, _NOBODY), client)
 
 
@@ -304,13 +304,13 @@ def _is_known(send: Send, client: Any) -> bool:
     except TApplicationException as error:
         return bool(error.type != TApplicationException.UNKNOWN_METHOD)
     except TException as error:
-        if not hasattr(error, "thrift_spec"):  # of the transport, not declared by the call
+        if not hasattr(error, "thrift_spec"):  # an error of the transport, not declared by the call
             raise
     return True
 
 
 def all_of_table(db: str, table: str) -> Send:
-    """Answers with constraints by table."""
+    """Returns a call whose result is all constraints by table."""
     request = ttypes.AllTableConstraintsRequest(dbName=db, tblName=table, catName=CATALOG)
     ask = method("get_all_table_constraints", request)
 
@@ -318,7 +318,7 @@ def all_of_table(db: str, table: str) -> Send:
         found: dict[Name, list[Constraint]] = {}
         try:
             answer = ask(client).allTableConstraints
-        except ttypes.NoSuchObjectException:  # the table is gone
+        except ttypes.NoSuchObjectException:  # the table no longer exists
             return found
         for kind, row in KINDS.items():
             _add(found, from_structs(kind, getattr(answer, row.listed) or ()))
@@ -328,7 +328,7 @@ def all_of_table(db: str, table: str) -> Send:
 
 
 def of_table(kind: str, db: str, table: str | None) -> Send:
-    """Of one kind; of foreign keys without a table: those of all tables of the database."""
+    """Returns a call for one kind; for foreign keys without a table: those of all tables of the database."""
     name, request = _CALLS[kind]
     names = {"db_name": db, "tbl_name": table}
     if kind == FOREIGN_KEY:
@@ -375,7 +375,7 @@ def _call(name: str, request: Any, values: dict[str, Any]) -> Send:
 
 
 class ConstraintCalls:
-    """The part of a metastore's client that is about constraints; see `client`."""
+    """The part of a metastore's client for constraints; see `client`."""
 
     _connections: Connections
 

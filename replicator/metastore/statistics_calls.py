@@ -1,6 +1,6 @@
-"""The calls about column statistics: since Hive 4 those of an engine, and no call lists the engines that have any.
+"""Calls for column statistics: since Hive 4 they are per engine, and no call lists the engines that have any.
 
-Like `requests`, whose functions give what to do with a client.
+As in `requests`, functions return what to do with a client.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def set_of_table(statistics: Statistics, engine: str) -> Send:
 
 
 def set_of_partitions(statistics: Sequence[Statistics], engine: str) -> Send:
-    """Of partitions of one table: the server takes the table from the first."""
+    """Sets statistics of partitions of one table: the server takes the table from the first."""
     items = [requests.statistics_to_thrift(item, engine) for item in statistics]
     request = ttypes.SetPartitionsStatsRequest(colStats=items, needMerge=False)
     request.engine = engine
@@ -58,8 +58,8 @@ def drop(db: str, table: str, partition: str, column: str, engine: str | None) -
 
 
 class StatisticsCalls:
-    """The part of a metastore's client that is about column statistics; see `client`. The calls that answer for several
-    columns do not say when these were analyzed."""
+    """The part of a metastore's client for column statistics; see `client`. Calls that return several columns do not
+    include when these were analyzed."""
 
     _config: MetastoreConfig
 
@@ -124,7 +124,7 @@ class StatisticsCalls:
         what = f"drop statistics of {db}.{table} {partition} {column}".replace("  ", " ")
         engines: tuple[str | None, ...] = (engine,)
         if engine is None and len(self._engines) > 1:
-            engines = (*self._engines, None)  # 4.0 fails at those of several engines in one call
+            engines = (*self._engines, None)  # 4.0 fails to drop those of several engines in one call
         for each in engines:
             with suppress(ObjectNotFound):  # there were none
                 self._change(what, drop(db, table, partition, column, each))

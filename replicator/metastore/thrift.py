@@ -1,7 +1,7 @@
-"""A Hive metastore over thrift: the `Metastore` protocol as calls of the 2.3 interface, which newer servers speak too.
+"""A Hive metastore over thrift: the `Metastore` protocol as calls of the 2.3 interface, which newer servers support as
+well.
 
-What is retried and how errors are named is in `connection`, how structs become values in `values`, how requests are
-made in `requests`.
+Retries and errors are in `connection`, the conversion of structs to values in `values`, requests in `requests`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from replicator.metastore.statistics_calls import StatisticsCalls
 from replicator.metastore.traffic import Traffic
 
 # ---- notifications ---------------------------------------------------------------------------------------------------
-# Errors of a notification log that cannot be read: the metastore keeps none, or refuses this user.
+# Errors of a notification log that cannot be read: the metastore does not write one, or refuses this user.
 
 
 LISTENERS = ("hive.metastore.transactional.event.listeners", "hive.metastore.event.listeners")
 AUTH = "hive.metastore.event.db.notification.api.auth"
-_SAYS = ("Internal error", "not authorized", "not allowed")  # servers hide their reason behind the first
+_SAYS = ("Internal error", "not authorized", "not allowed")  # servers hide the reason behind the first
 
 
 def log_off(uri: str) -> NotificationLogOff:
@@ -47,7 +47,7 @@ def log_off(uri: str) -> NotificationLogOff:
 
 
 def is_refusal(error: MetastoreError, setting: Callable[[str], str]) -> bool:
-    """Whether a call about events failed because the server asks for a proxy user."""
+    """Returns True if a call for events failed because the server requires a proxy user."""
     return any(each in error.message for each in _SAYS) and setting(AUTH).strip().lower() == "true"
 
 
@@ -65,21 +65,21 @@ def refused(config: MetastoreConfig, error: MetastoreError) -> NotificationRefus
 # ---- thrift ----------------------------------------------------------------------------------------------------------
 
 
-TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
-RETRIES = 4  # repeats of a read: 1.5 s of waiting in all
-LIMITED = "exceeds limit"  # servers that limit the partitions of a call; newer ones count named partitions, too
+TIMEOUT = 600.0  # seconds for one response, Hive's own default: dropping a large table takes minutes
+RETRIES = 4  # retries of a read: 1.5 s of waiting in total
+LIMITED = "exceeds limit"  # of servers that limit the partitions of a call; newer ones also count named partitions
 
 T = TypeVar("T")
 
 
 def connect(metastore: str | MetastoreConfig) -> ThriftMetastore:
-    """A metastore by its URI or configuration. Nothing is sent before the first call."""
+    """Returns a metastore by its URI or configuration. Sends nothing before the first call."""
     return ThriftMetastore(metastore)
 
 
 class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
-    """Implements `client.Metastore`; `timeout` in seconds bounds one answer (None: as configured), `retries` the
-    repeats of a read."""
+    """The implementation of `client.Metastore`; `timeout`: seconds for one response (None: as configured), `retries`:
+    of a read."""
 
     def __init__(
         self, metastore: str | MetastoreConfig, *, timeout: float | None = None, retries: int = RETRIES
@@ -128,13 +128,13 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
         return newest
 
     def _check_log(self, newest: int) -> None:
-        """A server without a listener answers 0, or the last id of the days when it had one: ask its settings too."""
+        """Checks that a listener is configured: a server without one returns 0, or the last id from when it had one."""
         named = ",".join(map(self.setting, LISTENERS))
         if not ("Notification" in named or (newest > 0 and named)):
             raise log_off(self.uri)
 
     def _read_log(self, what: str, send: Send) -> Any:
-        """A call about events. Raises NotificationRefused where the server lets only proxy users make it."""
+        """Runs a call for events. Raises NotificationRefused if the server allows it only for proxy users."""
         try:
             return self._read(what, send)
         except MetastoreError as error:
@@ -163,7 +163,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
 
     def alter_database(self, name: str, database: Database) -> None:
         thrift = convert.database_to_thrift(database)
-        self.database(name)  # 2.3 alters a missing database without a word
+        self.database(name)  # 2.3 reports no error for a missing database
         self._change(f"alter database {name}", call("alter_database", name, thrift))
 
     def drop_database(self, name: str) -> None:
@@ -171,11 +171,11 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
             self._change(f"drop database {name}", call("drop_database", name, False, False))
         except MetastoreError as error:
             if not error.transient:
-                self.database(name)  # 2.3 answers with a NullPointerException when there is none
+                self.database(name)  # 2.3 raises a NullPointerException if it does not exist
             raise
 
     def data_connectors(self) -> list[str]:
-        """Older servers are not asked: they log an error for each call that they do not know."""
+        """Returns data connectors. Does not query older servers: they log an error for each unknown call."""
         return list(self._read("data connectors", requests.data_connectors)) if self.announces_constraints() else []
 
     # --- tables
@@ -183,7 +183,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
     def table_names(self, db: str) -> list[str]:
         found = sorted(self._read(f"table names of {db}", call("get_all_tables", db)))
         if not found:
-            self.database(db)  # a missing database has no tables either, says 2.3
+            self.database(db)  # 2.3 returns no tables for a missing database as well
         return found
 
     def table(self, db: str, name: str) -> Table:
@@ -198,7 +198,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
         return found
 
     def _some_tables(self, db: str, names: list[str], refused: dict[str, str] | None) -> list[Any]:
-        """A server answers for all of a batch or for none: what it refuses is found in halves."""
+        """Returns tables of a batch. A server returns all of a batch or none: refused tables are found by bisection."""
         what = f"tables of {db}" if len(names) > 1 else f"table {db}.{names[0]}"
         try:
             return list(self._read(what, requests.tables_by_name(db, names)))
@@ -258,8 +258,8 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
             yield [partition for partition in batch if partition.values not in seen]
 
     def _first_partitions(self, db: str, table: str) -> list[Partition] | None:
-        """All partitions, or one more than a batch; None where the server does not answer for a whole table: it may
-        limit how many partitions a call asks for (hive.metastore.limit.partition.request)."""
+        """Returns all partitions, or one more than a batch; None if the server does not return an entire table: it may
+        limit the partitions of a call (hive.metastore.limit.partition.request)."""
         if not self._answers_whole:
             return None
         try:
@@ -267,7 +267,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
         except MetastoreError as error:
             if error.transient or isinstance(error, ObjectNotFound):
                 raise
-            self.partition_names(db, table)  # else it is another trouble, and told as such
+            self.partition_names(db, table)  # any other problem is raised by this call
             self._answers_whole = False
             return None
         if found:
@@ -297,8 +297,8 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
         return _whole(found)
 
     def partitions_by_expression(self, db: str, table: str, expression: bytes) -> list[Partition]:
-        """Those that match an expression as Hive's clients serialize it. MetastoreError where the server cannot tell of
-        some; such a drop it refuses, too."""
+        """Returns the partitions that match an expression as serialized by Hive's clients. Raises MetastoreError if the
+        server cannot evaluate it for some; it refuses such a drop as well."""
         what = f"partitions by an expression of {db}.{table}"
         answer = self._of_table(db, table, what, requests.partitions_by_expression(db, table, expression))
         if answer.hasUnknownPartitions:
@@ -335,7 +335,7 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
     def functions(self, db: str) -> list[Function]:
         found = []
         for name in self.function_names(db):
-            with suppress(ObjectNotFound):  # dropped since it was named
+            with suppress(ObjectNotFound):  # dropped since it was listed
                 answer = self._read(f"function {db}.{name}", call("get_function", db, name))
                 found.append(convert.function_from_thrift(answer))
         return found
@@ -361,8 +361,8 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
         return self._connections.read(what, send)
 
     def _of_table(self, db: str, table: str, what: str, send: Send) -> Any:
-        """A read about a table. Raises ObjectNotFound when there is none, whatever the server calls that: 2.3 has an
-        "Internal error", also when the table goes away during the call; one that is back is asked once more."""
+        """Reads about a table. Raises ObjectNotFound if it does not exist, whatever error the server returns: 2.3 has
+        an "Internal error", also if the table is dropped during the call. If it exists, the read is repeated once."""
         try:
             return self._read(f"{what} of {db}.{table}", send)
         except MetastoreError as error:
@@ -382,6 +382,6 @@ class ThriftMetastore(InCatalog, ConstraintCalls, StatisticsCalls):
 
 
 def _whole(found: Iterable[Any]) -> list[Partition]:
-    """Without those that are dropped at this moment: a server reads a partition by several queries, and of a dropped
-    one the later ones find nothing."""
+    """Converts partitions, without those that are being dropped: a server reads a partition by several queries, and the
+    later ones find nothing of a dropped one."""
     return [convert.partition_from_thrift(each) for each in found if each.values]

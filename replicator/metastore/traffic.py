@@ -1,7 +1,7 @@
-"""Traffic with one metastore: what all clients of this process share, whichever object makes a call.
+"""Traffic with one metastore: the limits and measurements that all clients in this process share.
 
-A metastore has other users: `Limit` says how many connections this process may have to it at a time, and how many calls
-it may send in a second. A call that must wait does; a connection that another client has left idle is closed for it.
+A metastore has other users: `Limit` defines how many connections this process may have at a time, and how many calls it
+may send per second. A call waits until it is within the limits; another client's idle connection is closed for it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,37 @@ from replicator.core.connections import Address
 # ---- width -----------------------------------------------------------------------------------------------------------
 # The width of reading: the number of concurrent calls at which a metastore answers fastest. Pure.
 #
-# An embedded server answers two calls at once hardly faster than four; one with a database across a network needs
+# An embedded server answers two concurrent calls hardly faster than four; one with a database across a network requires
 # sixteen before its rate stops growing. So the width is found while reading: wider and narrower ones are tried in turn,
-# and the narrowest is kept than which no wider one brings much. Answers that become slower or fail make it narrower at
-# once.
+# and the narrowest is chosen that no wider one improves much. Slower responses or failures make it narrower at once.
 
 
 MOST = 16
 FIRST = 2
-EPOCH = 0.25  # seconds of one measurement, at least
-ANSWERS = 4  # per call at a time, of one measurement, at least
-WORTH = 0.25  # of the gain that a step would bring if calls did not hinder each other
-SLOWER = 0.6  # of the rate that this width had
-PATIENCE = 2, 16  # measurements before the next trial, after one that brought nothing: at first, and at last
+EPOCH = 0.25  # minimum seconds of one measurement
+ANSWERS = 4  # minimum responses of one measurement, per concurrent call
+WORTH = 0.25  # share of the gain that a step would bring if calls did not hinder each other
+SLOWER = 0.6  # share of the former rate of this width
+PATIENCE = 2, 16  # measurements before the next trial, after one without gain: first, and maximum
 
 
 class Width:
-    """`now`: calls at once. One per metastore, whoever reads; not locked."""
+    """The number of concurrent calls, `now`. One per metastore, for all readers; not locked."""
 
     def __init__(self, first: int = FIRST, most: int = MOST) -> None:
         self.now, self._most = first, most
         self._rate: float | None = None  # at this width
-        self._base: tuple[int, float] | None = None  # while another width is tried: the former one, and its rate
-        self._up = True  # which way the next trial goes
+        self._base: tuple[int, float] | None = None  # the former width and its rate, while another is tried
+        self._up = True  # whether the next trial is wider
         self._wait, self._patience = 0, PATIENCE[0]
         self.begin(0.0)
 
     def begin(self, at: float) -> None:
-        """A walk begins at this second: nothing was measured between walks."""
+        """Begins a walk at this second: nothing was measured between walks."""
         self._since, self._weight, self._answers = at, 0.0, 0
 
     def answered(self, at: float, weight: float) -> None:
-        """At this second one item of work was read, of so much weight."""
+        """Records that one item of this weight was read at this second."""
         self._weight += weight
         self._answers += 1
         if at - self._since >= EPOCH and self._answers >= ANSWERS * self.now:
@@ -57,7 +56,7 @@ class Width:
             self.begin(at)
 
     def failed(self, at: float) -> None:
-        """The server is away, or overloaded: half of the calls at once."""
+        """Halves the width: the server is away, or overloaded."""
         self.now, self._rate, self._base = max(1, self.now // 2), None, None
         self._rest()
         self.begin(at)
@@ -75,7 +74,7 @@ class Width:
             self._try()
 
     def _try(self) -> None:
-        """The next wider or narrower one."""
+        """Tries the next wider or narrower width."""
         if self.now == (self._most if self._up else 1):
             self._up = not self._up
         step = max(1, self.now // 2) if self._up else -max(1, self.now // 3)
@@ -84,7 +83,7 @@ class Width:
         self.now = min(self._most, self.now + step)
 
     def _choose(self, before: int, rate_before: float, rate: float) -> None:
-        """Between the former width and the one that was tried: the wider one if it is worth it."""
+        """Chooses between the former width and the one that was tried: the wider one if it is worth it."""
         (narrow, slow), (wide, fast) = sorted([(before, rate_before), (self.now, rate)])
         best, best_rate = (wide, fast) if fast / slow - 1 >= WORTH * (wide / narrow - 1) else (narrow, slow)
         self._base, self._rate = None, best_rate
@@ -102,12 +101,12 @@ class Width:
 # ---- traffic ---------------------------------------------------------------------------------------------------------
 
 
-FORGOTTEN = 1.0  # seconds between looks for a client that went away without closing its connections
+FORGOTTEN = 1.0  # seconds between checks for a client that disappeared without closing its connections
 
 
 @dataclass(frozen=True)
 class Limit:
-    """None: no limit. connections: at a time, at least 1. calls_per_second: more than 0."""
+    """Limits of one metastore; None: no limit. connections: concurrent, at least 1. calls_per_second: more than 0."""
 
     connections: int | None = None
     calls_per_second: float | None = None
@@ -125,48 +124,48 @@ class Pool(Protocol):
     def has_idle(self) -> bool: ...
 
     def close_idle(self) -> bool:
-        """Closes one that nobody uses; whether there was one."""
+        """Closes an idle connection. Returns True if there was one."""
         ...
 
 
 class Traffic:
-    """With one metastore."""
+    """The traffic with one metastore."""
 
     def __init__(self) -> None:
         self.limit = Limit()
         self._width = Width()
         self._measuring = threading.Lock()
         self._changed = threading.Condition()
-        self._open: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # a client that nobody closed takes its own away
+        self._open: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # collected clients drop their count
         self._turn = threading.Lock()
         self._next = 0.0
 
-    # ---- how many calls at once bring something
+    # ---- concurrent calls
 
     @property
     def at_once(self) -> int:
         return min(self._width.now, self.limit.connections or self._width.now)
 
     def begin(self) -> None:
-        """A walk begins."""
+        """Begins a walk."""
         with self._measuring:
             self._width.begin(time.monotonic())
 
     def answered(self, weight: float) -> None:
-        """So much was read; 0: by a call that is not to be compared with the others."""
+        """Records that an item of this weight was read; 0: by a call that is not comparable with the others."""
         if weight:
             with self._measuring:
                 self._width.answered(time.monotonic(), weight)
 
     def failed(self) -> None:
-        """A connection died, or the server was away."""
+        """Records that a connection died, or that the server was away."""
         with self._measuring:
             self._width.failed(time.monotonic())
 
     # ---- limits
 
     def wait_turn(self) -> None:
-        """Before a call: waits until it may be sent."""
+        """Waits until a call may be sent."""
         rate = self.limit.calls_per_second
         if rate is None:
             return
@@ -177,8 +176,8 @@ class Traffic:
         time.sleep(at - now)
 
     def may_open(self, pool: Pool) -> bool:
-        """Waits until `pool` may open a connection, which it tells by `closed` in the end. False: it has an idle one
-        by now."""
+        """Waits until `pool` may open a connection, which it must report by `closed` at the end. Returns False if the
+        pool has an idle one by then."""
         with self._changed:
             while self._is_full():
                 if pool.has_idle():
@@ -194,7 +193,7 @@ class Traffic:
             self._changed.notify_all()
 
     def returned(self) -> None:
-        """A connection is idle."""
+        """Notifies waiting pools that a connection is idle."""
         if self.limit.connections is not None:
             with self._changed:
                 self._changed.notify_all()
@@ -209,7 +208,7 @@ _lock = threading.Lock()
 
 
 def traffic_with(addresses: Sequence[Address]) -> Traffic:
-    """That of the metastore with these addresses: clients that share one of them share it."""
+    """Returns the traffic of the metastore with these addresses: clients that share an address share it."""
     with _lock:
         found = next((_all[each] for each in addresses if each in _all), None) or Traffic()
         for each in addresses:
@@ -218,7 +217,7 @@ def traffic_with(addresses: Sequence[Address]) -> Traffic:
 
 
 def limit_traffic(limits: Iterable[tuple[Sequence[Address], Limit]]) -> None:
-    """From now on, also for clients that are open. Of several limits of one metastore the strictest counts."""
+    """Sets limits from now on, including for open clients. Of several limits of one metastore the strictest applies."""
     found: dict[Traffic, Limit] = {}
     for addresses, limit in limits:
         traffic = traffic_with(addresses)

@@ -1,8 +1,7 @@
-"""The direction of a policy: which side is replicated to which, and the current state of its databases on each side.
-Reads only.
+"""The direction of a policy: which side is replicated to which, and the current databases of each side. Reads only.
 
 A policy names a source and a target; the roles of their databases decide the direction. If the target is the primary,
-the policy runs in reverse: metastores, roots and names change sides, and the configuration is not edited.
+the policy runs in reverse: metastores, roots and names change sides, without a change of configuration.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from replicator.replay.plan.target import default_warehouse
 
 @dataclass(frozen=True)
 class Pair:
-    """One database of a policy, in the current direction: its names, and its state on each side (None: it does not
-    exist). `name` is the source's, `replica` the target's, `known_as` the policy's. `matches`: False if it left the
-    policy."""
+    """One database of a policy, in the current direction: its names, and its state on each side (None: missing). `name`
+    is the source's, `replica` the target's, `known_as` the policy's. `matches`: False if it left the policy."""
 
     name: str
     replica: str
@@ -70,8 +68,7 @@ class Pair:
 
     @property
     def drop_refused(self) -> bool:
-        """Returns True if the source has dropped the database and the target's metastore refused to, as the replica's
-        properties record."""
+        """Returns True if the source has dropped it and the target refused to, as its database records."""
         said = from_property(self.target.parameters.get(PROPERTY) if self.target else None, self.name)
         return self.source is None and any(
             "." not in each.object and each.reason.startswith(NOT_TAKEN) for each in said
@@ -117,8 +114,7 @@ class Direction:
 
     @property
     def map_locations(self) -> list[tuple[str, str]]:
-        """Returns the location mappings. In reverse, data below the external directory is mapped back to its original
-        location."""
+        """Returns the location mappings; in reverse, those from the external directory to the original locations."""
         pairs = list(self.policy.map_location.items())
         if not self.reverse:
             return pairs
@@ -132,8 +128,7 @@ class Direction:
 
     @property
     def s3_events(self) -> dict[str, str]:
-        """Returns the queues of buckets. None in reverse: messages taken by another root would be missed by the
-        policy's own."""
+        """Returns the queues of buckets; none in reverse: the policy's root would miss messages taken by another."""
         return {} if self.reverse else self.policy.s3_events
 
     @property
@@ -161,8 +156,7 @@ class Direction:
 
 
 def patterns_of(policy: Policy, pairs: Iterable[Pair]) -> Patterns:
-    """Returns a policy's patterns. Database names in its filters, which are those of its source, become those of the
-    pairs."""
+    """Returns a policy's patterns. In its filters, names of its source's databases become those of the pairs."""
     known = {pair.known_as.lower(): pair.name for pair in pairs}
     filters = {}
     for table, wanted in policy.partitions.items():
@@ -274,8 +268,7 @@ def survey(
 
 
 def former_replicas(target: MetastoreReader, remembered: RememberedScope | None, pairs: Sequence[Pair]) -> list[Pair]:
-    """Returns replicas that the target still has under former names of `rename_db`, unless another database uses the
-    name."""
+    """Returns replicas that exist under former names of `rename_db`, unless another database uses the name."""
     if remembered is None:
         return []
     taken = {pair.replica for pair in pairs}

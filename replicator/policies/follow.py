@@ -40,10 +40,10 @@ class Scan(Enum):
 
 @dataclass
 class RunsFollowed(Report):
-    """All rounds together. `rounds`: runs that came to their end, `synced` of them loaded something; `skipped`: times
-    at which the source had no new event and a scan was not due; `failures`: runs that failed, `last_error` the newest
-    one's. `last`: the newest run that loaded something. `compared`: the newest verification, of `sampled` tables in
-    all. `not_replicated`: as of the newest run."""
+    """The report over all rounds. `rounds`: completed runs, `synced` of which loaded something; `skipped`: rounds in
+    which the source had no new event and no scan was due; `failures`: runs that failed, `last_error` from the newest
+    one. `last`: the newest run that loaded something. `compared`: the newest verification, of `sampled` tables in
+    total. `not_replicated`: as of the newest run."""
 
     policy: str
     status: str = "stopped"
@@ -91,15 +91,14 @@ class Pace:
         self._next_scan = self._next_comparison = 0.0
 
     def begin(self) -> Scan:
-        """Starts a round and returns how far it scans. Scans that take long, in a large warehouse, are done less often."""
+        """Starts a round and returns how far it scans. In a large warehouse, long scans are done less often."""
         self._began = self._now()
         if self._began >= max(self._next_scan, self._next_comparison):
             return Scan.ALL
         return Scan.FILES if self._began >= self._next_scan else Scan.NOTHING
 
     def scanned(self, scan: Scan, run: SyncRun) -> None:
-        """Schedules the next scan from the duration of this one. A first capture lists everything, so its duration is
-        ignored."""
+        """Schedules the next scan by the duration of this one, except a first capture, which lists everything."""
         if scan is not Scan.NOTHING and not run.bootstrapped:
             self._next_scan = self._began + SCAN_SHARE * run.scan_seconds
         if scan is Scan.ALL:
@@ -132,10 +131,10 @@ def follow(
     background: Background | None = None,
 ) -> None:
     """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
-    while it stays and no scan is due, a round is not made at all. beside: what verifies meanwhile; the runs record what
-    it finds.
+    while it is unchanged and no scan is due, a round is skipped. background: the concurrent verification, whose results
+    the runs record.
 
-    Raises ConfigError and UsageError, which trying again does not mend, and what interrupts a round."""
+    Raises ConfigError and UsageError, which retrying does not fix, and interruptions of a round."""
     seen: int | None = None
     reverse = False
 

@@ -88,8 +88,7 @@ class Lag(Report):
 
     `unreachable`: sides that do not answer, and why. The metrics are then the last known ones: `events`, `seconds` and
     `bytes` are lower bounds (`at_least`), `event` and `source_event` are those of the last completed run, at
-    `last_good_run`.
-    """
+    `last_good_run`."""
 
     policy: str
     status: str = "current"
@@ -203,7 +202,7 @@ def _log(place: str, report: Lag) -> tuple[ChangeRoot | None, list[Segment]]:
 def _roles(
     pairs: Iterable[Pair], source: MetastoreReader | None, target: MetastoreReader | None
 ) -> dict[str, tuple[RoleMark | None, RoleMark | None]]:
-    """By the source's name (of the policy): the roles of both sides, None for one that does not answer."""
+    """Returns the roles of both sides by the source's name (of the policy); None for a side that does not answer."""
     return {pair.name: (pair.source_mark if source else None, pair.target_mark if target else None) for pair in pairs}
 
 

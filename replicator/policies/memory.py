@@ -43,11 +43,11 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 @dataclass(frozen=True)
 class Compared:
-    """What a policy's verification found. `tables`: that there are; `sampled`: compared now, of `bytes` bytes;
-    `differing`: of these, the tables that differ, `behind`: those that the source has changed since, of which nothing
-    is known. As of now: `open`: tables that differed when they were compared last, the first of them by name;
-    `open_count`; `never`: compared; `oldest`: seconds since the comparison of the table that waits longest. `ended`:
-    when (ISO 8601)."""
+    """The result of a policy's verification. `tables`: in total; `sampled`: compared now, of `bytes` bytes;
+    `differing`: of these, the tables that differ, `behind`: those that the source has changed since, whose state is
+    unknown. As of now: `open`: tables that differed in their last comparison, the first of them by name; `open_count`:
+    their number; `never`: tables never compared; `oldest`: seconds since the least recent comparison of a table.
+    `ended`: when (ISO 8601)."""
 
     tables: int = 0
     sampled: int = 0
@@ -115,8 +115,7 @@ class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a role change. Times are ISO 8601, empty before they are known. `detail`: the result, or the reason
-    of a failure."""
+    """One step of a role change. Times are ISO 8601, empty if not reached. `detail`: the result, or why it failed."""
 
     name: str
     status: StepStatus = "waiting"
@@ -227,8 +226,7 @@ class Memory:
         self._runs = self.place / "runs"
 
     def lease(self, purpose: str) -> Lease:
-        """Acquires the exclusive right to run the policy or change its roles, and to write here. Raises LeaseHeld (exit
-        7), which names the holder."""
+        """Acquires the exclusive right to run or switch the policy and write here. Raises LeaseHeld (exit 7)."""
         return acquire(str(self.place), purpose)
 
     # ---- runs -----------------------------------------------------------------------------------------------------
@@ -296,8 +294,7 @@ class Memory:
         return change if change and not change.ended else None
 
     def write_role_change(self, change: RoleChange) -> None:
-        """Writes a role change, before and after each step. A completed one is also added to the archive. May run
-        twice."""
+        """Writes a role change, before and after each step; archives a completed one, too. May run twice."""
         if change.ended:
             self._write(self.place / "turns" / f"{stamp(change.started)}-{change.id}.json", change)
         self._write(self.place / "turn.json", change)

@@ -69,9 +69,8 @@ def plan_database(target: MetastoreReader, db: str, known_as: str, root_id: str)
 
 
 def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> OutOfScope:
-    """Plans the drop of tables outside the patterns, and of partitions outside a filter, in a database that remains.
-    known_as: its name at the source, which the filters use. Costs one call for the names of all tables, and one for
-    each filtered table."""
+    """Plans the drop of tables outside the patterns, and of partitions outside a filter, in a retained database.
+    known_as: its name at the source, for the filters. Costs a call for all table names, and one a filtered table."""
     try:
         names = target.table_names(db)
     except ObjectNotFound:
@@ -101,7 +100,7 @@ def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
 
 @dataclass
 class Dropped:
-    """What went: how many files to `$cmroot`. `refused`: what the target did not drop, by the source's names."""
+    """The result of a drop: number of files moved to `$cmroot`. `refused`: objects not dropped, by source name."""
 
     recycled: int = 0
     refused: list[NotReplicated] = field(default_factory=list)

@@ -98,8 +98,7 @@ def apply(plan: SyncPlan, sides: Sides, brake: Brake | None = None) -> SyncRun:
     """Carries out a plan, and nothing else. If it is killed, applying the plan again completes it.
 
     Raises Refused, before anything is changed, if the policy, the roles, the target's checkpoints or the target's
-    contents differ from the plan; the details list the differences.
-    """
+    contents differ from the plan; the details list the differences."""
     began, clock = clocks.monotonic(), sides.runtime.clock
     kept, options = Remembering(sides.policy), SyncSettings(adopt=plan.adopt, drop_left=plan.drop_left, brake=brake)
     report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])

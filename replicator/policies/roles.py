@@ -1,6 +1,6 @@
 """Roles of databases in their metastores: read, compared and set, established for a new pair. Acts.
 
-`replicator.roles`, whose names are re-exported here, decides what a role means and allows.
+`replicator.core.roles`, whose names are re-exported here, decides what a role means and allows.
 
 A metastore has no compare-and-set for the properties of a database. `set_role` reads, compares, writes, waits `settle`,
 and reads again: of several concurrent writers, all but the last find another's name and fail. What is *not* guaranteed:
@@ -51,8 +51,7 @@ __all__ = [
 ]
 
 SETTLE = timedelta(seconds=1)
-"""How long a role must remain unchanged before its writer relies on it; more than the time between a read and a write.
-"""
+"""How long a role must remain unchanged until its writer relies on it; longer than from a read to a write."""
 
 
 def label(metastore: MetastoreReader, db: str) -> str:
@@ -82,8 +81,7 @@ def set_role(
     may never decrease, and must increase where the database becomes primary. force: for a manual repair, accepts any
     epoch, and counts a role that cannot be parsed as none. settle: zero if the caller holds a lease that excludes
     others. Before a second call compare: `if read_role(...) != wanted`. See the top of this module for what is not
-    guaranteed.
-    """
+    guaranteed."""
     name, wanted = label(metastore, db), replace(wanted, by=_signature())
     there = metastore.database(db)
     found = mark_of(there.parameters, name, repair=force)
@@ -124,8 +122,7 @@ def establish(
     the source databases' epochs.
 
     Raises Refused, before anything is changed, if a source may not be dumped or a target may not be loaded into. May
-    run twice; databases that the source does not have are skipped.
-    """
+    run twice; databases that the source does not have are skipped."""
     found: list[tuple[str, RoleMark]] = []
     for db, target_db in databases:
         there = _role_if_any(target, target_db)
@@ -164,8 +161,7 @@ class ShownRoles(Rows):
 
 
 def shown_roles(metastore: MetastoreReader, databases: Sequence[str] = ()) -> ShownRoles:
-    """Returns the roles of these databases or, if empty, of all that ever had one. Raises ObjectNotFound, FormatError
-    as `read_role`."""
+    """Returns the roles of these databases, or all that had one. Raises ObjectNotFound, FormatError as `read_role`."""
     found = [(name, read_role(metastore, name)) for name in databases or metastore.database_names()]
     rows = [DatabaseRole(name, mark.role, mark.epoch, mark.by) for name, mark in found if databases or mark.epoch]
     return ShownRoles(metastore=metastore.uri, databases=rows)
@@ -219,8 +215,7 @@ def epochs_to_dump(
 ) -> dict[str, int]:
     """Returns the epochs of databases that are about to be dumped, by name; those that do not exist are skipped.
 
-    Raises Refused as `may_dump_from` does.
-    """
+    Raises Refused as `may_dump_from` does."""
     epochs = {}
     for db in databases:
         mark = _role_if_any(source, db)

@@ -100,8 +100,7 @@ class SyncRun(LoadCounts):
 
 
 class Remembering:
-    """The state of a policy that one process keeps between runs, so that an idle round reads and writes next to
-    nothing."""
+    """The state of a policy that one process keeps between runs, so that idle rounds read and write next to nothing."""
 
     def __init__(self, policy: Policy) -> None:
         self.memory = Memory(create_or_open(policy.target_cmroot), policy.name)
@@ -113,13 +112,12 @@ class Remembering:
 
 
 def sync_once(sides: Sides, options: SyncSettings = SYNC, remembering: Remembering | None = None) -> SyncRun:
-    """Runs the policy once: bootstraps where required, else increments; without changes no dump is written. May be
-    killed at any step and run again.
+    """Runs the policy once: bootstraps where required, else increments; no changes, no dump. May be killed and run
+    again.
 
     remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is running, Refused
-    if roles, an unfinished role change, or objects that replication did not create block the run, and all errors of
-    capture and load.
-    """
+    if roles, an unfinished role change, or objects that replication did not create block the run, and the errors of
+    capture and load."""
     kept = remembering or Remembering(sides.policy)
     with kept.memory.lease("sync") as lease:
         return run_once(sides, lease, kept, options)
@@ -165,8 +163,7 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
 
 
 def look(sides: Sides, remembered: RememberedScope | None) -> Direction:
-    """Returns the direction of the policy with the databases of both sides. Raises ConfigError if another policy writes
-    to the same databases."""
+    """Returns the direction and both sides' databases. Raises ConfigError if another policy writes to the same ones."""
     policy = sides.policy
     direction = find_direction(policy, sides.source, sides.target, remembered)
     background = [
@@ -232,8 +229,7 @@ def _dump_and_load(steps: Steps, batch: DumpBatch, epochs: dict[str, int], repor
 
 
 def find_out_of_scope(steps: Steps, work: RunWork) -> list[OutOfScope]:
-    """Returns the objects that left the policy's scope, as plans to drop them. Raises Refused for those that roles
-    protect."""
+    """Returns plans to drop what left the policy's scope. Raises Refused for databases that roles protect."""
     direction = steps.direction
     gone = [*work.left, *work.lost, *direction.renamed]
     found = [plan_database(direction.target, pair.replica, pair.name, direction.root.id) for pair in gone]
@@ -322,8 +318,7 @@ def _remember_scope(
     steps: Steps, memory: Memory, work: RunWork, before: RememberedScope | None, report: SyncRun
 ) -> None:
     """Writes the scope of this run. A database that left is remembered until it is dropped, as nothing else identifies
-    it as the policy's. A former name is remembered once the replica with the new name exists, so that a run that fails
-    before that changes nothing."""
+    it as the policy's. A former name is remembered once its replacement exists, so failed runs change nothing."""
     direction = steps.direction
     now = direction.scope(iso(steps.runtime.clock()))
     staying = {pair.known_as: pair for pair in [*work.left, *work.lost] if pair.replica in report.left}

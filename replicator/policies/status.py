@@ -65,8 +65,7 @@ def status(
 ) -> Status:
     """Returns the status of database `db` of the target. source_db: its name at the source, if renamed.
 
-    Raises ObjectNotFound if the database does not exist, UsageError for a $cmroot that is not its source's.
-    """
+    Raises ObjectNotFound if the database does not exist, UsageError for a $cmroot that is not its source's."""
     parameters = target.database(db).parameters
     report = Status(
         status="replica",
@@ -180,7 +179,7 @@ class Goal:
 
 @dataclass
 class Waited(Report):
-    """The target as it was when the goal was reached, after `seconds`."""
+    """The state of the target when the goal was reached, after `seconds`."""
 
     db: str
     target: str
@@ -204,8 +203,7 @@ def wait(
     """Returns when the target's database `db` has reached the goal; queries at least once.
 
     Raises NotReached on timeout, UsageError for an undecidable goal: no condition, or a lag without a source. May be
-    stopped and run again.
-    """
+    stopped and run again."""
     if goal == Goal():
         raise UsageError("nothing to wait for", hint="give --until-event or --until-lag")
     if goal.lag is not None and source is None:
@@ -267,9 +265,9 @@ TABLES = 1000  # tables that are listed one by one, those with the most bytes fi
 
 @dataclass
 class TableChanges:
-    """A table (or a database's own things, by its name alone). `changes`: records, `not_captured` of them only
-    announced by events, so that their files are not known. files, bytes: written; `removed`: files taken away.
-    `names`: some of the partitions. first, last: times of the changes, in seconds, by the clock of their metastore."""
+    """The changes of one table (or of a database's own properties, by its name alone). `changes`: records,
+    `not_captured` of which are known only from events, without their files. files, bytes: written; `removed`: files
+    removed. `names`: some partitions. first, last: times of the changes, in seconds, by their metastore's clock."""
 
     table: str
     changes: int = 0

@@ -1,5 +1,4 @@
-"""The steps of a policy's run, one method each: capture, decide, dump, load, confirm. Runs and plans are composed of
-them.
+"""The steps of a policy's run, one method each: capture, decide, dump, load, confirm. Runs and plans combine them.
 
 Every step may run twice; the caller holds the policy's lease. The steps wait for the leases of the roots, which other
 policies, captures and expiries take for seconds.
@@ -53,13 +52,12 @@ CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLA
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """The consents and the options of a run.
+    """The consents and options of a run.
 
     adopt: tables and databases of the target that replication did not create become replicas; equal data is retained,
-    differing data is moved to the target's `$cmroot`. drop_left: replicas that left the policy are moved there, too.
-    draining: the source is fenced, and the caller, which fenced it, fetches its last changes. scan, compare, deep,
-    empty: as in a capture. brake: the removal limit, as in a load. patience: how long to wait for the lease of a root.
-    """
+    differing data is moved to the target's `$cmroot`. drop_left: so are replicas that left the policy. draining: the
+    source is fenced, and the caller, which fenced it, fetches its last changes. scan, compare, deep, empty: as in a
+    capture. brake: removal limit, as in a load. patience: how long to wait for a root's lease."""
 
     adopt: bool = False
     drop_left: bool = False
@@ -239,8 +237,7 @@ class Steps:
 
     @property
     def keys(self) -> Keys | None:
-        """Returns the keys that sign the policy's dumps. With them a run verifies the dump of a killed run that it
-        finds in a shared directory."""
+        """Returns the keys that sign the policy's dumps, and verify a killed run's dump in a shared directory."""
         return read_keys(self.policy.key_file) if self.policy.key_file else None
 
     def load_options(self, reader: DumpReader) -> LoadSettings:
@@ -266,9 +263,8 @@ class Steps:
         )
 
     def sweep_retired(self) -> list[NotReplicated]:
-        """Moves directories that snapshots have replaced to the target's `$cmroot` after the policy's delay. In
-        reverse, includes those replaced on the policy's own target before it became the primary. Returns the objects
-        that must be retained."""
+        """Moves directories replaced by snapshots to the target's `$cmroot` after the policy's delay; in reverse also
+        those replaced on the policy's own target before it was the primary. Returns what must be retained."""
         direction, stays = self.direction, Stays()
         sides = [
             (direction.target_root.place, direction.target),
@@ -362,8 +358,7 @@ class Steps:
             confirm_slot(root, name, needs.position, needs.event, now=self.runtime.clock, back=True)
 
     def confirm(self, position: int) -> None:
-        """Confirms the slot after the loads: every database of the policy is at this position, or has no records up to
-        it."""
+        """Confirms the slot after the loads: each database of the policy is at this position, or unchanged up to it."""
         root, name = self.direction.root.place, self.policy.slot
         slot = find_slot(root, name)
         if slot is not None and slot.given_up:

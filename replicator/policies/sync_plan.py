@@ -27,7 +27,7 @@ FORMAT, VERSION = "replicator-plan", 1
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of a load. `events`: between its begin and its end; `records`: in the dump, `squashed` of which would
-    not be applied one by one. files, bytes: file contents to copy; files_from_...: the source of the bytes.
+    not be applied one by one. files, bytes: file contents to copy; files_from_...: by the source of the bytes.
     files_removed, bytes_removed, partitions_removed: moved to the target's `$cmroot`. `missing`: files whose bytes are
     not available anywhere; with any of these the load would fail."""
 
@@ -70,8 +70,8 @@ class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncPlan(Report, msgspec.Struct, frozen=True, kw_only=True):
-    """What the next run of a policy would do. `policy_digest`: of its keys. `roles`: database -> role and epoch, on
-    both sides. `position`, `to_event`: of the target after the run. `left`: replicas that the policy no longer names.
+    """The plan of a policy's next run. `policy_digest`: of its keys. `roles`: database -> role and epoch, on both
+    sides. `position`, `to_event`: of the target after the run. `left`: replicas that the policy no longer names.
     `drops`: tables and partitions that the loads drop, and those of out-of-scope replicas that would be dropped with
     consent. `cost`: of all loads."""
 
@@ -107,8 +107,7 @@ def encode_plan(plan: SyncPlan) -> bytes:
 
 
 def read_plan(place: str) -> SyncPlan:
-    """Reads a plan. Raises FormatError if the file is missing, is not a plan, or has a version that this release does
-    not know."""
+    """Reads a plan. Raises FormatError if it is missing, is not a plan, or has a version unknown to this release."""
     hint = "make a new plan with `replicator plan POLICY --out FILE`"
     try:
         data = as_written(place).read_bytes()
@@ -152,11 +151,10 @@ class DumpBatch:
 
 @dataclass(frozen=True)
 class RunWork:
-    """The work of a run. `batches`: in order. `current`: databases that are at the end of the log already. `passed`:
-    batches whose databases have no record after their checkpoint, so that the checkpoint can move without a dump.
-    `left`: replicas of databases that are no longer in the policy. `lost`: replicas whose source database no longer
-    exists and whose drop is not recorded. `rescoped`: True if the policy selects
-    other tables or partitions of its databases, or replicates them differently, than before."""
+    """The work of a run. `batches`: in order. `current`: databases at the end of the log. `passed`: batches whose
+    databases have no record after their checkpoint, so that it can move without a dump. `left`: replicas of databases
+    that are no longer in the policy. `lost`: replicas whose source is dropped, without a record of the drop.
+    `rescoped`: the contents selected within the databases differ from those before."""
 
     batches: list[DumpBatch] = field(default_factory=list)
     current: list[str] = field(default_factory=list)
@@ -176,10 +174,9 @@ def decide(
     rescoped: bool,
     narrower: Collection[str] = (),
 ) -> RunWork:
-    """Decides what a run has to do. `first`, `end`: the first and last position of the captured log. remembered:
-    databases (by the policy's names) of the last run, and their names on the target. rescoped: the table patterns
-    differ from those of the last run. narrower: databases (of the source) whose checkpoint covers less than these
-    patterns select."""
+    """Decides what a run has to do. `first`, `end`: first and last position of the captured log. remembered: databases
+    (by the policy's names) of the last run -> their names on the target. rescoped: the patterns differ from the last
+    run's. narrower: databases (of the source) whose checkpoint covers less than the patterns."""
     work = RunWork(rescoped=rescoped)
     bootstraps: dict[str, list[str]] = {}
     groups: dict[int, list[str]] = {}
@@ -214,8 +211,7 @@ def decide(
 
 
 def _half_done(pair: Pair, end: int) -> bool:
-    """Returns True if a load other than an increment is incomplete, so that the checkpoint does not describe the
-    contents."""
+    """Returns True if a load other than an increment is incomplete, so that the checkpoint is not the contents."""
     return bool(pair.loading) and (pair.position == end or pair.loading.startswith(REPAIR))
 
 
@@ -276,12 +272,10 @@ class PolicyDumps:
         return None
 
     def tidy(self, root: ChangeRoot, retention: timedelta, *, clock: Callable[[], float]) -> list[str]:
-        """Removes dumps that are older than the retention, loaded dumps beyond the newest thousand, and dumps that a
+        """Removes dumps that are older than the retention, loaded ones beyond the newest thousand, and those that a
         killed run did not finish, with their pins in the source's `$cmroot`. Returns their paths. May run twice.
 
-        A dump that is finished and not loaded is retained until the retention ends, as a plan may refer to it.
-        Directories with other names are retained.
-        """
+        A finished, unloaded dump is retained as long as a plan may refer to it, as are files with other names."""
         names = [match for name in self.place.list() if (match := _NAME.fullmatch(name))]
         names.sort(key=lambda match: match[2], reverse=True)
         oldest = datetime.fromtimestamp(clock(), UTC) - retention

@@ -190,9 +190,8 @@ class Background:
 
 
 def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[Loaded], None]) -> list[NotReplicated]:
-    """Loads objects that an earlier run left out and this run has not loaded either, completely, as a repair does.
-    Returns those of `lacking` that are still missing. count: receives the report of each load. A failure is a warning
-    of the run. May run twice."""
+    """Loads objects that earlier runs left out and this run did not load either, completely, as a repair does. Returns
+    those of `lacking` still missing. count: receives each load's report. A failure is a warning. May run twice."""
     for pair in steps.direction.matching:
         if pair.drop_refused:
             lacking = _drop_again(steps, pair, lacking)
@@ -215,8 +214,7 @@ def try_again(steps: Steps, lacking: Sequence[NotReplicated], count: Callable[[L
 
 
 def _drop_again(steps: Steps, pair: Pair, lacking: Sequence[NotReplicated]) -> list[NotReplicated]:
-    """Retries the drop of a database that the target refused. Returns what is still missing. Objects from elsewhere in
-    it prevent the drop."""
+    """Retries the drop of a database that the target refused. Returns what is missing. Other objects prevent it."""
     direction = steps.direction
     going = plan_database(direction.target, pair.replica, pair.name, direction.root.id)
     assert pair.target is not None

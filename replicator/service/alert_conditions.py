@@ -1,4 +1,4 @@
-"""What is wrong at the moment, and of what nobody can say whether it is. Pure."""
+"""Conditions that require an alert, and subjects whose condition cannot be evaluated now. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from replicator.service.run_history import ServiceRun
 from replicator.service.store import JobState
 
 # ---- alert trends ----------------------------------------------------------------------------------------------------
-# How figures move: whether a lag grows, when a disk will be full. Of this server, since it began.
+# How metrics change: whether a lag grows, when a disk will be full. Covers the time since this server started.
 
 
 POINTS = 500
-"""Of one figure; with more, every second one is forgotten."""
+"""Maximum points per metric; beyond it, every second point is dropped."""
 
 
 @dataclass
 class Trend:
-    """One figure's past, for at most `seconds`. Times are seconds."""
+    """The recent values of one metric, over at most `seconds`. Times are in seconds."""
 
     seconds: float
     _points: deque[tuple[float, float]] = field(default_factory=deque)
 
     def add(self, at: float, value: float) -> None:
-        """A point that is not newer than the last one is none."""
+        """Appends a point. A point that is not newer than the last one is ignored."""
         if self._points and at <= self._points[-1][0]:
             return
         self._points.append((at, value))
@@ -49,13 +49,13 @@ class Trend:
 
     @property
     def slope(self) -> float:
-        """Per second, from the oldest point to the newest; 0.0 with less than two."""
+        """The change per second, from the oldest point to the newest; 0.0 with fewer than two points."""
         if not self.span:
             return 0.0
         return (self._points[-1][1] - self._points[0][1]) / self.span
 
     def until(self, value: float) -> float | None:
-        """Seconds until it is there, at this rate; None: it never is."""
+        """Returns the seconds until the metric reaches `value` at this rate, or None if it never does."""
         left, slope = value - (self._points[-1][1] if self._points else value), self.slope
         return left / slope if slope and left / slope >= 0 else None
 
@@ -64,19 +64,20 @@ class Trend:
 
 
 FAILURES = ("failed", "lost")
-SLACK = 60.0  # seconds that a run may take beyond its time
-TREND, ENOUGH = 6 * 3600.0, 900.0  # seconds for which a disk's past is heeded, and that it must have
+SLACK = 60.0  # seconds that a run may take beyond its due time
+TREND, ENOUGH = 6 * 3600.0, 900.0  # seconds of a disk's history that are used, and that are required at least
 Trends = dict[str, Trend]
 OF_LAG = ("unreachable", "late", "blocked", "headroom", "two-primaries")
-"""Kinds that a policy's lag tells of."""
+"""Kinds of conditions that are derived from a policy's lag."""
 
 LOOK = "plan a repair, or look at them"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """kind, subject: which one; at most one of both is told. hold: seconds for which it must last before. eases: gets
-    better by itself: an alert that is raised stays, but none is raised."""
+    """A condition that requires an alert; at most one per kind and subject is reported. kind, subject: its key. hold:
+    seconds that it must last before an alert is raised. eases: it improves by itself: no alert is raised, but one that
+    is already raised remains open."""
 
     kind: str
     subject: str
@@ -92,8 +93,8 @@ class Condition:
 
 @dataclass(frozen=True)
 class Unjudged:
-    """Nobody can say now whether there is such a condition of the subject, or of a part of it (`subject/part`): none is
-    raised, and an alert that is raised stays."""
+    """A condition of the subject, or of a part of it (`subject/part`), that cannot be evaluated now: no alert is
+    raised, and one that is already raised remains open."""
 
     kind: str
     subject: str
@@ -107,8 +108,8 @@ Judgement = Condition | Unjudged
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job. ended: its newest runs, newest first; success: when it was done last, or first planned. compared: what its
-    policy's replicas differ in is known from their comparisons."""
+    """A job with its recent runs. ended: its newest ended runs, newest first. success: when it last succeeded, or was
+    first planned. compared: differences of its policy's replicas are known from the policy's own comparisons."""
 
     job: Job
     state: JobState | None
@@ -118,7 +119,7 @@ class JobFacts:
 
 
 def of_jobs(jobs: Sequence[JobFacts], config: AlertConfig, now: float) -> Iterator[Judgement]:
-    """What is wrong with jobs; a paused one has no time at which it had to succeed."""
+    """Yields the conditions of jobs. A paused job is never overdue."""
     for each in jobs:
         yield from _of_failures(each, config.failed_in_a_row)
         yield from _of_last(each)
@@ -130,7 +131,7 @@ def of_jobs(jobs: Sequence[JobFacts], config: AlertConfig, now: float) -> Iterat
 
 
 def overdue(job: Job, success: float, periods: int, now: float) -> float:
-    """Seconds since so many periods after its last success have passed; 0.0 before."""
+    """Returns the seconds since `periods` periods have elapsed after the last success; 0.0 before."""
     late = success
     for _ in range(periods):
         late, _missed = job.schedule.next(late, late)
@@ -138,7 +139,8 @@ def overdue(job: Job, success: float, periods: int, now: float) -> float:
 
 
 def first_wanted(state: JobState | None, queued: float | None, now: float) -> float:
-    """Since when a job that was never done should have been. queued: its oldest run, if there is one."""
+    """Returns since when a job that never succeeded should have. queued: when its oldest run was queued; None: it has
+    none."""
     return queued if queued is not None else min(now, state.due) if state and state.due else now
 
 
@@ -147,14 +149,14 @@ def _of_failures(facts: JobFacts, limit: int) -> Iterator[Judgement]:
     if any(run.state not in FAILURES for run in runs):
         return
     if len(runs) < limit:
-        yield Unjudged("failing", name)  # the others are forgotten, or never were
+        yield Unjudged("failing", name)  # older runs were deleted, or never existed
         return
     text = f"{name} failed {len(runs)} times in a row: {runs[0].message}"
     yield Condition("failing", name, text, runs[0].hint or f"GET /api/v1/runs/{runs[0].id}/log")
 
 
 def _of_last(facts: JobFacts) -> Iterator[Judgement]:
-    """What its last run found; one that failed found nothing."""
+    """Yields the conditions that the job's last run found; a failed run found nothing."""
     name, last = facts.job.name, facts.ended[0] if facts.ended else None
     if last is None or last.state in FAILURES:
         yield Unjudged("certificate", name)
@@ -170,7 +172,8 @@ def _of_last(facts: JobFacts) -> Iterator[Judgement]:
 def of_policies(
     names: Iterable[str], lags: Mapping[str, MeasuredLag], trends: Trends, config: AlertConfig
 ) -> Iterator[Judgement]:
-    """What is wrong with policies; names: all of them. trends: of their lags; each is told of the newest one."""
+    """Yields the conditions of policies. names: of all policies. trends: of their lags; the newest measurement is added
+    to each."""
     hold = parse_duration(config.late_for).total_seconds()
     for name in names:
         found = lags.get(name)
@@ -186,8 +189,8 @@ def of_policies(
 def of_comparisons(
     names: Iterable[str], compared: Mapping[str, Compared], config: AlertConfig, now: float
 ) -> Iterator[Judgement]:
-    """What differed when it was compared last, and what was not compared for too long; names: of the policies whose
-    runs compare."""
+    """Yields tables that differed in their last comparison, and policies whose tables were not compared for too long.
+    names: of the policies whose runs compare."""
     limit = parse_duration(config.verified_within).total_seconds()
     for name in names:
         if (each := compared.get(name)) is None:
@@ -244,7 +247,7 @@ def _of_lag(name: str, lag: Lag, config: AlertConfig, hold: float, *, grows: boo
 
 
 def _of_roles(name: str, lag: Lag) -> Iterator[Judgement]:
-    if lag.unreachable:  # then not all databases may be known
+    if lag.unreachable:  # then some databases may be unknown
         yield Unjudged("two-primaries", name)
     for each in lag.databases:
         if two_primaries(each):
@@ -255,7 +258,7 @@ def _of_roles(name: str, lag: Lag) -> Iterator[Judgement]:
 def of_disks(
     names: Iterable[str], disks: Mapping[str, Disk], trends: Trends, config: AlertConfig
 ) -> Iterator[Judgement]:
-    """What is wrong with local disks; names: in messages, of all of them. disks: those that answer."""
+    """Yields the conditions of local disks. names: of all disks, as in messages. disks: those that answer."""
     within = parse_duration(config.disk_full_within).total_seconds()
     for name in names:
         if (disk := disks.get(name)) is None:
@@ -267,7 +270,7 @@ def of_disks(
         left = full_in(trend)
         if disk.free < config.disk * disk.size:
             yield Condition("disk", name, f"{name}: {size_text(disk.free)} are free in {disk.directory}", hint)
-            yield Unjudged("disk-full", name)  # the other one says it already
+            yield Unjudged("disk-full", name)  # the other condition covers it
         elif trend.span < ENOUGH:
             yield Unjudged("disk-full", name)
         elif left is not None and left < within:
@@ -276,5 +279,6 @@ def of_disks(
 
 
 def full_in(trend: Trend) -> float | None:
-    """Seconds until nothing is free; None: it does not get less, or has not been watched for long enough."""
+    """Returns the seconds until the disk is full; None if free space does not shrink, or was not watched for long
+    enough."""
     return trend.until(0.0) if trend.span >= ENOUGH and trend.slope < 0 else None

@@ -1,6 +1,7 @@
-"""The server that schedules looks for what is wrong, and tells each channel: once, again after `repeat`, and when it is
-over, but not while nobody can say whether it is. What was told is in the store: neither a restart nor another server
-tells it again.
+"""Alerting: the scheduling server evaluates conditions and notifies each channel when an alert is raised, again after
+`repeat`, and when it is over, but not while the condition cannot be evaluated.
+
+Notifications are recorded in the store: neither a restart nor another server repeats them.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from replicator.service.schema import alert
 from replicator.service.store import ServiceStore
 
 # ---- alert store -----------------------------------------------------------------------------------------------------
-# Alerts in the service's store: those that were raised, and what each channel was told.
+# Alerts in the service's store: raised alerts, and the last notification of each channel.
 
 
 @dataclass(frozen=True)
 class OpenAlert:
-    """One that was raised. told: channel -> what it was told last, and when. over: None: it is not. Times are seconds
-    since 1970."""
+    """An alert that was raised. told: channel -> its last event, and when it was sent. over: when the condition ended;
+    None: it has not. Times are seconds since 1970."""
 
     key: str
     id: str
@@ -68,7 +69,7 @@ class OpenAlert:
 
 
 def open_alerts(store: ServiceStore) -> list[OpenAlert]:
-    """Those that are not over, or of which not all channels know that, oldest first."""
+    """Returns the alerts that are not over, or whose end was not sent to all channels, oldest first."""
     with store.transaction() as connection:
         rows = connection.execute(select(alert).order_by(alert.c.since, alert.c.key)).mappings().all()
     return [
@@ -78,7 +79,7 @@ def open_alerts(store: ServiceStore) -> list[OpenAlert]:
 
 
 def record(store: ServiceStore, key: str, kind: str, subject: str, said: tuple[str, str], now: float) -> None:
-    """Raises an alert, or continues with it; said: its text and hint. May run twice."""
+    """Raises an alert, or updates the existing one and reopens it. said: its text and hint. May run twice."""
     text, hint = said
     with store.transaction() as connection:
         there = update(alert).where(alert.c.key == key).values(over=None, text=text, hint=hint)
@@ -88,30 +89,30 @@ def record(store: ServiceStore, key: str, kind: str, subject: str, said: tuple[s
 
 
 def finish(store: ServiceStore, key: str, now: float) -> None:
-    """An alert is over. May run twice; the first time stays."""
+    """Marks an alert as over. May run twice; the first timestamp is retained."""
     with store.transaction() as connection:
         connection.execute(update(alert).where(alert.c.key == key, alert.c.over.is_(None)).values(over=now))
 
 
 def remember(store: ServiceStore, key: str, told: Mapping[str, tuple[str, float]]) -> None:
-    """What channels were told."""
+    """Records the last notification of each channel."""
     with store.transaction() as connection:
         connection.execute(update(alert).where(alert.c.key == key).values(told=json.dumps(dict(told))))
 
 
 def forget(store: ServiceStore, key: str) -> None:
-    """An alert that is over, and of which all know. May run twice."""
+    """Deletes an alert that is over, once all channels were notified. May run twice."""
     with store.transaction() as connection:
         connection.execute(delete(alert).where(alert.c.key == key, alert.c.over.is_not(None)))
 
 
 # ---- channels --------------------------------------------------------------------------------------------------------
-# Ways to tell somebody: a webhook, a command, a mail.
+# Notification channels: webhooks, commands, mails.
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One thing to tell. event: "raised", "still" or "over". Times are ISO 8601. id: the same for all messages of one
-    alert, and for a message that is sent again."""
+    """A notification. event: "raised", "still" or "over". id: the same for all messages of one alert, and for a message
+    that is sent again. Times are ISO 8601."""
 
     event: str
     id: str
@@ -124,11 +125,11 @@ class Message(msgspec.Struct, frozen=True):
 
 
 Send = Callable[[Message], None]
-"""Raises something when nobody got it."""
+"""Delivers a message. Raises an exception if it was not delivered."""
 
 
 def channels_of(config: AlertConfig) -> Mapping[str, Send]:
-    """By the names that deliveries are remembered under."""
+    """Returns the channels by the names under which deliveries are recorded."""
     return {
         **{f"webhooks.{name}": partial(_post, name, each) for name, each in config.webhooks.items()},
         **{f"commands.{name}": partial(_call, each) for name, each in config.commands.items()},
@@ -159,7 +160,7 @@ def _mail(name: str, mail: MailConfig, message: Message) -> None:
 
 
 def _mail_server(host: str, port: int, tls: str) -> smtplib.SMTP:
-    """With TLS only one whose certificate this system trusts, or SSL_CERT_FILE."""
+    """Connects to a mail server. With TLS, its certificate must be trusted by this system or by SSL_CERT_FILE."""
     if tls == "tls":
         return smtplib.SMTP_SSL(host, port, timeout=PATIENCE, context=ssl.create_default_context())
     server = smtplib.SMTP(host, port, timeout=PATIENCE)
@@ -173,23 +174,23 @@ def _mail_server(host: str, port: int, tls: str) -> smtplib.SMTP:
 
 
 def hash_of(text: str) -> str:
-    """Eight digits."""
+    """Returns the first eight hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 # ---- alerting --------------------------------------------------------------------------------------------------------
 
 
-SENDING = 16  # messages at a time; what takes too long counts no more
-PERIOD = 5.0  # seconds from one look to the next
-FIRST, LONGEST = 10.0, 300.0  # seconds to a channel's next try after a failure: doubled each time
+SENDING = 16  # concurrent messages; one that takes too long no longer counts
+PERIOD = 5.0  # seconds between evaluations
+FIRST, LONGEST = 10.0, 300.0  # seconds before a failed channel is retried: doubled each time
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Alerter:
-    """`step` looks and tells once."""
+    """The alerting of a server; `step` evaluates all conditions and notifies channels once."""
 
     store: ServiceStore
     scheduler: Scheduler
@@ -201,7 +202,7 @@ class Alerter:
     _refused: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Until the scheduler stops."""
+        """Runs until the scheduler stops."""
         stopping: threading.Event = self.scheduler.stopping
         while not stopping.wait(PERIOD):
             try:
@@ -213,7 +214,7 @@ class Alerter:
                 log.exception("alerts: internal error")
 
     def step(self) -> None:
-        """Raises StoreUnreachable."""
+        """Evaluates all conditions and notifies channels. Raises StoreUnreachable."""
         now = self.store.now()
         judged = list(self._judged(now))
         unjudged = [each for each in judged if isinstance(each, Unjudged)]
@@ -252,7 +253,7 @@ class Alerter:
         yield from of_disks(directories_of(config), self.watch.disks, self._trends, config.alerts)
 
     def _lasting(self, there: Mapping[str, Condition], unjudged: Sequence[Unjudged], now: float) -> list[Condition]:
-        """Those that last for long enough; time in which nobody can say counts, too."""
+        """Returns the conditions that last for long enough; time in which they cannot be evaluated counts, too."""
         waiting = {
             key: since for key, since in self._first_seen.items() if _covered(unjudged, *key.split(":", maxsplit=1))
         }
@@ -274,18 +275,19 @@ class Alerter:
             if failure:
                 wait = min(self._next_try.get(name, (0.0, FIRST / 2))[1] * 2, LONGEST)
                 self._next_try[name] = (time.monotonic() + wait, wait)
-                self._refused[each.id] = time.monotonic()  # it comes last then: it may be the alert that is refused
+                self._refused[each.id] = time.monotonic()  # it is sent last then: the alert itself may be refused
                 log.warning("alerts.%s: not told, tried again in %.0f s: %s", name, wait, failure)
                 continue
             self._next_try.pop(name, None)
             told[name] = (event, now)
-            remember(self.store, each.key, told)  # the next channel may take long
+            remember(self.store, each.key, told)  # now, as the next channel may take long
         waits = any(told.get(name, ("over",))[0] != "over" for name in channels)
         if each.over is not None and not waits:
             forget(self.store, each.key)
 
     def _failure(self, channel: str, send: Send, message: Message) -> str:
-        """Why nobody got it; empty: somebody did. A receiver that takes too long keeps its own messages waiting."""
+        """Sends a message. Returns why it was not delivered; empty: it was. A slow receiver delays only its own
+        messages."""
         said: list[str] = []
         if not self._sending.begin(channel, lambda: said.append(failure_of(lambda: send(message)))):
             return "the message before is still being sent"
@@ -298,7 +300,8 @@ ENDED = ("done", "partial", "differs", "failed", "lost")
 
 
 def _event(each: OpenAlert, told: tuple[str, float] | None, now: float, repeat: float) -> str:
-    """What a channel is to be told now; "" for nothing. One that was never told of an alert is not told of its end."""
+    """Returns the event to send to a channel now; "" for none. A channel that was never notified of an alert is not
+    notified of its end."""
     if each.over is not None:
         return "over" if told and told[0] != "over" else ""
     if told is None or told[0] == "over":

@@ -1,5 +1,5 @@
-"""A run's process: `python -m replicator.service.child LEASH GRACE COMMAND...`. It lives no longer than its server: the
-file descriptor LEASH is a pipe that the server holds open, and whose end is the wish to end."""
+"""The process of a run: `python -m replicator.service.child LEASH GRACE COMMAND...`. It does not outlive its server:
+the file descriptor LEASH is a pipe that the server holds open; when it is closed, the process ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 
 def hold(leash: int, grace: float) -> None:
-    """Ends this process as SIGTERM does when the leash is let go, and its whole group `grace` seconds later."""
+    """Ends this process as SIGTERM does when the leash is closed, and kills its process group `grace` seconds later."""
 
     def watch() -> None:
         while os.read(leash, 1):

@@ -1,4 +1,5 @@
-"""The processes of runs: begun in groups of their own, ended with them, their output in files."""
+"""Processes of runs: each is started in a process group of its own, which ends with it, and writes its output to
+files."""
 
 from __future__ import annotations
 
@@ -20,22 +21,22 @@ from replicator.service.run_history import Ended, RunState
 
 ANSWER, LOG, PROGRESS = "answer.json", "log.txt", "progress.json"
 STATES: Mapping[int, RunState] = {0: "done", 3: "partial", 4: "differs"}
-"""By exit code; all others are failures."""
+"""Run states by exit code; all other codes are failures."""
 
 MESSAGE = 2000
-"""Characters of a failure that the store keeps."""
+"""Maximum characters of a failure's message in the store."""
 
 _ID = re.compile(r"\d{13}-[0-9a-f]{12}")
 
 
 class Child:
-    """A run at work. `wanted`: why it was asked to end; empty: it was not. Several threads may use it."""
+    """The process of a run. `wanted`: why it was asked to end; empty: it was not. Several threads may use it."""
 
     def __init__(
         self, job: str, arguments: Sequence[str], directory: Path, grace: float, alone: float | None = None
     ) -> None:
-        """directory: of its output; made. grace: seconds from SIGTERM to SIGKILL; alone: the same, without its server,
-        where it is another. Raises OSError."""
+        """Starts the process. directory: of its output; created if missing. grace: seconds from SIGTERM to SIGKILL;
+        alone: the same after its server has died, if it differs. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._grace = directory, grace
         self.job = job
@@ -64,8 +65,8 @@ class Child:
             os.close(leash)
 
     def stop(self, why: str, grace: float | None = None, *, again: bool = False) -> None:
-        """Asks it to end; a second time, after its grace (None: as given at first), ends it with its group. Does not
-        wait. again: its work is still wanted, as in `Ended`."""
+        """Sends SIGTERM; a later call, after the grace period (None: that of the constructor), kills the process group.
+        Does not wait. again: the work is still required, as in `Ended`."""
         with self._lock:
             if self._process.returncode is not None:
                 return
@@ -76,12 +77,12 @@ class Child:
                 self._signal(signal.SIGKILL, group=True)
 
     def ended(self) -> Ended | None:
-        """How it ended; None: it is running. What is left of its group is ended."""
+        """Returns how the process ended, or None while it runs. Kills the rest of its process group."""
         with self._lock:
             if self._process.returncode is None:
                 if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     return None
-                self._signal(signal.SIGKILL, group=True)  # before its number is free for another
+                self._signal(signal.SIGKILL, group=True)  # before its process id can be reused
                 os.close(self._leash)
             code = self._process.wait()
         said = answer_of(self._directory)
@@ -100,18 +101,18 @@ class Child:
 
 
 def outputs_before(logs: Path, moment: float) -> list[str]:
-    """Ids of runs that were queued before a moment, in seconds since 1970, and whose outputs lie there; oldest
-    first."""
+    """Returns the ids of runs that were queued before `moment`, in seconds since 1970, and whose outputs are stored in
+    `logs`; oldest first."""
     try:
         with os.scandir(logs) as found:
             ids = [each.name for each in found if _ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:  # nothing ran yet
+    except FileNotFoundError:  # no run has started yet
         return []
     return sorted(id for id in ids if int(id[:13]) < moment * 1000)
 
 
 def answer_of(directory: Path) -> Mapping[str, object]:
-    """A run's answer as its command gives it with `--json`; empty where it gave none."""
+    """Returns a run's report as its command prints it with `--json`; empty if there is none."""
     try:
         found = msgspec.json.decode((directory / ANSWER).read_bytes())
     except (OSError, msgspec.DecodeError):

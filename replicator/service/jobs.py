@@ -1,4 +1,4 @@
-"""Jobs: what the service runs, and when, as the configuration says."""
+"""Jobs: what the service runs and when, as configured."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from replicator.errors import ConfigError, UsageError
 from replicator.service.store import ALL, is_ad_hoc
 
 # ---- timetable -------------------------------------------------------------------------------------------------------
-# When a job is due: every so long, or by a cron expression in a time zone; spread by a jitter of its own. Pure.
+# When a job is due: at a fixed interval, or by a cron expression in a time zone; shifted by its own jitter. Pure.
 
 
 COUNTED = 1000
-"""Missed times that are counted one by one."""
+"""Maximum missed times that are counted one by one."""
 
 
 class Schedule(Protocol):
-    """Times in seconds since 1970. `text`: as configured; a job whose text changes is planned anew."""
+    """A schedule. Times are seconds since 1970. `text`: as configured; a job whose text changes is planned again."""
 
     @property
     def text(self) -> str: ...
 
     def first(self, now: float) -> float:
-        """When a job that never ran is due."""
+        """Returns when a job that never ran is due."""
         ...
 
     def next(self, due: float, now: float) -> tuple[float, int]:
-        """After a run that was due then and begins now: the next time, later than now, and how many were missed in
+        """Returns the next time after `now` for a run that was due at `due` and starts now, and how many were missed in
         between."""
         ...
 
     def latest(self, now: float) -> float:
-        """Nothing is due later than this, if it was planned by a clock that did not run ahead."""
+        """Returns the latest time at which a job can be due, unless a clock that ran ahead planned it."""
         ...
 
 
 @dataclass(frozen=True)
 class Every:
-    """From one time to the next, in seconds. A job that never ran is due at once, after its jitter."""
+    """A fixed interval in seconds. A job that never ran is due immediately, after its jitter."""
 
     seconds: float
     shift: float = 0.0
@@ -70,15 +70,15 @@ class Every:
 
 @dataclass(frozen=True)
 class Cron:
-    """Five fields, as cron of Debian reads them: a time that a change of clocks leaves out is made up at once, one that
-    it repeats comes once."""
+    """A cron expression of five fields, as Debian's cron reads it: a time that a clock change skips is made up for
+    immediately, one that it repeats occurs once."""
 
     expression: str
     zone: tzinfo = UTC
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for what is no expression, or never comes."""
+        """Raises ConfigError if the expression is invalid or never matches."""
         try:
             next(CronSim(self.expression, datetime.now(self.zone)))
         except CronSimError as error:
@@ -104,13 +104,14 @@ class Cron:
         return self.first(self.first(now))
 
     def _after(self, moment: float) -> float:
-        """Within an hour that clocks repeat, what comes next by the clock may have been before."""
+        """Returns the first time after `moment`. Within an hour that clocks repeat, the next time by the clock may be
+        earlier."""
         coming = (each.timestamp() for each in CronSim(self.expression, datetime.fromtimestamp(moment, self.zone)))
         return next(each for each in coming if each > moment)
 
 
 def shift_of(name: str, jitter: float) -> float:
-    """A job's own part of a jitter, in seconds: always the same, so that two servers agree."""
+    """Returns a job's share of a jitter, in seconds: always the same, so that two servers agree."""
     return jitter * int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32
 
 
@@ -133,21 +134,21 @@ SCHEDULED = frozenset(
         "verify",
     }
 )
-"""Commands that a job may be."""
+"""Commands that a job may run."""
 
 UNADDRESSED = frozenset({"", ".", "..", ALL})
-"""What no job is called: no address, or all of them."""
+"""Invalid names of jobs: not addressable in a URL, or the name of all jobs."""
 
 SEPARATORS = "/?#"
-"""Of addresses: in no job's name."""
+"""Separators of URLs: invalid in a job's name."""
 
 SPREAD = (0.1, 60.0)
-"""The jitter of policies: this share of their schedule, at most so many seconds."""
+"""The jitter of policies: this fraction of their schedule, at most this many seconds."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What runs, when. policy: that it is a run of; else empty. timeout: seconds; None: no limit."""
+    """A command and its schedule. policy: the one that it runs; else empty. timeout: seconds; None: no limit."""
 
     name: str
     arguments: tuple[str, ...]
@@ -157,13 +158,13 @@ class Job:
 
     @property
     def syncs(self) -> bool:
-        """Whether it brings its policy's target up to date."""
+        """Returns True if it brings its policy's target up to date."""
         return self.arguments[0] == "sync"
 
 
 def jobs_of(service: ServiceConfig, policies: Mapping[str, Policy]) -> dict[str, Job]:
-    """All jobs by name: those of `[service.jobs]`, and a policy's own, by its name. Raises ConfigError naming the key
-    that is wrong."""
+    """Returns all jobs by name: those of `[service.jobs]`, and one named after each policy that none of them syncs.
+    Raises ConfigError naming the invalid key."""
     found = {name: _job(name, each, policies) for name, each in service.jobs.items()}
     if service.policies:
         run = {each.policy for each in found.values() if each.syncs}
@@ -205,7 +206,7 @@ def _job(name: str, given: JobConfig, policies: Mapping[str, Policy]) -> Job:
 
 
 def _policy(key: str, line: tuple[str, ...], policies: Mapping[str, Policy]) -> str:
-    policy_of = import_module("replicator.cli.configured").policy_of  # above: see the rooms in docs/design.md
+    policy_of = import_module("replicator.cli.configured").policy_of  # a higher floor: see docs/design.md
     try:
         found = str(policy_of(line))
     except UsageError as error:

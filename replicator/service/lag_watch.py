@@ -1,6 +1,5 @@
-"""The lag of all policies, the room on local disks and the queue of ingestion, measured again and again, so that who
-asks waits for nothing. Each is measured apart: a metastore, a mount or a store that hangs keeps only its own figures
-from being new."""
+"""Periodic measurement of the lag of all policies, the free space on local disks and the queue of ingestion, so that no
+reader waits. Each is measured separately: a metastore, a mount or a store that hangs delays only its own metrics."""
 
 from __future__ import annotations
 
@@ -25,26 +24,26 @@ from replicator.service.measuring.disks import Disk, directories_of, disk_of
 
 log = logging.getLogger(__name__)
 
-PERIOD = 30.0  # seconds from one measurement of a policy to the next
-STEP = 0.5  # seconds from one look for what is due to the next
+PERIOD = 30.0  # seconds between measurements of a policy
+STEP = 0.5  # seconds between checks for due measurements
 STALE = 300.0
-"""Seconds after which figures count no more."""
+"""Seconds after which a measurement is no longer valid."""
 
 AT_ONCE, PATIENCE = 4, 15.0
-"""So many policies are measured at a time; one that takes longer (seconds) leaves its place to others."""
+"""Maximum concurrent measurements; one that takes longer than PATIENCE (seconds) no longer counts."""
 
-RUNS = 20  # the newest of a policy
+RUNS = 20  # newest runs of a policy that are read
 
 QUEUE_OF = timedelta(hours=1)
-"""Of ingestion, what was published is asked of so little: the metrics have the queue only."""
+"""The time for which published requests of ingestion are queried: this short, as the metrics use the queue only."""
 
 
 @dataclass(frozen=True)
 class MeasuredLag:
-    """at: when its measurement began, in seconds since 1970. lag: None where it could not be measured, and `error` says
-    why. compared: what the newest run that compared anything found; success: when the newest good run ended, whoever
-    began it; None: not known. stale: it is older than STALE, and its figures count no more; one that was never measured
-    has waited since `at`."""
+    """A measured lag. at: when the measurement started, in seconds since 1970. lag: None if it could not be measured;
+    then `error` contains the reason. compared: the result of the newest run that compared anything; success: when the
+    newest successful run ended, regardless of who started it; None: not known. stale: older than STALE, so that its
+    metrics are invalid; a policy that was never measured has waited since `at`."""
 
     at: float
     lag: Lag | None
@@ -56,7 +55,8 @@ class MeasuredLag:
 
 @dataclass
 class LagWatch:
-    """`config`: gives the configuration as it is now. Several threads may ask. stale_after: seconds."""
+    """The measurements of a server. `config`: returns the current configuration. stale_after: seconds. Several threads
+    may read them."""
 
     config: Callable[[], Config]
     stopping: threading.Event
@@ -72,7 +72,7 @@ class LagWatch:
 
     @property
     def found(self) -> dict[str, MeasuredLag]:
-        """What was measured last, by policy; none of one that is not measured yet."""
+        """The last measurement by policy, without policies that were not measured yet."""
         found, now = {}, time.monotonic()
         for name, (wanted, since) in list(self._wanted.items()):
             begun, each = self._measured.get(name, (wanted, MeasuredLag(since, None, stale=True)))
@@ -86,25 +86,25 @@ class LagWatch:
 
     @property
     def compared(self) -> dict[str, Compared]:
-        """What was compared last, by policy, as far as this server knows."""
+        """The last comparison by policy, as far as this server knows."""
         return {name: each.compared for name, (_, each) in list(self._measured.items()) if each.compared}
 
     @property
     def disks(self) -> dict[str, Disk]:
-        """By their names in messages; none of a directory that is not there, or hangs."""
+        """Disks by their names in messages, without directories that do not exist or hang."""
         oldest = time.time() - self.stale_after
         found = {name: self._disks.get(directory) for name, directory in directories_of(self.config()).items()}
         return {name: each for name, each in found.items() if each is not None and each.at >= oldest}
 
     @property
     def queue(self) -> IngestionStats | None:
-        """Of ingestion; None where it is not configured, or its store did not answer."""
+        """The queue of ingestion; None if it is not configured, or its store did not answer."""
         at, found = self._queue
         return found if time.monotonic() - at <= self.stale_after else None
 
     @property
     def queue_trouble(self) -> str:
-        """Why nobody knows the queue of ingestion; "" where it is known, not configured, or asked for just now."""
+        """Why the queue of ingestion is not known; "" if it is known, not configured, or was queried just now."""
         if not self.config().ingestion.sources:
             return ""
         age = time.monotonic() - self._queue[0]
@@ -113,13 +113,13 @@ class LagWatch:
         return self._queue_error
 
     def run(self) -> None:
-        """Until `stopping` is set."""
+        """Runs until `stopping` is set."""
         while not self.stopping.is_set():
             self.step()
             self.stopping.wait(STEP)
 
     def step(self) -> None:
-        """Begins to measure what is due, what waits longest first; forgets what is configured no more."""
+        """Starts the measurements that are due, the longest waiting first; drops what is no longer configured."""
         config = self.config()
         for name in config.policies:
             self._wanted.setdefault(name, (time.monotonic(), time.time()))
@@ -136,7 +136,7 @@ class LagWatch:
         self._begin(self._directories, {**disks, **queue})
 
     def keep(self, name: str, found: MeasuredLag) -> None:
-        """What was measured of a policy just now."""
+        """Stores a new measurement of a policy."""
         now = time.monotonic()
         self._wanted.setdefault(name, (now, found.at))
         self._measured[name] = (now - max(0.0, time.time() - found.at), found)
@@ -164,25 +164,25 @@ class LagWatch:
 
 
 def measured(name: str, config: Config) -> MeasuredLag:
-    """A policy as it is now. Raises nothing: what could not be measured says why."""
+    """Measures a policy now. Raises nothing: the result contains the reason of a failure."""
     at = time.time()
     compared, success = _of_runs(name, config)
     try:
         return MeasuredLag(at, lag(name, config=config), "", compared, success)
     except Error as error:
         said = error.message
-    except Exception as error:  # the other policies are measured
+    except Exception as error:  # the other policies are still measured
         log.exception("the lag of %s", name)
         said = f"internal error: {type(error).__name__}: {error}"
     return MeasuredLag(time.time(), None, said, compared, success)
 
 
 def _of_runs(name: str, config: Config) -> tuple[Compared | None, float | None]:
-    """What its runs compared last, and when the last good one ended; None where nobody knows."""
+    """Returns the last comparison by its runs, and when the last successful run ended; None where not known."""
     try:
         runs = history(name, limit=RUNS, config=config).runs
     except (Error, OSError):
-        return None, None  # the lag says what is wrong
+        return None, None  # the lag reports the reason
     compared = next((each.compared for each in runs if each.compared), None)
     done = next((each.ended for each in runs if each.status == "done" and each.ended), "")
     return compared, datetime.fromisoformat(done).timestamp() if done else None

@@ -1,4 +1,4 @@
-"""The command `metrics`: what `/metrics` shows, measured now, for jobs without the service."""
+"""The command `metrics`: measures now what `/metrics` shows, for use without the service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from replicator.service.store import REVISION, ServiceStore
 class MetricsOptions(Options):
     """Arguments:
 
-    textfile: the metrics are written there in one step, as node_exporter's textfile collector wants; None: they are
+    textfile: file that the metrics replace atomically, as node_exporter's textfile collector requires; None: they are
         only returned.
     """
 
@@ -39,8 +39,8 @@ class MetricsOptions(Options):
 
 @dataclass(frozen=True)
 class MetricsShown(Report):
-    """text: in Prometheus' format. policies: that were measured; unknown: those that could not be, and why. service:
-    whether the service's store is there, and its counters are among them."""
+    """The metrics. text: in Prometheus' format. policies: measured ones; unknown: those that could not be measured, and
+    why. service: the service's store exists, and its counters are included."""
 
     text: str
     policies: list[str]
@@ -54,12 +54,12 @@ class MetricsShown(Report):
 
 @verb(MetricsOptions)
 def metrics(options: MetricsOptions) -> MetricsShown:
-    """Measures all policies now, and gives their metrics with what the service's store remembers, if there is one.
+    """Measures all policies now and returns their metrics, with those recorded in the service's store if it exists.
     Changes nothing but the file.
 
         replicator.metrics(textfile="/var/lib/node_exporter/replicator.prom").unknown
 
-    A policy that cannot be measured is in `unknown`, and its metrics say so. Raises NotWritable for a file that cannot
+    A policy that cannot be measured is in `unknown`, and its metrics show it. Raises NotWritable for a file that cannot
     be written, StoreUnreachable."""
     config = options.settings
     found = {name: measured(name, config) for name in config.policies}
@@ -97,7 +97,7 @@ def _families(config: Config, found: dict[str, MeasuredLag], store: ServiceStore
 
 
 def _replace(file: Path, text: str) -> None:
-    """In one step, readable by all, as the collector is another user. Raises NotWritable."""
+    """Replaces a file atomically, readable by all, as the collector runs as another user. Raises NotWritable."""
     try:
         descriptor, aside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         try:

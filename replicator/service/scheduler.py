@@ -1,7 +1,7 @@
-"""The scheduler: begins the runs that are due, looks after their processes, and hands over when it cannot go on.
+"""The scheduler: starts runs that are due, supervises their processes, and hands over when it cannot continue.
 
-One of all servers on a store schedules: it has the store's lease. Each step asks for it again; a server that cannot,
-or whose query hangs, ends its runs before another may begin any.
+Of all servers on a store, the one that has the store's lease schedules. Each step renews the lease; a server that
+cannot renew it, or whose query hangs, ends its runs before another server may start any.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from replicator.service.store import ALL, JobState, ServiceStore, is_ad_hoc, pla
 
 LEASE = 30.0  # seconds
 STEP = 0.5  # seconds
-FORGET = 3600.0  # seconds from one removal of old runs to the next
-LOST = float("-inf")  # of the lease's clock, the end of a lease that is another's
-PORTION = 100  # outputs of runs that are removed without a pause
+FORGET = 3600.0  # seconds between removals of old runs
+LOST = float("-inf")  # on the lease's clock, the end of a lease that another server has
+PORTION = 100  # outputs of runs removed without a pause
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Health:
-    """What the scheduler says of itself. `step`: of the monotonic clock, the end of its last one, well or in trouble.
-    leads: it has the lease. trouble: what keeps it from its work; configuration: why the file is not heeded as it is
-    now."""
+    """The scheduler's health. `step`: end of its last step, successful or not, on the monotonic clock. leads: it has
+    the lease. trouble: what prevents it from working; configuration: why the current file is not used."""
 
     step: float = field(default_factory=time.monotonic)
     leads: bool = False
@@ -49,8 +48,8 @@ class Health:
 
 @dataclass
 class Scheduler:
-    """read: the configuration, again; raises ConfigError. config_file: given to each run. stopping: ends it. clock: of
-    its lease, in seconds from anywhere."""
+    """The scheduler of a server. read: reads the configuration again; raises ConfigError. config_file: passed to each
+    run. stopping: ends it. clock: of its lease, in seconds from any origin."""
 
     store: ServiceStore
     read: Callable[[], Config]
@@ -71,7 +70,8 @@ class Scheduler:
         self.jobs: Mapping[str, Job] = jobs_of(self.config.service, self.config.policies)
 
     def run(self) -> None:
-        """Until `stopping` is set; then ends its runs, each with its grace. Goes on when the store is away."""
+        """Runs until `stopping` is set; then ends its runs, each within its grace period. Continues while the store is
+        unreachable."""
         threading.Thread(target=self._guard, name="lease", daemon=True).start()
         threading.Thread(target=self._sweep_hourly, name="outputs", daemon=True).start()
         try:
@@ -85,19 +85,19 @@ class Scheduler:
             self._over.set()
 
     def step(self) -> None:
-        """Everything that is to be done now."""
+        """Does everything that is due now."""
         self._try(self._step)
 
     def _guard(self) -> None:
-        """Ends the runs before another server may have the lease, or at once where one has it, in a thread of its own:
-        a step may wait for a store that hangs."""
+        """Ends the runs before another server may acquire the lease, or immediately if one has it. Runs in a thread of
+        its own: a step may wait for a store that hangs."""
         while not self._over.wait(STEP):
             if self._late():
                 for child in list(self._children.values()):
                     child.stop("the server lost its lease", self.lease / 6, again=True)
 
     def _late(self) -> bool:
-        """Whether the lease is another's, or may soon be."""
+        """Returns True if another server has the lease, or may soon have it."""
         return self.clock() > self._led_until
 
     def _try(self, do: Callable[[], None]) -> None:
@@ -137,12 +137,12 @@ class Scheduler:
         self._forget()
 
     def _end_of(self, asked: float) -> float:
-        """Until when it schedules by a lease that it asked for then: what runs ends while the lease is still its
-        own."""
+        """Returns until when it may schedule with a lease requested at `asked`: its runs end while it still has the
+        lease."""
         return asked + self.lease * 2 / 3
 
     def _read(self) -> None:
-        """The configuration, when its file has changed; a wrong one changes nothing."""
+        """Reads the configuration when its file has changed; an invalid file changes nothing."""
         try:
             found = self.config_file.stat()
             stamp = (found.st_mtime_ns, found.st_size)
@@ -153,7 +153,7 @@ class Scheduler:
             self.jobs, self.config = jobs_of(config.service, config.policies), config
             self.health.configuration = ""
         except (ConfigError, OSError) as error:
-            self._stamp = None  # it may be back, or readable, with the same one
+            self._stamp = None  # the file may return, or become readable, with the same stamp
             if self.health.configuration != str(error):
                 log.warning("the configuration of before is in use: %s", error)
             self.health.configuration = str(error)
@@ -193,12 +193,12 @@ class Scheduler:
                     )
 
     def _child(self, run: ServiceRun, arguments: Sequence[str]) -> Child:
-        """Its process. Without this server it has ended before another may begin the next one, however late in its
-        lease this one dies."""
+        """Starts the process of a run. If this server dies, the process ends before another server may start the next
+        run, however late in its lease this server dies."""
         return Child(run.job, arguments, self.directory(run.id), self.grace, min(self.grace, self.lease / 4))
 
     def _gone(self, run: ServiceRun) -> str:
-        """What it is of, where the configuration has that no more; else empty."""
+        """Returns the policy or job of a run if it is no longer configured; else empty."""
         if is_ad_hoc(run.job):
             return run.policy if run.policy and run.policy not in self.config.policies else ""
         return "" if run.job in self.jobs else run.job
@@ -216,7 +216,8 @@ class Scheduler:
         return job.timeout if job else None
 
     def _lose_strays(self, epoch: int) -> None:
-        """Ends runs that the store believes to be running here: it went away while one began."""
+        """Ends runs that the store lists as running here without a process: the store became unreachable while one
+        started."""
         for each in self.store.open_runs():
             stray = each.state == "running" and each.epoch == epoch and each.id not in self._children
             if stray:
@@ -258,7 +259,7 @@ class Scheduler:
         self._try(self._reap)
 
     def _renew(self) -> None:
-        """Keeps the lease that it has, while its runs end."""
+        """Renews the lease that it has, while its runs end."""
         asked = self.clock()
         if self.health.leads:
             mine = self.store.lead(self.name, self.lease) == self.health.epoch
@@ -279,8 +280,8 @@ class Scheduler:
             self._over.wait(FORGET)
 
     def sweep(self) -> None:
-        """Removes this server's outputs of runs that are forgotten, whichever server did. Raises as the store, and
-        OSError. In a thread of its own: a disk may be slow."""
+        """Removes this server's outputs of runs that any server has deleted from the store. Raises as the store, and
+        OSError. Runs in a thread of its own: a disk may be slow."""
         logs, moment = Path(self.config.service.logs), self.store.now() - self.keep
         old = outputs_before(logs, moment)
         for start in range(0, len(old), PORTION):
@@ -299,5 +300,5 @@ class Scheduler:
         return parse_duration(self.config.service.grace).total_seconds()
 
     def directory(self, id: str) -> Path:
-        """Of a run's output."""
+        """Returns the directory of a run's output."""
         return Path(self.config.service.logs) / id

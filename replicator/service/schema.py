@@ -1,4 +1,4 @@
-"""The tables of the service's store, for SQLite and PostgreSQL, changed only together with a migration.
+"""The tables of the service's store, for SQLite and PostgreSQL. Each change requires a migration.
 
 Times are seconds since 1970 by the database's clock: servers whose clocks differ agree on it.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
 REVISIONS = "service_revision"
-"""The table of its migrations' state: other stores may be in the same database."""
+"""The table of the migrations' state: other stores may be in the same database."""
 
 metadata = MetaData()
-_number = BigInteger().with_variant(Integer, "sqlite")  # what SQLite counts up by itself
+_number = BigInteger().with_variant(Integer, "sqlite")  # the type that SQLite increments automatically
 
 lease = Table(
     "service_lease",
@@ -21,7 +21,7 @@ lease = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("expires", Float(53), nullable=False),
 )
-"""One row: the server that schedules. `epoch` grows with each change of the holder."""
+"""One row: the server that schedules. `epoch` increases with each change of the holder."""
 
 job = Table(
     "service_job",
@@ -33,7 +33,7 @@ job = Table(
     Column("paused_by", Text, nullable=False),
     Column("reason", Text, nullable=False),
 )
-"""`schedule`: as it was when `due` was found. The job "*" stands for all, and is only paused."""
+"""`schedule`: the one for which `due` was computed. The job "*" stands for all jobs, and can only be paused."""
 
 run = Table(
     "service_run",
@@ -74,7 +74,7 @@ token = Table(
     Column("created", Float(53), nullable=False),
     Column("expires", Float(53), nullable=False),
 )
-"""`digest`: SHA-256 of the token, in hex; the token itself is nowhere. `policies`: a JSON list, empty for all."""
+"""`digest`: SHA-256 of the token, in hex; the token itself is not stored. `policies`: a JSON list, empty for all."""
 
 session = Table(
     "service_session",
@@ -83,8 +83,8 @@ session = Table(
     Column("token_digest", String(64), nullable=False),
     Column("expires", Float(53), nullable=False),
 )
-"""Browsers that have signed in. `digest`: SHA-256 of the cookie, in hex; `token_digest`: of the token, with which the
-session ends."""
+"""Signed-in browsers. `digest`: SHA-256 of the cookie, in hex; `token_digest`: of the token, with which the session
+ends."""
 
 alert = Table(
     "service_alert",
@@ -99,7 +99,7 @@ alert = Table(
     Column("over", Float(53)),
     Column("told", Text, nullable=False),
 )
-"""`told`: channel -> [what it was told last, when], as JSON."""
+"""`told`: channel -> [last event, when], as JSON."""
 
 action = Table(
     "service_action",
@@ -115,7 +115,7 @@ action = Table(
     Column("answer", Text, nullable=False),
     Column("request_digest", String(64)),
 )
-"""What people and programs did over HTTP. `request_key`: of a request that may be sent again; null: none was given.
+"""Actions of users and programs over HTTP. `request_key`: of a request that may be sent again; null: none was given.
 `request_digest`: SHA-256 of its body, in hex."""
 
 lag_sample = Table(
@@ -143,7 +143,7 @@ root_sample = Table(
     Column("shared_bytes", BigInteger),
     Column("error", Text, nullable=False),
 )
-"""What roots kept over time. `root`: its place."""
+"""The size of roots over time. `root`: its location."""
 
 counter = Table(
     "service_counter",
@@ -152,7 +152,7 @@ counter = Table(
     Column("labels", Text, primary_key=True),
     Column("value", Float(53), nullable=False),
 )
-"""`labels`: pairs, as JSON. Values only grow."""
+"""`labels`: pairs, as JSON. Values only increase."""
 
 sample = Table(
     "service_sample",
@@ -162,7 +162,7 @@ sample = Table(
     Column("at", Float(53), nullable=False),
     Column("value", Text, nullable=False),
 )
-"""What is measured slowly, as it was last. `value`: JSON."""
+"""The last result of each slow measurement. `value`: JSON."""
 
 Index("service_run_state", run.c.job, run.c.state, run.c.ended)
 Index("service_action_request", action.c.who, action.c.request_key, unique=True)

@@ -1,4 +1,4 @@
-"""Series in the service's store: all of the last day, and of the time before one value of each quarter of an hour."""
+"""Time series in the service's store: all values of the last day, and before that one value per quarter of an hour."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from replicator.service.schema import lag_sample, root_sample
 from replicator.service.store import ServiceStore
 
 FINE = 86_400.0
-"""Seconds for which all values of the lag are kept."""
+"""Seconds for which all values of the lag are retained."""
 
 COARSE = 900.0
-"""Seconds of which then one value stays: that with the longest lag."""
+"""After that, one value per this many seconds is retained: the one with the longest lag."""
 
 
 @dataclass(frozen=True)
 class LagSample:
-    """A policy's lag at a time (seconds since 1970 by the store's clock). status: "unknown" where it could not be
-    measured, and `error` says why; figures are None then. at_least: a side did not answer."""
+    """A policy's lag at a time (seconds since 1970 by the store's clock). status: "unknown" if it could not be
+    measured; then `error` contains the reason and the metrics are None. at_least: a side did not answer."""
 
     policy: str
     at: float
@@ -50,8 +50,8 @@ class LagSample:
 
 @dataclass(frozen=True)
 class RootSample:
-    """What a root kept at a time. shared_bytes: of these, those that are the source's own inodes, and take no room.
-    error: why it could not be measured; figures are None then."""
+    """The retained contents of a root at a time. shared_bytes: the part that consists of the source's own inodes and
+    takes no space. error: why it could not be measured; then the sizes are None."""
 
     root: str
     at: float
@@ -62,24 +62,24 @@ class RootSample:
 
 
 def record_lag(store: ServiceStore, found: LagSample) -> None:
-    """May run twice: one value stands for each time."""
+    """Records a sample. May run twice: there is one value per time."""
     _record(store, lag_sample, found, policy=found.policy)
 
 
 def record_root(store: ServiceStore, found: RootSample) -> None:
-    """As `record_lag`."""
+    """Records a sample, as `record_lag`."""
     _record(store, root_sample, found, root=found.root)
 
 
 def lag_samples(store: ServiceStore, policy: str, *, since: float, after: float, limit: int) -> list[LagSample]:
-    """Oldest first. since: itself included. after: only later ones; 0: all."""
+    """Returns samples, oldest first. since: inclusive. after: only later ones; 0: all."""
     where = (lag_sample.c.policy == policy, lag_sample.c.at >= since, lag_sample.c.at > after)
     return [LagSample(**row) for row in _rows(store, lag_sample, *where, limit=limit)]
 
 
 def lag_peaks(store: ServiceStore, policy: str, *, since: float, parts: int) -> list[tuple[float, float | None]]:
-    """The time since then in at most so many parts, oldest first: each part's last time and longest lag, None where
-    somebody did not know. The database sorts them out: of a day there are thousands of values."""
+    """Divides the time since `since` into at most `parts` parts, oldest first: returns the last time and the longest
+    lag of each, None if a value is unknown. The database aggregates them: a day has thousands of values."""
     mine = (lag_sample.c.policy == policy, lag_sample.c.at >= since)
     with store.transaction() as connection:
         first, last = connection.execute(
@@ -103,13 +103,13 @@ def lag_peaks(store: ServiceStore, policy: str, *, since: float, parts: int) -> 
 
 
 def root_samples(store: ServiceStore, root: str, *, since: float, after: float, limit: int) -> list[RootSample]:
-    """As `lag_samples`."""
+    """Returns samples, as `lag_samples`."""
     where = (root_sample.c.root == root, root_sample.c.at >= since, root_sample.c.at > after)
     return [RootSample(**row) for row in _rows(store, root_sample, *where, limit=limit)]
 
 
 def newest_samples(store: ServiceStore, table: Table) -> dict[str, float]:
-    """When each policy or root was measured last."""
+    """Returns when each policy or root was last measured."""
     what = table.c.policy if "policy" in table.c else table.c.root
     with store.transaction() as connection:
         return {
@@ -118,8 +118,8 @@ def newest_samples(store: ServiceStore, table: Table) -> dict[str, float]:
 
 
 def thin(store: ServiceStore, keep: float) -> None:
-    """Forgets what is older than `keep` seconds, and of the lag before the last day all but one value of each quarter
-    of an hour. May run twice."""
+    """Deletes values older than `keep` seconds, and values of the lag older than a day, except one per quarter of an
+    hour. May run twice."""
     now = store.now()
     quarter = cast(lag_sample.c.at / COARSE, BigInteger)
     place = func.row_number().over(
@@ -149,15 +149,14 @@ def _rows(store: ServiceStore, table: Table, *where: Any, limit: int) -> list[di
 
 
 # ---- recorders -------------------------------------------------------------------------------------------------------
-# The server that schedules records the lag of policies as often as it is measured, and the size of roots now and
-# then.
+# The scheduling server records each measurement of the lag of policies, and periodically the size of roots.
 
 
-STEP = 1.0  # seconds from one look to the next
-THIN = 3600.0  # seconds from one thinning to the next
-LONGEST = 600.0  # seconds for the size of one root
-THEN = 10.0  # seconds in which a root's size is recorded, before it may be measured again
-AGAIN = 60.0  # seconds to the next look at a root that is not there, or cannot be measured
+STEP = 1.0  # seconds between checks
+THIN = 3600.0  # seconds between thinnings
+LONGEST = 600.0  # seconds to measure the size of one root
+THEN = 10.0  # seconds to record a root's size before it may be measured again
+AGAIN = 60.0  # seconds before a root that does not exist or cannot be measured is retried
 GRACE = 5.0
 
 log = logging.getLogger(__name__)
@@ -165,7 +164,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class LagRecorder:
-    """Writes what the watch has measured, once."""
+    """A recorder of the lag: stores each measurement of the watch once."""
 
     store: ServiceStore
     scheduler: Scheduler
@@ -174,13 +173,13 @@ class LagRecorder:
     _thinned: float = float("-inf")
 
     def run(self) -> None:
-        """Until the scheduler stops."""
+        """Runs until the scheduler stops."""
         _repeat(self.scheduler, self.step, STEP)
 
     def step(self) -> None:
-        """Raises StoreUnreachable."""
+        """Records new measurements. Raises StoreUnreachable."""
         for name, found in self.watch.found.items():
-            at = time.time() // PERIOD * PERIOD if found.stale else found.at  # that it is not known, too
+            at = time.time() // PERIOD * PERIOD if found.stale else found.at  # also records that it is unknown
             if self._written.get(name) != at:
                 record_lag(self.store, _sample(name, found, self.store.now() - (time.time() - at)))
                 self._written[name] = at
@@ -198,8 +197,8 @@ def _sample(policy: str, found: MeasuredLag, at: float) -> LagSample:
 
 @dataclass
 class SizeRecorder:
-    """Measures each root when it is time, by `cm ls` in a process of its own; one that hangs does not hold up others.
-    places: the roots as the configuration has them now."""
+    """A recorder of the size of roots: measures each root when it is due, by `cm ls` in a process of its own; one that
+    hangs does not delay others. places: returns the roots of the current configuration."""
 
     store: ServiceStore
     scheduler: Scheduler
@@ -209,11 +208,11 @@ class SizeRecorder:
     _apart: Apart = field(default_factory=lambda: Apart(1, LONGEST))
 
     def run(self) -> None:
-        """Until the scheduler stops."""
+        """Runs until the scheduler stops."""
         _repeat(self.scheduler, self.step, 3 * STEP)
 
     def step(self) -> None:
-        """Raises StoreUnreachable."""
+        """Starts measurements that are due, and records results. Raises StoreUnreachable."""
         every = parse_duration(self.scheduler.config.service.measure_roots).total_seconds()
         newest = newest_samples(self.store, root_sample)
         for place in sorted(self.places()):

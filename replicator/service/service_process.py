@@ -1,4 +1,4 @@
-"""One server: its scheduler, its alerts, its answers over HTTP, in threads of this process."""
+"""One server: its scheduler, its alerts and its HTTP API, in threads of this process."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from replicator.service.web.app import HEADERS, LOOPBACK, make_app
 from replicator.service.web.queries.endpoint import roots_of
 from replicator.service.web.serving import MOMENT, Serving
 
-SLOW = 30  # seconds to begin to listen; and for current answers at the end
+SLOW = 30  # seconds to start listening; and for open responses at the end
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """config_file: read again when it changes. listen: "host:port"; None: as [service] says; port 0 takes a free one.
-    require_token: to look, too, on loopback. certificate, key: of TLS, PEM. ready: called with the URL once it answers.
-    """
+    """The settings of a server. config_file: read again when it changes. listen: "host:port"; None: as in [service];
+    port 0 selects a free one. require_token: also to read on loopback. certificate, key: for TLS, PEM. ready: called
+    with the URL once the server answers."""
 
     config_file: Path
     listen: str | None
@@ -55,8 +55,8 @@ class ServiceSettings:
 
 
 def run_service(settings: ServiceSettings) -> None:
-    """Serves until `stop` is set; then ends its runs, each with its grace. Raises ConfigError, and UsageError for an
-    address that is none or is taken."""
+    """Serves until `stop` is set; then ends its runs, each within its grace period. Raises ConfigError, and UsageError
+    for an address that is invalid or in use."""
     file = settings.config_file.absolute()
     config = read_config(file)
     host, port = _address(settings.listen or config.service.listen)
@@ -107,7 +107,7 @@ def run_service(settings: ServiceSettings) -> None:
 
 
 class AnsweringServer(uvicorn.Server):
-    """answers: set once it listens, or has failed to."""
+    """A uvicorn server. answers: set once it listens, or has failed to."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -120,28 +120,28 @@ class AnsweringServer(uvicorn.Server):
     def run(self, sockets: object = None) -> None:
         try:
             super().run()
-        except SystemExit:  # it has said why
+        except SystemExit:  # uvicorn has logged the reason
             pass
         finally:
             self.answers.set()
 
     async def startup(self, sockets: object = None) -> None:
         context, plain = self.config.ssl, self.config.http_protocol_class
-        if context is not None:  # the handshake is the gate's, which counts who does not begin it
+        if context is not None:  # the gate does the handshake, and counts clients that do not begin it
             self.config.ssl, self.config.http_protocol_class = None, gated(plain, context)  # type: ignore[assignment]
         try:
             await super().startup()
         finally:
             self.config.ssl = context
         for each in (one for server in self.servers for one in server.sockets):
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; connections have it from here
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; connections inherit it
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW * 1000)
         self.answers.set()
 
 
 def _end(scheduler: Scheduler, server: AnsweringServer, threads: list[threading.Thread]) -> None:
     scheduler.stopping.set()
-    threads[0].join()  # runs end first: who asks meanwhile sees it
+    threads[0].join()  # runs end first: until then, clients can see it
     server.should_exit = True
     threads[1].join()
 
@@ -158,7 +158,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 # ---- verbs -----------------------------------------------------------------------------------------------------------
-# The commands of the service, `serve` and `token`, as options and functions that return reports.
+# The commands `serve` and `token`, as options and functions that return reports.
 
 
 def _nobody(url: str) -> None:
@@ -169,12 +169,12 @@ def _nobody(url: str) -> None:
 class ServeOptions(Options):
     """Arguments:
 
-    listen: "host:port" of the API and the page; None: as [service] says; port 0 takes a free one.
-    require_token: ask for a token even to look, on loopback, too.
+    listen: "host:port" of the API and the pages; None: as in [service]; port 0 selects a free one.
+    require_token: require a token also to read on loopback.
     certificate, key: PEM files, to serve over TLS.
-    ready_file: the URL is written there once the service answers.
+    ready_file: file to which the URL is written once the service answers.
     ready: called with the URL then.
-    stop: ends the service, such as a `threading.Event`; None: nobody does.
+    stop: ends the service, such as a `threading.Event`; None: never.
     """
 
     listen: str | None = None
@@ -188,7 +188,7 @@ class ServeOptions(Options):
 
 @dataclass(frozen=True)
 class ServiceStopped(Report):
-    """url: where it answered."""
+    """The report of `serve`. url: at which it answered."""
 
     url: str
     status: str = "stopped"
@@ -196,14 +196,14 @@ class ServiceStopped(Report):
 
 @verb(ServeOptions)
 def serve(options: ServeOptions) -> ServiceStopped:
-    """Runs policies and jobs by their schedules, and serves the API, metrics and a page about them, until it is
-    stopped; then ends its runs. May run again, and beside other servers on the same store, of which one schedules.
+    """Runs policies and jobs by their schedules, and serves the API, metrics and pages about them, until it is stopped;
+    then ends its runs. May run again, and concurrently with other servers on the same store, one of which schedules.
 
         stop = threading.Event()
         replicator.serve(config="replicator.toml", listen="127.0.0.1:0", ready=print, stop=stop)
 
-    Raises ConfigError, and UsageError without a configuration file, for one of certificate and key, and for an address
-    that is none or is taken."""
+    Raises ConfigError, and UsageError without a configuration file, for a certificate without key or a key without
+    certificate, and for an address that is invalid or in use."""
     file = Path(options.settings.looked_for)
     if not file.is_file():
         raise UsageError(f"the service needs a configuration: {file}", hint=f"write {NAME}")
@@ -239,7 +239,7 @@ class TokenCreateOptions(Options):
     name: of the token, in lists and records.
     role: "viewer", "operator" or "admin".
     policies: only these; none: all.
-    expires: how long the token holds.
+    expires: how long the token is valid.
     """
 
     name: str = field(kw_only=False)
@@ -250,7 +250,7 @@ class TokenCreateOptions(Options):
 
 @dataclass(frozen=True)
 class CreatedToken(Report):
-    """token: cannot be shown again."""
+    """A new token. token: cannot be shown again."""
 
     name: str
     role: str
@@ -259,11 +259,11 @@ class CreatedToken(Report):
 
 @verb(TokenCreateOptions)
 def token_create(options: TokenCreateOptions) -> CreatedToken:
-    """Creates a token of the service's API.
+    """Creates a token for the service's API.
 
         replicator.token_create("airflow", role="operator", policies="west").token
 
-    Raises UsageError for a name that is none or is taken, and for a policy that there is not."""
+    Raises UsageError for a name that is invalid or in use, and for a policy that does not exist."""
     wanted = names(options.policies)
     for each in wanted:
         options.settings.policy(each)
@@ -282,7 +282,7 @@ class TokenLsOptions(Options):
 
 @dataclass(frozen=True)
 class ListedToken:
-    """created, expires: ISO 8601. policies: empty for all."""
+    """A token in a list. created, expires: ISO 8601. policies: empty for all."""
 
     name: str
     role: str
@@ -293,14 +293,14 @@ class ListedToken:
 
 @dataclass(frozen=True)
 class ListedTokens(Report):
-    """By name; expired ones, too."""
+    """Tokens by name, including expired ones."""
 
     tokens: list[ListedToken]
 
 
 @verb(TokenLsOptions)
 def token_ls(options: TokenLsOptions) -> ListedTokens:
-    """Lists tokens: names, roles and ends, not the tokens themselves. Reads only.
+    """Lists tokens: names, roles and expiry, not the tokens themselves. Reads only.
 
     replicator.token_ls().tokens"""
     with ServiceStore(options.settings.service.store) as store:
@@ -325,7 +325,7 @@ class TokenRevokeOptions(Options):
 
 @dataclass(frozen=True)
 class RevokedToken(Report):
-    """name: of the token that is none any more."""
+    """The report of `token revoke`. name: of the revoked token."""
 
     name: str
     status: str = "revoked"
@@ -333,7 +333,7 @@ class RevokedToken(Report):
 
 @verb(TokenRevokeOptions)
 def token_revoke(options: TokenRevokeOptions) -> RevokedToken:
-    """Ends a token: requests with it are refused from now on.
+    """Revokes a token: requests with it are refused from now on.
 
         replicator.token_revoke("airflow")
 

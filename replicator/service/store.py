@@ -1,4 +1,4 @@
-"""The service's store: who schedules, which jobs are paused, what ran. Several servers use one at a time."""
+"""The service's store: the lease, jobs, runs and actions. Several servers use it concurrently."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 # ---- ad hoc runs -----------------------------------------------------------------------------------------------------
-# Errands: runs that somebody asked for, beside all jobs.
+# Runs that a user requested, independent of all jobs.
 
 
 @dataclass(frozen=True)
 class AdHocRun:
-    """A run that somebody asked for, beside all jobs. name: its command and what it is about, `verify:west`; only one
-    of a name at a time. arguments: "@RUN/FILE" is a file in the output of a run, "@/FILE" one in its own."""
+    """A run that a user requested, independent of all jobs. name: its command and subject, `verify:west`; only one of a
+    name at a time. arguments: "@RUN/FILE" is a file in the output of a run, "@/FILE" one in its own."""
 
     name: str
     arguments: tuple[str, ...]
@@ -36,12 +36,12 @@ class AdHocRun:
 
 
 def is_ad_hoc(name: str) -> bool:
-    """Whether it is the name of an ad-hoc run: no job's has a colon."""
+    """Returns True for the name of an ad-hoc run: a job's name has no colon."""
     return ":" in name
 
 
 def placed(argument: str, id: str, outputs: Path) -> str:
-    """An argument of an ad-hoc run's run. outputs: where the outputs of runs lie."""
+    """Returns an argument of an ad-hoc run with its path resolved. outputs: the directory of the outputs of runs."""
     if not argument.startswith("@"):
         return argument
     run, _, file = argument[1:].partition("/")
@@ -55,18 +55,18 @@ REVISION = "0005"
 """The newest migration that this release knows."""
 
 CONNECTIONS = 8
-"""That stay open: requests, the scheduler and the watches ask at the same time."""
+"""Connections that remain open: requests, the scheduler and the watches query concurrently."""
 
 ALL = "*"
-"""In the place of a job: all of them are paused."""
+"""In place of a job: all of them are paused."""
 
 Beside = Callable[[Connection, str, bool], object]
-"""What is written together with a run: given the run's id, and whether it is new."""
+"""Writes more in the transaction that queues a run: receives the run's id, and whether it is new."""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """What is remembered of a job. due: the next time, in seconds since 1970."""
+    """The stored state of a job. due: the next time, in seconds since 1970."""
 
     name: str
     schedule: str
@@ -77,35 +77,35 @@ class JobState:
 
 
 class ServiceStore(RunHistory):
-    """The lease, jobs, and what happens to runs; raises as Database."""
+    """The store of the lease, jobs and runs. Raises as Database."""
 
     def __init__(self, url: str) -> None:
-        """Nothing is sent before the first endpoint. Raises ConfigError for a URL that names no known database."""
+        """Sends nothing before the first query. Raises ConfigError for a URL that names no known database."""
         super().__init__(url, "service store", "service.store", connections=CONNECTIONS)
 
     def prepare(self) -> None:
-        """Makes or migrates the tables. May run twice, and by several servers: one of them waits or fails, and tries
-        again."""
+        """Creates or migrates the tables. May run twice, and on several servers: one of them waits, or fails and
+        retries."""
         if self.revision(REVISIONS, REVISION) != REVISION:
             self.migrate(Path(__file__).parent / "migrations")
 
     def now(self) -> float:
-        """The store's clock."""
+        """Returns the time of the store's clock."""
         with self.transaction() as connection:
             return self._now(connection)
 
     def clock(self, connection: Connection) -> float:
-        """The same, within a transaction."""
+        """Returns the same within a transaction."""
         return self._now(connection)
 
     # ---- who schedules --------------------------------------------------------------------------------------------
 
     def lead(self, holder: str, seconds: float) -> int | None:
-        """Takes the lease, or continues with it, for so long; its epoch. None: another server has it."""
+        """Acquires or renews the lease for `seconds`. Returns its epoch; None: another server has it."""
         with self.transaction() as connection:
             now = self._now(connection)
             mine, free = lease.c.holder == holder, lease.c.expires <= now
-            ahead = lease.c.expires > now + 2 * seconds  # by a clock that was set back since: its holder may be gone
+            ahead = lease.c.expires > now + 2 * seconds  # by a clock set back since: its holder may be gone
             connection.execute(update(lease).where(~mine, ahead).values(expires=now + seconds))
             taken = connection.execute(
                 update(lease)
@@ -117,12 +117,12 @@ class ServiceStore(RunHistory):
             return int(connection.execute(select(lease.c.epoch)).scalar_one())
 
     def resign(self, holder: str) -> None:
-        """Lets another server schedule at once. May run twice."""
+        """Releases the lease, so that another server may schedule immediately. May run twice."""
         with self.transaction() as connection:
             connection.execute(update(lease).where(lease.c.holder == holder).values(expires=0.0))
 
     def leader(self) -> tuple[str, int, bool]:
-        """The server that had the lease last, its epoch, and whether it has it now."""
+        """Returns the last holder of the lease, its epoch, and whether it has it now."""
         with self.transaction() as connection:
             row = connection.execute(select(lease)).one()
             return str(row.holder), int(row.epoch), float(row.expires) > self._now(connection)
@@ -130,22 +130,22 @@ class ServiceStore(RunHistory):
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> dict[str, JobState]:
-        """By name, those that are configured no more too."""
+        """Returns jobs by name, including those no longer configured."""
         with self.transaction() as connection:
             return {str(row.name): JobState(*row) for row in connection.execute(select(job))}
 
     def plan(self, name: str, schedule: str, due: float) -> None:
-        """Says when a job is due next."""
+        """Sets when a job is due next."""
         with self.transaction() as connection:
             self._upsert(connection, name, schedule=schedule, due=due)
 
     def pause(self, name: str, by: str, reason: str) -> None:
-        """Until `resume`, the job begins no run by its schedule. May run twice."""
+        """Stops scheduled runs of the job until `resume`. May run twice."""
         with self.transaction() as connection:
             self._upsert(connection, name, paused=True, paused_by=by, reason=reason)
 
     def resume(self, name: str) -> None:
-        """May run twice."""
+        """Allows scheduled runs of the job again. May run twice."""
         with self.transaction() as connection:
             self._upsert(connection, name, paused=False, paused_by="", reason="")
 
@@ -161,9 +161,10 @@ class ServiceStore(RunHistory):
         missed: int = 0,
         beside: Beside = lambda *_: None,
     ) -> tuple[str, bool]:
-        """A new run, or the one of this name that is not ended; its id, and whether it is new. One of the schedule that
-        still waits becomes that of who asks, whom no pause holds. beside: called with both in the same transaction.
-        Raises Refused where an ad-hoc run of the same name is running with other arguments."""
+        """Queues a run, unless one of this name has not ended. Returns the id of either, and whether it is new. A
+        scheduled run that still waits is assigned to the user who requests it, so that no pause stops it. beside:
+        called with both in the same transaction. Raises Refused if an ad-hoc run of the same name is running with other
+        arguments."""
         with self.transaction() as connection:
             now = self._now(connection)
             id = f"{int(now * 1000):013d}-{uuid.uuid4().hex[:12]}"
@@ -202,8 +203,8 @@ class ServiceStore(RunHistory):
         return found, found == id
 
     def enqueue_due(self, wanted: Job, due: float, missed: int, following: float) -> None:
-        """A run of a job's schedule, and when the next one is due, together: a server that is killed leaves both, or
-        neither. Where somebody has just asked for one, the time stays due."""
+        """Queues a scheduled run and sets when the next one is due, in one transaction: a killed server leaves both or
+        neither. If a requested run exists already, the time remains due."""
 
         def planned(connection: Connection, _: str, new: bool) -> None:
             if new:
@@ -217,7 +218,8 @@ class ServiceStore(RunHistory):
             raise Refused(f"{wanted.name} is running with other options: run {found}", hint="wait for it, or cancel it")
 
     def begin(self, id: str, server: str, epoch: int) -> bool:
-        """Whether the run is this server's: it was queued, and the server still has the lease of that epoch."""
+        """Claims a run for this server. Returns True if it was queued, and the server still has the lease of that
+        epoch."""
         with self.transaction() as connection:
             leads = select(lease.c.id).where(lease.c.holder == server, lease.c.epoch == epoch).exists()
             begun = connection.execute(
@@ -228,7 +230,8 @@ class ServiceStore(RunHistory):
             return bool(begun.rowcount)
 
     def end(self, id: str, how: Ended) -> None:
-        """May run twice; the first end stays, and is counted. What is to run again is due in the same transaction."""
+        """Ends a run. May run twice; the first end is retained and counted. A run that is to run again becomes due in
+        the same transaction."""
         with self.transaction() as connection:
             ended = connection.execute(
                 update(run)
@@ -249,7 +252,7 @@ class ServiceStore(RunHistory):
                     connection.execute(due.values(due=row.due))
 
     def lose(self, epoch: int) -> list[str]:
-        """Ends the runs of servers that had the lease before this epoch; their ids."""
+        """Ends the runs of servers that had the lease before this epoch. Returns their ids."""
         with self.transaction() as connection:
             former = and_(run.c.state == "running", run.c.epoch < epoch)
             found = [str(id) for id in connection.execute(select(run.c.id).where(former)).scalars()]
@@ -259,7 +262,7 @@ class ServiceStore(RunHistory):
         return found
 
     def cancel(self, id: str, by: str) -> ServiceRun:
-        """Asks for a run's end; one that is queued ends at once. May run twice. Raises ObjectNotFound."""
+        """Requests the end of a run; a queued run ends immediately. May run twice. Raises ObjectNotFound."""
         with self.transaction() as connection:
             connection.execute(
                 update(run)
@@ -276,7 +279,7 @@ class ServiceStore(RunHistory):
         return self.run(id)
 
     def forget(self, seconds: float) -> list[str]:
-        """Removes runs that ended so long ago; their ids. The last 10,000 at a time."""
+        """Deletes runs that ended more than `seconds` ago, at most 10,000 at a time. Returns their ids."""
         with self.transaction() as connection:
             old = select(run.c.id).where(run.c.ended < self._now(connection) - seconds).limit(10_000)
             found = [str(id) for id in connection.execute(old).scalars()]
@@ -290,7 +293,7 @@ class ServiceStore(RunHistory):
         return row
 
     def _now(self, connection: Connection) -> float:
-        """SQLite's is this machine's, as its file is."""
+        """Returns the store's time. SQLite uses this machine's clock, as its file is local."""
         if self.file is not None:
             return time.time()
         return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
@@ -302,14 +305,14 @@ class ServiceStore(RunHistory):
 
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
-# Actions over HTTP: who did what, from where and why; and what a request was answered that is sent again.
+# Actions over HTTP: who did what, from where and why; and the response for a request that is sent again.
 
 
 @dataclass(frozen=True)
 class Action:
-    """at: seconds since 1970 by the store's clock, when it was begun last. subject: a job, a run, or "*" for all. key:
-    of the request; None: it had none. answer: what it was answered, as JSON. digest: of the request's body; "": not
-    known."""
+    """An action over HTTP. at: when it was last started, seconds since 1970 by the store's clock. subject: a job, a
+    run, or "*" for all. key: of the request; None: it had none. answer: the response, as JSON. digest: of the request's
+    body; "": not known."""
 
     id: int
     at: float
@@ -325,7 +328,7 @@ class Action:
 
 @dataclass(frozen=True)
 class ActionFilter:
-    """Which actions; what is empty filters nothing. since: seconds since 1970."""
+    """A filter of actions; empty fields match all. since: seconds since 1970."""
 
     who: str = ""
     action: str = ""
@@ -334,19 +337,19 @@ class ActionFilter:
 
 
 UNFINISHED = {"unfinished": True}
-"""The answer of an action that is being done, or that was when its server went away."""
+"""The response of an action that is running, or was running when its server died."""
 
 
 def write_action(connection: Connection, at: float, done: Action, answer: Any) -> int:
-    """Records an action within a transaction; its id, which is the store's. Raises Error for a second one of a person's
-    key."""
+    """Records an action within a transaction. Returns its id, which the store assigns. Raises Error if the user's key
+    was used before."""
     values: dict[str, Any] = {name: getattr(done, name) for name in ("who", "address", "action", "subject", "reason")}
     values |= {"at": at, "request_key": done.key, "request_digest": done.digest or None, "answer": json.dumps(answer)}
     return int(connection.execute(insert(action).values(**values).returning(action.c.id)).scalar_one())
 
 
 def recording(store: ServiceStore, done: Action) -> Beside:
-    """Writes the record of an action beside the run that it queues."""
+    """Returns a function that records an action in the transaction that queues its run."""
 
     def write(connection: Connection, run: str, new: bool) -> None:
         write_action(connection, store.clock(connection), done, {"run": run, "new": new})
@@ -355,13 +358,14 @@ def recording(store: ServiceStore, done: Action) -> Beside:
 
 
 def open_action(store: ServiceStore, begun: Action) -> int:
-    """Records an action before it is done; its id. Raises as `write_action`."""
+    """Records an action before it is done. Returns its id. Raises as `write_action`."""
     with store.transaction() as connection:
         return write_action(connection, store.clock(connection), begun, UNFINISHED)
 
 
 def reopen_action(store: ServiceStore, before: Action) -> bool:
-    """Whether an open action, as it was read, is begun again by this caller: of several at once by one."""
+    """Restarts an open action if it is unchanged since it was read. Returns True for only one of several concurrent
+    callers."""
     same = and_(action.c.id == before.id, action.c.at == before.at, action.c.answer == json.dumps(before.answer))
     with store.transaction() as connection:
         again = {"at": store.clock(connection), "answer": json.dumps(UNFINISHED)}
@@ -369,24 +373,24 @@ def reopen_action(store: ServiceStore, before: Action) -> bool:
 
 
 def set_answer(store: ServiceStore, id: int, answer: Any) -> None:
-    """What an open action was answered; {"failed": why} where it failed. May run twice."""
+    """Stores the response of an open action; {"failed": why} if it failed. May run twice."""
     with store.transaction() as connection:
         connection.execute(update(action).where(action.c.id == id).values(answer=json.dumps(answer)))
 
 
 def is_open(done: Action) -> bool:
-    """Whether it may be done again: it failed, or nobody knows its end."""
+    """Returns True if the action may be done again: it failed, or its end is not known."""
     return done.answer == UNFINISHED or (isinstance(done.answer, dict) and set(done.answer) == {"failed"})
 
 
 def actions_about(store: ServiceStore, subject: str, names: Sequence[str]) -> list[Action]:
-    """Those of some names about a subject, oldest first; at most 1,000."""
+    """Returns the actions of these names about a subject, oldest first; at most 1,000."""
     found = _actions(store, action.c.subject == subject, action.c.action.in_(names), limit=1000)
     return found[::-1]
 
 
 def action_of(store: ServiceStore, who: str, key: str) -> Action | None:
-    """What a request with this key did; None: there was none."""
+    """Returns the action of a request with this key; None: there was none."""
     found = _actions(store, action.c.who == who, action.c.request_key == key, limit=1)
     return found[0] if found else None
 
@@ -394,7 +398,7 @@ def action_of(store: ServiceStore, who: str, key: str) -> Action | None:
 def actions(
     store: ServiceStore, *, before: int = 0, limit: int = 50, wanted: ActionFilter = ActionFilter()
 ) -> list[Action]:
-    """Newest first. before: an id: older ones only."""
+    """Returns actions, newest first. before: an id; only older ones."""
     where = [action.c.id < before] if before else []
     where += [action.c[name] == value for name in ("who", "action", "subject") if (value := getattr(wanted, name))]
     where += [action.c.at >= wanted.since] if wanted.since else []
@@ -408,7 +412,7 @@ def _actions(store: ServiceStore, *where: Any, limit: int) -> list[Action]:
 
 
 def _to_action(row: Row[Any]) -> Action:
-    """Its columns are called as the fields, but for those of the request."""
+    """Converts a row. Its columns are named like the fields, except those of the request."""
     fields: dict[str, Any] = dict(row._mapping)
     key, digest = fields.pop("request_key"), fields.pop("request_digest") or ""
     return Action(key=key, digest=digest, answer=json.loads(fields.pop("answer")), **fields)

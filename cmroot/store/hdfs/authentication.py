@@ -1,5 +1,5 @@
-"""Kerberos of HDFS: proof of identity over HTTP (SPNEGO, RFC 4559), and what its errors mean. Tickets are those of
-Kerberos' own settings: KRB5CCNAME, or the keytab KRB5_CLIENT_KTNAME, which the client of HDFS takes, too.
+"""Kerberos of HDFS: authentication over HTTP (SPNEGO, RFC 4559), and the meaning of its errors. Tickets come from
+Kerberos' own settings: KRB5CCNAME, or the keytab KRB5_CLIENT_KTNAME, which the HDFS client also uses.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cmroot.digest_md5 import CIPHER, DigestLayer, parsed, replied
 from cmroot.errors import Error, StoreIdentityRefused, StoreNotAuthenticated
 
 # ---- protobuf --------------------------------------------------------------------------------------------------------
-# Protocol buffers, as far as DataNodes are spoken to.
+# Protocol buffers, as far as required for communication with DataNodes.
 
 
 class Stream(Protocol):
-    """A connection; `read` gives as many bytes as asked for, fewer at its end."""
+    """A connection; `read` returns as many bytes as requested, fewer at its end."""
 
     def write(self, data: bytes, /) -> object: ...
 
@@ -38,7 +38,7 @@ class Stream(Protocol):
 
 def varint(value: int) -> bytes:
     out = bytearray()
-    value &= (1 << 64) - 1  # of erasure-coded groups the number is negative
+    value &= (1 << 64) - 1  # the number of an erasure-coded group is negative
     while value > 127:
         out.append(value & 127 | 128)
         value >>= 7
@@ -74,7 +74,7 @@ def received(stream: Stream) -> bytes:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: an integer, or bytes."""
+    """Yields number and value of each field: an integer, or bytes."""
     at = 0
 
     def following() -> int:
@@ -99,9 +99,6 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
                 at += {1: 8, 5: 4}[wire]
 
 
-# ---- authentication --------------------------------------------------------------------------------------------------
-
-
 # ---- configuration ---------------------------------------------------------------------------------------------------
 # The files of a Hadoop configuration, as far as this package reads them itself.
 
@@ -110,7 +107,7 @@ _FILES = ("core-site.xml", "hdfs-site.xml")
 
 
 def hadoop_settings(conf: str | None = None) -> Mapping[str, str]:
-    """By their names; `conf`: a directory, HADOOP_CONF_DIR if not given. Empty without files."""
+    """Returns the settings by name; `conf`: a directory, HADOOP_CONF_DIR by default. Empty without files."""
     place = os.environ.get("HADOOP_CONF_DIR", "") if conf is None else conf
     return _read(place) if place else {}
 
@@ -126,7 +123,7 @@ def _read(conf: str) -> Mapping[str, str]:
 
 
 def client_settings(url: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a filesystem's client that the configuration, which it reads itself, lacks."""
+    """Returns client settings that are missing from the configuration, which the client reads itself."""
     authority = url.partition("://")[2].partition("/")[0]
     said = _single_services(settings)
     if url.startswith("hdfs:") and not settings.get(f"dfs.ha.namenodes.{authority}") and _ATTEMPTS not in settings:
@@ -137,18 +134,18 @@ def client_settings(url: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 _KEYS = "hadoop.security.key.provider.path"
-"""Who has the keys of encryption zones. The client takes no other than a key server, not even for files outside of all
-zones: without one it refuses those inside."""
+"""The provider of the keys of encryption zones. The client accepts only a key server, even for files outside of all
+zones: without one it refuses files inside."""
 
 
 _ATTEMPTS = "dfs.client.failover.max.attempts"
-"""Of a client, before it says that a NameNode is away: 15 are Hadoop's, about three minutes, for one NameNode that
-takes over from another. Where there is no other, 4 take about 15 seconds, and the next run continues."""
+"""Attempts of a client before it reports a NameNode as unreachable: Hadoop's default is 15, about three minutes, for a
+takeover by another NameNode. Where there is only one, 4 take about 15 seconds, and the next run continues."""
 
 
 def _single_services(settings: Mapping[str, str]) -> dict[str, str]:
-    """Name services with one NameNode (`dfs.namenode.rpc-address.NAME`), said as if they had several: the client knows
-    only those."""
+    """Returns settings that present name services with one NameNode (`dfs.namenode.rpc-address.NAME`) as if they had
+    several, because the client supports only those."""
     said: dict[str, str] = {}
     for name in (each.strip() for each in settings.get("dfs.nameservices", "").split(",")):
         address = settings.get(f"dfs.namenode.rpc-address.{name}")
@@ -184,13 +181,13 @@ _LAST = re.compile(r".*(?:may provide more information|inaccessible): +", re.DOT
 
 
 def kerberized() -> bool:
-    """Whether the Hadoop configuration wants Kerberos."""
+    """Returns True if the Hadoop configuration requires Kerberos."""
     return hadoop_settings().get("hadoop.security.authentication", "simple").lower() == "kerberos"
 
 
 def open_url(url: str, method: str, patience: float) -> http.client.HTTPResponse:
-    """The answer of a Hadoop server, with a ticket for it (`HTTP/host`) where the configuration wants Kerberos; who it
-    sends us to gets none. May be done again. Raises as urlopen, and StoreNotAuthenticated and StoreIdentityRefused."""
+    """Returns the answer of a Hadoop server, with a ticket for it (`HTTP/host`) if the configuration requires Kerberos;
+    a redirect's target gets none. May be repeated. Raises like urlopen, StoreNotAuthenticated, StoreIdentityRefused."""
     request = urllib.request.Request(url, method=method)
     if kerberized():
         request.add_unredirected_header("Authorization", f"Negotiate {_token(urllib.parse.urlsplit(url).hostname)}")
@@ -198,7 +195,7 @@ def open_url(url: str, method: str, patience: float) -> http.client.HTTPResponse
 
 
 def kerberos_error(client: Exception) -> Error | None:
-    """Ours for an error of the client of HDFS, if it is one of Kerberos."""
+    """Returns our error for a Kerberos error of the HDFS client; None for other errors."""
     found = _OF_CLIENT.search(str(client))
     return _explained(_LAST.sub("", found[1])) if found else None
 
@@ -226,13 +223,13 @@ def _explained(text: str) -> Error:
 
 # ---- protected -------------------------------------------------------------------------------------------------------
 # A protected connection to a DataNode (dfs.data.transfer.protection): SASL DIGEST-MD5 with the token of a block, whose
-# layer signs what follows, or encrypts it, too. Not dfs.encrypt.data.transfer: only the NameNode's RPC tells its keys.
+# layer signs or encrypts further data. Not dfs.encrypt.data.transfer: only the NameNode's RPC provides its keys.
 
 
 _MAGIC = struct.pack(">I", 0xDEADBEEF)
 _URI = "hdfs/0"
 _STATUS, _PAYLOAD, _MESSAGE = 1, 2, 3
-_TRUSTED = 1024  # and less: ports that only the superuser of a host opens, so Hadoop asks for no proof there
+_TRUSTED = 1024  # and less: ports that only the superuser of a host opens, so Hadoop requires no authentication there
 _QUALITIES = ("auth-conf", "auth-int", "auth")
 _SIZE = struct.Struct(">I")
 
@@ -240,13 +237,13 @@ Token = tuple[bytes, bytes, bytes, bytes]
 
 
 def wants_protection(token: Token, port: int) -> bool:
-    """Whether the configuration says so for a DataNode at this port."""
+    """Returns True if the configuration requires protection for a DataNode at this port."""
     asked = hadoop_settings().get("dfs.data.transfer.protection")
     return bool(asked and token[0] and port > _TRUSTED and kerberized())
 
 
 def protected(stream: Stream, token: Token) -> Stream:
-    """The same connection, by the strongest protection that the DataNode offers. OSError when it refuses."""
+    """Returns the connection with the strongest protection that the DataNode offers. Raises OSError if it refuses."""
     stream.write(_MAGIC)
     said = parsed(_exchange(stream, b""))
     offered = {each.strip() for each in said.get("qop", "auth").split(",")}

@@ -1,8 +1,8 @@
-"""COMPOSITE-CRC of files on HDFS: the CRC of a whole file, combined from those that its DataNodes keep. Independent of
-the block size, and nobody reads the file.
+"""COMPOSITE-CRC of files on HDFS: the CRC of an entire file, combined from those stored by its DataNodes. Independent
+of the block size, and computed without reading the file.
 
-The NameNode names the blocks (WebHDFS), a DataNode answers the CRC of each (its data transfer protocol, in the clear or
-protected).
+The NameNode names the blocks (WebHDFS), a DataNode returns the CRC of each (its data transfer protocol, in plain text
+or protected).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from cmroot.store.hdfs.authentication import (
 from cmroot.store.spelling import normal, split_authority
 
 # ---- checksums -------------------------------------------------------------------------------------------------------
-# HDFS's own checksum of a file, asked of its NameNode by WebHDFS: MD5 of the MD5s of its blocks' CRCs. It depends on
-# the block size: it tells a file from another on one filesystem, and says nothing of contents on two.
+# HDFS's own checksum of a file, queried from its NameNode by WebHDFS: MD5 of the MD5s of its blocks' CRCs. It depends
+# on the block size: it distinguishes files on one filesystem, but cannot compare contents across two.
 
 
 PATIENCE = 60.0
-"""Seconds for an answer: a DataNode reads the CRCs of a block of 128 MiB in a fraction of one."""
+"""Seconds to wait for an answer: a DataNode reads the CRCs of a block of 128 MiB in a fraction of one."""
 
 _PORT = 9870
 _ERRNO = {
@@ -52,17 +52,17 @@ _ERRNO = {
 
 
 def hdfs_checksum(path: str) -> str:
-    """56 hex digits, as the metastore names recycled files. FileNotFoundError without a file, OSError with the
-    NameNode's reason otherwise: no WebHDFS, no access."""
+    """Returns 56 hex digits, as in the metastore's names of recycled files. Raises FileNotFoundError without a file,
+    OSError with the NameNode's reason otherwise: no WebHDFS, no access."""
     answer = ask(path, "GETFILECHECKSUM")["FileChecksum"]
     return cast(str, answer["bytes"])[: 2 * int(answer["length"])]
 
 
 def ask(path: str, operation: str, method: str = "GET", **parameters: str) -> dict[str, Any]:
-    """What the active NameNode of a path answers to one operation; nothing is an empty answer. An answer that broke off
-    is an OSError, too. With another method than GET it may have been done all the same."""
+    """Returns the answer of a path's active NameNode to one operation; empty if there is no content. A truncated answer
+    is an OSError, too. With another method than GET the operation may have been executed nevertheless."""
     store, key = split_authority(normal(path))
-    user = {} if kerberized() else {"user.name": _user()}  # a ticket says who asks
+    user = {} if kerberized() else {"user.name": _user()}  # a ticket identifies the user
     about = urllib.parse.urlencode({"op": operation, **user, **parameters})
     standing: OSError | None = None
     for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
@@ -97,7 +97,7 @@ def _user() -> str:
 
 @lru_cache(maxsize=32)
 def web_addresses(store: str, conf: str) -> tuple[str, ...]:
-    """The NameNodes' HTTP servers of `hdfs://host:port` or `hdfs://service`, by the files of a Hadoop configuration."""
+    """Returns the NameNodes' HTTP servers of `hdfs://host:port` or `hdfs://service`, by the Hadoop configuration."""
     settings = hadoop_settings(conf)
     scheme = "https" if settings.get("dfs.http.policy") == "HTTPS_ONLY" else "http"
     key, authority = f"dfs.namenode.{scheme}-address", store.partition("://")[2]
@@ -120,8 +120,6 @@ def web_addresses(store: str, conf: str) -> tuple[str, ...]:
 # ---- composite -------------------------------------------------------------------------------------------------------
 
 
-"""Seconds for an answer of a DataNode, which reads 4 bytes for 512 of a block."""
-
 _VERSION, _BLOCK_CHECKSUM = 28, 85  # of the protocol; its operation
 _COMPOSITE = 2
 _POLYNOMIALS = {1: 0xEDB88320, 2: 0x82F63B78}  # CRC32, CRC32C; bits reversed
@@ -130,7 +128,7 @@ _NAMES = {1: "crc32", 2: "crc32c"}
 
 @dataclass(frozen=True)
 class Block:
-    """pool, number, stamp: its identity; token: the right to read it; nodes: (host, port) of those that have it."""
+    """pool, number, stamp: the block's identity; token: the right to read it; nodes: (host, port) that have it."""
 
     pool: str
     number: int
@@ -141,7 +139,7 @@ class Block:
 
 
 class Crc(NamedTuple):
-    """kind: crc32 or crc32c, by the setting with which a file was written; two kinds cannot be compared."""
+    """A CRC. kind: crc32 or crc32c, by the setting with which a file was written; two kinds cannot be compared."""
 
     kind: str
     value: int
@@ -151,9 +149,9 @@ class Crc(NamedTuple):
 
 
 def composite_crc(path: str) -> Crc | None:
-    """None where there is none: a file that is being written, or has two kinds. FileNotFoundError, or
-    OSError when WebHDFS or the DataNodes do not answer so: they want encryption with keys
-    of the NameNode, or the file is erasure-coded."""
+    """Returns the checksum; None for a file that is being written, or has two kinds. Raises FileNotFoundError, or
+    OSError when WebHDFS or the DataNodes cannot answer: they require encryption with keys of the NameNode, or the file
+    is erasure-coded."""
     found: Crc | None = None
     located = ask(path, "GET_BLOCK_LOCATIONS")["LocatedBlocks"]
     if located.get("isUnderConstruction"):
@@ -170,12 +168,12 @@ def composite_crc(path: str) -> Crc | None:
 
 
 def combined(first: int, second: int, size: int, polynomial: int) -> int:
-    """The CRC of two parts behind each other, the second of `size` bytes."""
+    """Returns the CRC of two concatenated parts, the second of `size` bytes."""
     return _times(_shift(size, polynomial), first, polynomial) ^ second
 
 
 def _times(a: int, b: int, polynomial: int) -> int:
-    """The product of two polynomials modulo a third; the highest bit is the coefficient of 1."""
+    """Returns the product of two polynomials modulo a third; the highest bit is the coefficient of 1."""
     product, bit = 0, 1 << 31
     while bit:
         if a & bit:
@@ -187,7 +185,7 @@ def _times(a: int, b: int, polynomial: int) -> int:
 
 @lru_cache(maxsize=1000)
 def _shift(size: int, polynomial: int) -> int:
-    """x to the power of the bits of some bytes."""
+    """Returns x to the power of the number of bits of `size` bytes."""
     power, square = 1 << 31, 1 << 23  # x^0, x^8
     while size:
         if size & 1:
@@ -204,7 +202,7 @@ def _block(said: dict[str, Any]) -> Block:
 
 
 def _crc_of(block: Block) -> tuple[int, int]:
-    """Kind and value, of the first DataNode that answers."""
+    """Returns kind and value, from the first DataNode that answers."""
     failed = OSError(errno.ENODATA, f"no DataNode has block {block.number}")
     for node in block.nodes:
         try:
@@ -238,7 +236,7 @@ def _understood(block: Block, answer: bytes) -> tuple[int, int]:
 
 
 def _token(text: str) -> tuple[bytes, bytes, bytes, bytes]:
-    """Identifier, password, kind and service out of Hadoop's text of a token."""
+    """Returns identifier, password, kind and service from Hadoop's text form of a token."""
     data, at, parts = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), 0, []
     for _ in range(4):
         first = struct.unpack_from("b", data, at)[0]

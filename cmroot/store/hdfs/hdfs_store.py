@@ -1,4 +1,4 @@
-"""The store of HDFS: what `place` asks of a store, by the client."""
+"""The store of HDFS: the operations of `place`, by the native client."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from cmroot.store.spelling import naming, normal, parent, scheme, split_authorit
 SCHEMES = frozenset({"hdfs", "viewfs"})
 
 _CALLS_AT_ONCE = 16
-"""Calls to the NameNode at one time: it answers each in a fraction of a millisecond."""
+"""The number of concurrent calls to the NameNode, which answers each in a fraction of a millisecond."""
 
 _ENDS_AT_ONCE = 128
-"""Files that are written at one time: the client waits half a second at the end of nearly each."""
+"""The number of files written concurrently: closing nearly each one takes the client half a second."""
 
 
 @lru_cache(maxsize=32)
 def _connected(process: int, store: str, configuration: str | None) -> Hdfs:
-    """One client for each store, process (its threads do not survive a fork) and configuration."""
+    """Returns one client for each store, process (its threads do not survive a fork) and configuration."""
     return Hdfs(store)
 
 
 @dataclass(frozen=True)
 class HdfsStore(FsspecStore):
-    """A NameNode's, or a name service's, directories. A file gets its name whole, by a rename, which is one step."""
+    """The directories of a NameNode or name service. A complete file gets its name by a rename, which is atomic."""
 
     @property
     def filesystem(self) -> Hdfs:
@@ -52,7 +52,7 @@ class HdfsStore(FsspecStore):
 
     def create_exclusive(self, path: str, data: bytes) -> bool:
         with naming(path):
-            if self.exists(path):  # the end of a file takes half a second
+            if self.exists(path):  # closing a file takes half a second
                 return False
             staged = self._staging(path)
             self.filesystem.pipe_file(staged, data)
@@ -123,16 +123,16 @@ class HdfsStore(FsspecStore):
 
 
 # ---- attributes ------------------------------------------------------------------------------------------------------
-# What HDFS keeps of a file or directory beside its bytes: owner, mode, ACL, replication, extended attributes.
+# Attributes that HDFS stores in addition to the bytes: owner, mode, ACL, replication, extended attributes.
 
 
 _STICKY = 0o1777
 
 
 def carry_attributes(source: str, target: str, names: Collection[str]) -> None:
-    """Gives the target what the source has of these ATTRIBUTES (owner: the group, too); from HDFS to HDFS, else nothing
-    is done. May run twice. Raises NotWritable where this user may not: owners are the superuser's to change; and
-    FileNotFoundError when one of them is gone."""
+    """Copies these ATTRIBUTES (owner: also the group) from source to target, if both are on HDFS; else does nothing.
+    May run twice. Raises NotWritable where this user lacks the right: only the superuser changes owners;
+    FileNotFoundError when one of the files does not exist."""
     if not names or {scheme(source), scheme(target)} - SCHEMES:
         return
     here, there = HdfsStore(source), HdfsStore(target)
@@ -151,7 +151,7 @@ def carry_attributes(source: str, target: str, names: Collection[str]) -> None:
             client.set_replication(new, found.replication)
     with naming(target):
         for each in given:
-            if each["name"].startswith("user."):  # others are the superuser's, or the server's own
+            if each["name"].startswith("user."):  # others belong to the superuser or the server
                 value = each.get("value") or "0x"
                 ask(
                     target,
@@ -160,13 +160,13 @@ def carry_attributes(source: str, target: str, names: Collection[str]) -> None:
                     flag="CREATE,REPLACE",
                     **{"xattr.name": each["name"], "xattr.value": value},
                 )
-    if "owner" in names:  # last: what is somebody else's may be out of reach
+    if "owner" in names:  # last: a file of another owner may be inaccessible
         with naming(target), told():
             client.set_owner(new, found.owner, found.group)
 
 
 def _set_acl(client: Any, path: str, mode: int, entries: Any) -> None:
-    """HDFS lists an ACL without the owner's and the others' entries, which are in the mode, and sets none without."""
+    """Sets an ACL. HDFS lists ACLs without the owner's and the others' entries (the mode), but requires them here."""
     from hdfs_native import AclEntry
 
     client.remove_acl(path)
@@ -192,12 +192,12 @@ ATTRIBUTES: tuple[str, ...] = get_args(Attribute)
 
 
 # ---- zones -----------------------------------------------------------------------------------------------------------
-# Encryption zones of HDFS: directories whose files are encrypted by their writers, with keys of a key server (KMS).
+# HDFS encryption zones: directories whose files are encrypted by their writers, with keys of a key server (KMS).
 
 
 def in_zone(directory: str) -> bool:
-    """Whether files that are made in a directory of any store are encrypted so; not where it is not there. One request
-    (WebHDFS). Raises OSError with the NameNode's reason."""
+    """Returns True if files created in a directory are in an encryption zone; False if it does not exist or is not on
+    HDFS. One request (WebHDFS). Raises OSError with the NameNode's reason."""
     if scheme(directory) != "hdfs":
         return False
     try:

@@ -1,4 +1,4 @@
-"""HDFS, by hdfs-native: a client without Java that reads HADOOP_CONF_DIR for name services and Kerberos."""
+"""HDFS by hdfs-native: a client without Java that reads HADOOP_CONF_DIR for name services and Kerberos."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _ERRNO = {
     "SafeModeException": errno.EAGAIN,
     "StandbyException": errno.EAGAIN,
 }
-"""The NameNode's exceptions, which the client hands on by name, as the operating system's."""
+"""Error numbers for the NameNode's exceptions, which the client passes on by name."""
 
 _REMOTE = re.compile(r'RPCError\("[\w.]*?([A-Z][\w$]*)", "(.*?)(?:\\n|"\))', re.DOTALL)
 _SYSTEM = re.compile(r"\(os error (\d+)\)$")
 _GONE = "RPC listener disconnected"
-"""The client asks the other NameNode what it may ask twice; the rest is for its caller to do again."""
+"""The client itself repeats idempotent requests at the other NameNode; its caller must repeat the others."""
 
 _BLOCKS = "DataTransferError("
 _NO_PROVIDER = "no KMS provider is configured"
 _KMS_REFUSED = re.compile(r"KMS request failed \((?:40[13])\b.*")
 _KMS = ("KMS HTTP error", "KMS request failed")
-"""The client asks the key server of an encryption zone for the key of each file, before it reads or makes it."""
+"""Errors of an encryption zone's key server, which the client queries for the key of each file it reads or creates."""
 
 _NO_DATANODE = "none of the DataNodes that have this block, or are to have it, answers"
 
@@ -52,7 +52,7 @@ _BLOCK = 1 << 20
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Errors as the operating system's, with the first line of a stack trace."""
+    """Converts errors to those of the operating system, with the first line of a stack trace."""
     try:
         yield
     except FileNotFoundError as error:
@@ -90,7 +90,7 @@ def _first_line(error: Exception) -> str:
 
 
 class Hdfs(AbstractFileSystem):  # type: ignore[misc]
-    """What the store asks of a filesystem, in fsspec's words. Paths are without scheme and authority."""
+    """The filesystem operations that the store requires, named as in fsspec. Paths have no scheme and authority."""
 
     protocol = ("hdfs",)
     cachable = False
@@ -146,7 +146,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def writing(self, path: str, *, overwrite: bool = True) -> Iterator[BinaryIO]:
-        """A new file, on the disks of its DataNodes when the block ends; removed when the block raises."""
+        """Opens a new file; on the disks of its DataNodes when the block ends; removed when the block raises."""
         from hdfs_native import WriteOptions
 
         with told():
@@ -178,7 +178,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
         self.rm_file(path)
 
     def mv(self, path1: str, path2: str, *, overwrite: bool = True, **_: Any) -> None:
-        """In one step: a reader finds the old file or the new one."""
+        """Renames atomically: a reader finds the old file or the new one."""
         with told():
             self.client.rename(path1, path2, overwrite)
 
@@ -193,7 +193,7 @@ class Hdfs(AbstractFileSystem):  # type: ignore[misc]
 
 
 class _Whole(io.RawIOBase):
-    """A writer that says how much it took; closed by `writing` alone, as an end makes the file whole."""
+    """A writer that returns how much it wrote; closed only by `writing`, because closing completes the file."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -208,7 +208,7 @@ class _Whole(io.RawIOBase):
 
 
 class _Read(io.RawIOBase):
-    """A reader whose errors name the file: nobody else is there while it is read."""
+    """A reader whose errors name the file, because no caller can add the name while it is read."""
 
     def __init__(self, inner: Any, place: str) -> None:
         self._inner, self._place = inner, place

@@ -1,6 +1,6 @@
-"""Snapshots of directories of HDFS, by WebHDFS: making and deleting them, and what differs between two.
+"""Snapshots of HDFS directories, by WebHDFS: creating and deleting them, and the differences between two.
 
-Errors are OSErrors with the NameNode's reason. A snapshot can be made only of a directory that an administrator has
+Errors are OSErrors with the NameNode's reason. A snapshot can be created only of a directory that an administrator has
 allowed (`hdfs dfsadmin -allowSnapshot`), by its owner.
 """
 
@@ -20,16 +20,16 @@ from cmroot.store.spelling import normal, split_authority
 DIRECTORY = ".snapshot"
 
 CAPTURES_OPEN = "dfs.namenode.snapshot.capture.openfiles"
-"""Where it is not true, a file that is being written while a snapshot is made has in the snapshot what it gets later,
-so that the diff to the next snapshot does not name it."""
+"""If this is not true, a file that is open for writing during a snapshot has in the snapshot also the data written
+later, so the diff to the next snapshot does not list it."""
 
 _ABSENT = ("the snapshot does not exist", "Cannot find the snapshot", "is not a snapshottable directory")
-_REPLACED = "\ufffd"  # a byte of a name that is no text
+_REPLACED = "\ufffd"  # a byte of a name that is not text
 
 
 class Difference(NamedTuple):
-    """kind: CREATE, DELETE, MODIFY or RENAME; of what is below a directory that was created, deleted or renamed nothing
-    is said. Paths are absolute; `target`: of a rename."""
+    """One difference. kind: CREATE, DELETE, MODIFY or RENAME; entries below a directory that was created, deleted or
+    renamed are not listed. Paths are absolute; `target`: of a rename."""
 
     kind: str
     path: str
@@ -37,18 +37,18 @@ class Difference(NamedTuple):
 
 
 def snapshottable(store: str) -> list[str]:
-    """The directories of a store (`hdfs://...`) of which this user may have snapshots, as absolute paths."""
+    """Returns the directories of a store (`hdfs://...`) of which this user may create snapshots, as absolute paths."""
     found = ask(join(store, "/"), "GETSNAPSHOTTABLEDIRECTORYLIST").get("SnapshottableDirectoryList") or ()
     return [f"{each['parentFullPath'].rstrip('/')}/{each['dirStatus']['pathSuffix']}" for each in found]
 
 
 def create_snapshot(directory: str, name: str) -> None:
-    """FileNotFoundError without the directory; OSError when it is not snapshottable, or has too many snapshots."""
+    """Raises FileNotFoundError without the directory; OSError if it is not snapshottable, or has too many snapshots."""
     ask(directory, "CREATESNAPSHOT", "PUT", snapshotname=name)
 
 
 def delete_snapshot(directory: str, name: str) -> None:
-    """May run twice: one that is not there, nor its directory, is no error."""
+    """Deletes a snapshot. May run twice: a missing snapshot or directory is not an error."""
     try:
         ask(directory, "DELETESNAPSHOT", "DELETE", snapshotname=name)
     except FileNotFoundError:
@@ -59,9 +59,9 @@ def delete_snapshot(directory: str, name: str) -> None:
 
 
 def differences(directory: str, old: str, new: str = "") -> list[Difference]:
-    """The differences from one snapshot to another, or to the present. The NameNode looks at everything below.
+    """Returns the differences from one snapshot to another, or to the present. The NameNode scans everything below.
 
-    A file that was cut and written again to the same length in place is not named; no table format does that.
+    A file that was truncated and rewritten in place to the same length is not listed; no table format does that.
     """
     answer = ask(directory, "GETSNAPSHOTDIFF", oldsnapshotname=old, snapshotname=new)
     top = split_authority(normal(directory))[1] or "/"
@@ -77,7 +77,7 @@ def differences(directory: str, old: str, new: str = "") -> list[Difference]:
 
 
 def captures_open_files(store: str) -> bool:
-    """Whether snapshots have open files as they are then: all NameNodes that answer say so (`/conf`), one at least."""
+    """Returns True if snapshots freeze open files: all NameNodes that respond report so (`/conf`), at least one."""
     said = []
     for address in web_addresses(store, os.environ.get("HADOOP_CONF_DIR", "")):
         try:

@@ -1,1 +1,1 @@
-"""Dumps: streams of records with file entries; written, read, signed and pinned."""
+"""Dumps: streams of records with file entries; selects, writes, reads, signs and pins them."""

@@ -1,7 +1,7 @@
-"""Dump: the captured log, as of a point in it, becomes a dump directory.
+"""Dump: writes the captured log, as of a point in it, to a dump directory.
 
-A bootstrap is the manifest at its end position written out; an incremental dump is the records between two positions.
-Both are streams of the same records. Nothing is read from the metastore or the tables: capture did that.
+A bootstrap is the manifest at its end position; an incremental dump is the records between two positions. Both are
+streams of the same kind of records. Nothing is read from the metastore or the tables: capture did that.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from replicator.errors import BootstrapNeeded, Error, FormatError, UsageError
 from replicator.metastore.client import MetastoreReader
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
-# Slots in dumps and loads: a consumer takes dumps one after the other, and nothing that the next one needs may go.
+# Slots in dumps and loads: a consumer loads one dump after another, and what its next dump requires must be retained.
 #
-# `dump --slot` registers the consumer before anything of the dump is written, so that no expiry comes between; the dump
-# names the slot, and the load that has acknowledged it confirms the slot. Where pins lie, and what they keep, is
-# `cmroot.pins` and docs/decisions/0005.
+# `dump --slot` registers the consumer before anything of the dump is written, so that no expiry intervenes. The dump
+# names the slot, and the load that has acknowledged the dump confirms the slot. `cmroot.pins` and docs/decisions/0005
+# specify where pins are stored and what they retain.
 
 
-BOOTSTRAP = "a bootstrap"  # what the consumer of a slot awaits that was made with a bootstrap dump
+BOOTSTRAP = "a bootstrap"  # the dump that the consumer of a slot awaits if the slot was created with a bootstrap dump
 
 
 def confirmed(root: str, name: str) -> Slot | None:
-    """A slot whose consumer has come to its position; None when there is none, or when it awaits its bootstrap.
+    """Returns a slot whose consumer has reached its position; None if it does not exist or awaits its bootstrap.
 
-    Raises PinError for one that was given up, FormatError for a damaged one."""
+    Raises PinError for a slot that was invalidated, FormatError for a damaged one."""
     slot = find_slot(root, name)
     if slot is not None and slot.given_up:
         raise PinError(
@@ -58,7 +58,7 @@ def confirmed(root: str, name: str) -> Slot | None:
 
 
 def begin_of(log: Sequence[Segment], slot: Slot) -> Point:
-    """Where a slot's next dump begins. Raises FormatError when the log does not reach to the slot's position."""
+    """Returns the begin of a slot's next dump. Raises FormatError if the log does not contain the slot's position."""
     point = point_at(log, slot.position)
     if point is not None:
         return point
@@ -69,7 +69,7 @@ def begin_of(log: Sequence[Segment], slot: Slot) -> Point:
 
 
 def refuse_wider(slot: Slot, scope: Scope) -> None:
-    """Raises BootstrapNeeded when a dump is to hold more than what the slot's consumer has at its position."""
+    """Raises BootstrapNeeded if a dump is to contain more than the slot's consumer has at its position."""
     for db in scope.databases if slot.scopes else ():
         wanted, known = reached(scope, db), slot.scopes.get(db)
         if known is None or not covers(known, wanted):
@@ -85,9 +85,9 @@ def refuse_wider(slot: Slot, scope: Scope) -> None:
 def pinned(
     root: str, *, dump: str, place: str, slot: str, begin: Point | None, end: Point, clock: Callable[[], float]
 ) -> Iterator[None]:
-    """While a dump is written under the lease, and after: its needs are pinned, and its slot exists (no name: none).
+    """Pins what a dump requires, and creates its slot (no name: none). Both remain after the block.
 
-    A dump that fails leaves neither, one that is killed both; the next dump with the slot is then the same again."""
+    A failed dump removes both, a killed one leaves both; the next dump with the slot is then the same again."""
     needs, now = begin or end, iso(clock())
     created = bool(slot) and find_slot(root, slot) is None
     if created:
@@ -104,8 +104,8 @@ def pinned(
 
 
 def _check_root(metadata: DumpMetadata, root: str) -> None:
-    """A slot lets go of what lies before its position, so a dump moves one only in the root that it is from, and not
-    further than that has come. Raises FormatError."""
+    """Checks that the root is the dump's own and that its log reaches the dump's end, because a confirmed slot releases
+    everything before its position. Raises FormatError."""
     if open_existing(root).id != metadata.root_id:
         raise FormatError(f"{root}: is not the root that the dump is from", hint="name it with --source-cmroot")
     log = segments(root)
@@ -114,8 +114,8 @@ def _check_root(metadata: DumpMetadata, root: str) -> None:
 
 
 def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], float]) -> str:
-    """After a load: tells the dump's slot how far its consumer is. Returns a warning where that was not possible, else
-    nothing; a slot that is further already stays. `place`: the dump's. Safe to run twice."""
+    """Advances the dump's slot to the position that its consumer has loaded. Returns a warning if that was not
+    possible, otherwise ""; a slot that is further already is unchanged. `place`: the dump's location. May run twice."""
     if not metadata.slot:
         return ""
     try:
@@ -139,9 +139,9 @@ def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], f
 
 @dataclass
 class Dumped(Report):
-    """What a dump holds: its directory, kind, range, and counts (files and bytes are those named, none is carried).
-    `observed`: changes found by scan. `captured`: records that the capture before it added.
-    `scanned`: how far its scan came, if it had a limited time."""
+    """The report of a dump: its directory, kind, range, and counts (files and bytes are those named; a dump contains no
+    file). `observed`: changes found by scan. `captured`: records added by the capture before it. `scanned`: progress of
+    that capture's scan, if it was time-limited."""
 
     dump: str
     kind: str
@@ -166,14 +166,14 @@ class Dumped(Report):
 
 @dataclass(frozen=True)
 class DumpSettings:
-    """What is dumped, and how.
+    """The content and options of a dump.
 
-    source: URI of the metastore that is captured. since: an event id, a time, an earlier dump or a point of the log
-    (None: what the slot's consumer has confirmed; without a slot, or before it has confirmed anything, a bootstrap).
-    until: an event id, a time or a point of the log (None: its end). slot: the consumer's name, registered when it is
-    new. id: the dump's (None: a new one). empty: a bootstrap may hold no table. epochs: the source databases' (see
-    `DumpMetadata`). formats: "as-they-are" for dumps whose loads leave no format out. keys: the first signs the dump
-    (None: it is not signed)."""
+    source: URI of the captured metastore. since: an event id, a time, an earlier dump or a point of the log (None: the
+    position confirmed by the slot's consumer; without a slot, or before the first confirmation, a bootstrap). until: an
+    event id, a time or a point of the log (None: its end). slot: the consumer's name, registered if it is new. id: the
+    dump's (None: a new one). empty: a bootstrap may contain no table. epochs: those of the source databases (see
+    `DumpMetadata`). formats: "as-they-are" for dumps whose loads leave no format out. keys: the first one signs the
+    dump (None: it is not signed)."""
 
     source: str
     databases: Sequence[str]
@@ -189,9 +189,9 @@ class DumpSettings:
 
 
 def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runtime) -> Dumped:
-    """Writes a dump of what is captured. What it names is pinned in the root before anything is written.
+    """Writes a dump of the captured databases. Everything it names is pinned in the root before anything is written.
 
-    Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
+    Raises UsageError for a range or pattern that matches nothing, BootstrapNeeded if records of the range are missing.
     May run again after a crash: an unfinished dump is written again."""
     began = clocks.monotonic()
     with acquire(root.place, "dump") as lease:
@@ -240,7 +240,7 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
 def range_of_dump(
     root: ChangeRoot, log: Sequence[Segment], options: DumpSettings
 ) -> tuple[layout.Point | None, layout.Point]:
-    """Where a dump begins (None: a bootstrap) and ends."""
+    """Returns the begin (None: a bootstrap) and the end of a dump."""
     since, until, slot = options.since, options.until, options.slot
     end = until if isinstance(until, layout.Point) else resolve_until(log, until)
     if isinstance(since, layout.Point):
@@ -255,8 +255,8 @@ def range_of_dump(
 def temporary_dump(
     root: ChangeRoot, kind: str, options: DumpSettings, runtime: Runtime, directory: str | None
 ) -> Iterator[DumpReader]:
-    """A dump for the length of a block, in a temporary directory of this kind; what it names is pinned in the root for
-    as long. directory: where executors can read it, too (None: the system's)."""
+    """Writes a dump for the duration of a block, in a temporary directory of this kind. Everything it names is pinned
+    in the root for as long. directory: one that executors can read, too (None: the system's)."""
     assert options.id is not None
     with scratch(kind, directory) as here:
         place = str(here / "dump")
@@ -268,7 +268,7 @@ def temporary_dump(
 
 
 def _refuse_wider(since: str, databases: Sequence[str], patterns: Patterns) -> None:
-    """An earlier dump that held less of a database brings a target nowhere from where this one could go on."""
+    """Raises BootstrapNeeded if `since` contained less of a database: its targets cannot continue with this dump."""
     earlier = scope_of_dump(since)
     for db in databases:
         wanted = reached(scope_of(databases, patterns), db)
@@ -282,7 +282,7 @@ def _refuse_wider(since: str, databases: Sequence[str], patterns: Patterns) -> N
 
 @contextmanager
 def _manifest(root: ChangeRoot, position: int) -> Iterator[Manifest]:
-    """The state at a position: the current manifest, at the log's end, or one that is folded for the purpose."""
+    """Opens the state at a position: the current manifest at the log's end, otherwise a temporary one."""
     with open_manifest(root) as manifest:
         if manifest.position == position:
             yield manifest
@@ -292,13 +292,13 @@ def _manifest(root: ChangeRoot, position: int) -> Iterator[Manifest]:
 
 
 # ---- preview ---------------------------------------------------------------------------------------------------------
-# Counts of what a dump would hold, of what is captured by now. Writes nothing.
+# Counts of what a dump of the captured log would contain. Writes nothing.
 
 
 @dataclass
 class DumpPlan(Report):
-    """What a dump would hold. partitions: of a bootstrap; records: of an increment. events_not_captured: newer than
-    what was counted; approximate: always, as a dump captures first."""
+    """The expected content of a dump. partitions: of a bootstrap; records: of an increment. events_not_captured: newer
+    than the counted ones; approximate: always, as a dump captures first."""
 
     dump: str
     kind: str
@@ -320,7 +320,7 @@ class DumpPlan(Report):
 
 
 def preview(source: MetastoreReader, root: ChangeRoot, out: str, options: DumpSettings) -> DumpPlan:
-    """What a dump of what is captured by now would hold; the source is not captured first. Raises as `write_dump`."""
+    """Returns the expected content of a dump, without capturing the source first. Raises as `write_dump`."""
     with acquire(root.place, "dump"), open_manifest(root) as manifest:
         log = segments(root.place)
         begin, end = range_of_dump(root, log, options)

@@ -1,4 +1,4 @@
-"""Layout of a dump directory, and what its `_dumpmetadata` says. docs/dump-format.md specifies it for strangers."""
+"""Layout of a dump directory and of its `_dumpmetadata`. docs/dump-format.md is the public specification."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from replicator.core.not_replicated import NotReplicated
 from replicator.errors import ConfigError, FormatError, Refused
 
 # ---- signing ---------------------------------------------------------------------------------------------------------
-# Signatures of dumps: only who has the key has written them. docs/decisions/0009 says why this way.
+# Signatures of dumps: prove that a dump was written by a holder of the key. docs/decisions/0009 explains the design.
 #
 #     _signature   {"format": "replicator-dump-signature", "version": 1, "algorithm": "hmac-sha256", "mac": "...",
 #                   "body": {"dump": "<id>", "metadata": "<SHA-256>", "parts": {"<name>": "<SHA-256>"}}}
 #
-# The body names the dump's id, and the SHA-256 of `_dumpmetadata` and of every part: the checksums beside them are fast
-# ones, against damage, and somebody who wants to can find other bytes that have them. The code is of the bytes of
-# `body` as they are in the file.
+# The body contains the dump's id, and the SHA-256 of `_dumpmetadata` and of every part: the other checksums of a dump
+# are fast ones that detect damage, but an attacker can find other bytes with the same checksum. The MAC covers the
+# bytes of `body` exactly as they are in the file.
 
 
 SIGNATURE = "_signature"
 _FORMAT, _VERSION, _ALGORITHM = "replicator-dump-signature", 1, "hmac-sha256"
-_SHORTEST = 32  # bytes of a key: those of SHA-256, below which RFC 2104 advises against
+_SHORTEST = 32  # minimum length of a key in bytes: that of SHA-256; RFC 2104 advises against less
 _BLOCK = 1 << 20
 
 
@@ -50,7 +50,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Signed(msgspec.Struct, frozen=True):
-    """What a signature vouches for: the dump's id, the SHA-256 of its `_dumpmetadata`, and of each part by name."""
+    """The signed values: the dump's id, the SHA-256 of its `_dumpmetadata`, and that of each part by name."""
 
     dump: str
     metadata: str
@@ -59,15 +59,15 @@ class Signed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Keys:
-    """The first one signs, any of them verifies: so a key can be replaced while dumps of the old one are about."""
+    """Keys of a key file. The first signs, any verifies, so that a key can be replaced while old dumps are in use."""
 
     file: str
     secrets: tuple[bytes, ...] = field(repr=False)
 
 
 def read_keys(path: str) -> Keys:
-    """The keys of a file, one a line. Raises ConfigError for one that cannot be read, that others may read, or that
-    holds a key of fewer than 32 characters; never with a key in it."""
+    """Returns the keys of a file, one per line. Raises ConfigError for a file that cannot be read, that other users may
+    read, or that contains a key of fewer than 32 characters; the message never contains a key."""
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -86,7 +86,7 @@ def read_keys(path: str) -> Keys:
 
 
 def sign(place: str, dump: str, parts: Iterable[str], metadata: str, keys: Keys) -> None:
-    """Writes the signature of a dump whose parts and `metadata` (its file's name) are written. Before the marker."""
+    """Writes the signature of a dump after its parts and `metadata` (the file's name), and before the marker."""
     named = {name: _sha256(join(place, name)) for name in sorted(parts)}
     body = msgspec.json.encode(Signed(dump, _sha256(join(place, metadata)), named))
     file = _File(_FORMAT, _VERSION, _ALGORITHM, _mac(keys.secrets[0], body), msgspec.Raw(body))
@@ -94,8 +94,8 @@ def sign(place: str, dump: str, parts: Iterable[str], metadata: str, keys: Keys)
 
 
 def signed(place: str, dump: str, metadata: str, keys: Keys) -> Signed:
-    """What a dump's signature vouches for, its `metadata` looked at. Raises Refused for a dump without a signature,
-    with one that no key made, or of another dump; FormatError for a damaged one."""
+    """Returns the signed values of a dump after checking its `metadata`. Raises Refused for a dump without a signature,
+    with one made by none of the keys, or of another dump; FormatError for a damaged one."""
     path = join(place, SIGNATURE)
     try:
         file = msgspec.json.decode(Place(path).read_bytes(), type=_File)
@@ -117,7 +117,7 @@ def signed(place: str, dump: str, metadata: str, keys: Keys) -> Signed:
 
 
 def check_parts(place: str, parts: Iterable[str], found: Signed) -> None:
-    """Reads every part. Raises Refused for one that is not as it was signed."""
+    """Reads every part. Raises Refused for one that differs from the signed one."""
     for name in parts:
         if found.parts.get(name) != _sha256(join(place, name)):
             raise _refused(place, f"{name} is not the one that was signed")
@@ -148,8 +148,8 @@ def _sha256(path: str) -> str:
 
 FORMAT = "replicator-dump"
 VERSION = 1
-METADATA = "_dumpmetadata"  # JSON: what the dump is, and its parts with their checksums
-FINISHED = "_finished_dump"  # written last; nothing reads a dump without it
+METADATA = "_dumpmetadata"  # JSON: description of the dump, and its parts with their checksums
+FINISHED = "_finished_dump"  # written last; a dump without it is never read
 RECORDS = "_metadata/records-{:05d}.jsonl.gz"
 TABLES = "_metadata/tables.jsonl.gz"
 FILES = "_files/bucket-{:04d}.parquet"
@@ -161,7 +161,7 @@ INCREMENTAL: Kind = "incremental"
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What a dump covers: databases, the patterns its tables match, and "db.table" -> the filter of its partitions."""
+    """The scope of a dump: databases, the patterns its tables match, and "db.table" -> the filter of its partitions."""
 
     databases: tuple[str, ...]
     include: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A place in the captured log: position, event id, and time in seconds."""
+    """A point in the captured log: position, event id, and time in seconds."""
 
     position: Number
     event: Number
@@ -181,14 +181,14 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dump is. `begin`: the state it builds on (None for a bootstrap); `end`: the state it leads to. `source`:
-    the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`: file
-    entries that take files away; `slot`: the consumer it was made for, which its load confirms; `epochs`: database ->
-    epoch of its role at the source (0: it had none; absent: the source was not asked); `not_replicated`: what a load
-    cannot bring as the source has it; `formats`: tables that loads leave out for their format, and why; `empty`: tables
-    and partitions (`db.table/p=1`) without a directory that a person has declared empty; `held`: bytes of all files in
-    scope at `end`, where an increment takes files away; `constraints`: whether the source's are known, so that a table
-    of which the dump tells none has none."""
+    """The description of a dump. `begin`: the state it builds on (None for a bootstrap); `end`: the state it leads to.
+    `source`: the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`:
+    number of file entries that remove files; `slot`: the consumer of the dump, which its load confirms; `epochs`:
+    database -> epoch of its role at the source (0: it had no role; absent: the source was not queried);
+    `not_replicated`: objects that a load cannot replicate exactly; `formats`: tables that loads leave out because of
+    their format, with the reason; `empty`: tables and partitions (`db.table/p=1`) without a directory that the operator
+    has declared empty; `held`: bytes of all files in scope at `end`, if an increment removes files; `constraints`: True
+    if the source's constraints are known, so that a table without constraints in the dump has none."""
 
     id: str
     kind: Kind
@@ -227,7 +227,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
-    """A finished dump's parts and metadata. Raises FormatError for anything else, saying which."""
+    """Returns a finished dump's parts and metadata. Raises FormatError for anything else, with a description of it."""
     import xxhash
 
     try:
@@ -263,7 +263,7 @@ def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
 
 
 def _check_names(metadata: DumpMetadata, path: str) -> None:
-    """Ids and names become parts of paths, and of the target's properties. Raises FormatError."""
+    """Checks ids and names, because they become parts of paths, and of the target's properties. Raises FormatError."""
     check_id(path, "the id", metadata.id)
     check_id(path, "the id of the root", metadata.root_id)
     if metadata.slot is not None:
@@ -273,7 +273,7 @@ def _check_names(metadata: DumpMetadata, path: str) -> None:
 
 
 def _no_dump(place: str) -> FormatError:
-    """What a place is that has no marker."""
+    """Returns the error that describes a location without a marker."""
     names = Place(place).list()
     if {METADATA, "_metadata", "_files"} & set(names):
         text, hint = f"an unfinished dump ({FINISHED} is missing)", "run the dump again; it writes the marker last"
@@ -297,28 +297,28 @@ def now_text() -> str:
 
 
 # ---- reader ----------------------------------------------------------------------------------------------------------
-# DumpReader: a finished dump, read in flat memory.
+# DumpReader: reads a finished dump with constant memory.
 
 
 class DumpReader:
-    """Raises FormatError at once for an unfinished dump or an unknown version, later where a part is damaged."""
+    """A reader. Raises FormatError at once for an unfinished dump or unknown version, later for a damaged part."""
 
     def __init__(self, place: str, keys: Keys | None = None) -> None:
-        """`keys`: the dump must be signed with one of them, else Refused."""
+        """`keys`: the dump must be signed with one of them, otherwise Refused is raised."""
         self.place = str(as_written(place))
         self._parts, self.metadata = open_parts(self.place)
         self._signed = signed(self.place, self.metadata.id, METADATA, keys) if keys else None
 
     def verify(self) -> None:
-        """Reads every part and compares its checksum. Raises FormatError naming the first damaged one."""
+        """Reads every part and compares its checksum. Raises FormatError with the name of the first damaged one."""
         self._parts.verify()
         if self._signed is not None:
             check_parts(self.place, (part.name for part in self._parts.parts), self._signed)
-        for _ in self.entries():  # each is looked at, before anything is done with any
+        for _ in self.entries():  # check every entry before any of them is used
             pass
 
     def records(self, after: int = 0) -> Iterator[ChangeRecord]:
-        """Records after a position, in order."""
+        """Yields the records after a position, in order."""
         for part in self._parts.parts:
             if part.name.startswith("_metadata/records-"):
                 for line in self._parts.lines(part.name):
@@ -328,7 +328,7 @@ class DumpReader:
                         yield record
 
     def tables(self) -> Iterator[Table]:
-        """Touched tables as they are at the end of the range."""
+        """Yields touched tables as they are at the end of the range."""
         if any(part.name == TABLES for part in self._parts.parts):
             for line in self._parts.lines(TABLES):
                 table = decode_table(line, self._parts.path(TABLES))
@@ -336,7 +336,7 @@ class DumpReader:
                 yield table
 
     def _check_scope(self, change: Change, part: str) -> None:
-        """A dump speaks of the databases that it covers, and of no other one of the target."""
+        """Checks that a change concerns only databases that the dump covers, and no other database of the target."""
         for name in () if change.unread is not None else change.databases:
             self._check_database(name, part)
 
@@ -345,7 +345,7 @@ class DumpReader:
             raise foreign(self._parts.path(part), "database", name, "is not one that the dump covers")
 
     def buckets(self) -> list[tuple[str, int]]:
-        """(place of a Parquet part, its rows) for every bucket."""
+        """Returns (path of a Parquet part, its rows) for every bucket."""
         return [(self._parts.path(part.name), part.rows) for part in self._parts.parts if part.kind == PARQUET]
 
     def entries(self) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Content: the records and file entries of a dump, of the manifest at its end or of a range of the log."""
+"""Content: the records and file entries of a dump, from the manifest at its end or from a range of the log."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from replicator.core.text.sql_text import PartitionFilter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 
 # ---- reached ---------------------------------------------------------------------------------------------------------
-# Reached: with which scope a replica came to its checkpoint, as its database says. Pure.
+# The scope with which a replica reached its checkpoint, stored in its database. Pure.
 #
-# A checkpoint is one position for a whole database. When a load brought only some of its tables there, the others are
-# behind, and a later load of more than these would pass over what happened to them meanwhile.
+# A checkpoint is one position for an entire database. If a load brought only some of its tables to it, the others are
+# behind, and a later load with a wider scope would skip their changes in between.
 
 
-SCOPE = "replicator.scope"  # property of a replica's database; replicas of older releases have none
+SCOPE = "replicator.scope"  # property of a replica's database; replicas of older releases do not have it
 ALL = "all"
-_LONGEST = 2000  # characters; of a longer scope a digest is kept, which covers nothing but itself
+_LONGEST = 2000  # characters; a longer scope is stored as a digest, which covers only itself
 
 
 class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def scope_of(databases: Sequence[str], patterns: Patterns) -> Scope:
-    """Databases and patterns as a dump writes them down."""
+    """Returns databases and patterns in the form that a dump stores."""
     return Scope(
         databases=tuple(databases),
         include=tuple(each.pattern for each in patterns.include),
@@ -58,7 +58,7 @@ def scope_of(databases: Sequence[str], patterns: Patterns) -> Scope:
 
 
 def reached(scope: Scope, db: str) -> str:
-    """A scope as the property's value, for one database by its name in the scope."""
+    """Returns a scope as the property's value, for one database by its name in the scope."""
     mine = {table: text for table, text in scope.partitions.items() if table.lower().startswith(f"{db}.".lower())}
     part = _Part(tuple(sorted(scope.include)), tuple(sorted(scope.exclude)), mine)
     if part == _Part():
@@ -68,9 +68,9 @@ def reached(scope: Scope, db: str) -> str:
 
 
 def covers(known: str | None, wanted: str) -> bool:
-    """Whether all tables and partitions of a scope were brought to the checkpoint. None: nobody knows, as with replicas
-    of older releases. Patterns are compared as text: those that say less may be told to cover, never those that say
-    more."""
+    """Returns True if all tables and partitions of the scope `wanted` were brought to the checkpoint. `known` is None
+    for replicas of older releases, whose scope is unknown. Patterns are compared as text, so a scope that covers may
+    not be recognised, but one that does not cover is never accepted."""
     if known in (None, ALL, wanted):
         return True
     one, other = _part(known or ""), _part(wanted)
@@ -85,23 +85,23 @@ def _part(text: str) -> _Part | None:
         return _Part()
     try:
         return msgspec.json.decode(text, type=_Part)
-    except msgspec.DecodeError:  # a digest, or what another hand wrote
+    except msgspec.DecodeError:  # a digest, or a value written by another program
         return None
 
 
 def after_load(parameters: Mapping[str, str], wanted: str, *, moves: bool, whole: bool) -> dict[str, str]:
-    """A database's parameters with the scope of its new checkpoint. moves: the checkpoint is another than before;
-    whole: the load brought all of `wanted`, whatever was there."""
+    """Returns a database's parameters with the scope of its new checkpoint. moves: the checkpoint changed; whole: the
+    load brought everything in `wanted`, regardless of the state before."""
     known = parameters.get(SCOPE)
     if known is not None and not moves and not (whole and covers(wanted, known)):
-        return dict(parameters)  # a repair of some tables, say
+        return dict(parameters)  # for example after a repair of some tables
     if known is None and wanted == ALL and not whole:
-        return dict(parameters)  # whether an earlier load brought less is not known
+        return dict(parameters)  # an earlier load may have brought less
     return {**parameters, SCOPE: wanted}
 
 
 def scope_text(scope: str) -> str:
-    """For people."""
+    """Formats a scope for display."""
     part = _part(scope)
     if part is None:
         return "a choice of its tables"
@@ -117,7 +117,7 @@ ENTRY_BATCH = 20_000
 
 
 class Content:
-    """One dump at work."""
+    """The content of one dump while it is written."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Content:
     # ---- bootstrap ------------------------------------------------------------------------------------------------
 
     def bootstrap(self, *, empty: bool = False) -> None:
-        """Every database, function, table, partition, statistic and file entry in scope, as of the end."""
+        """Writes every database, function, table, partition, statistic and file entry in scope, as of the end."""
         if not empty:
             self._require_matches()
         for db in self._selection.databases:
@@ -169,7 +169,7 @@ class Content:
             )
 
     def _export(self, db: str, name: str) -> None:
-        """A table whole: itself, its partitions, its statistics, its files."""
+        """Writes a complete table: itself, its partitions, statistics, constraints and files."""
         table = self._manifest.table(db, name)
         if table is None:
             return
@@ -211,7 +211,7 @@ class Content:
     # ---- incremental ----------------------------------------------------------------------------------------------
 
     def incremental(self) -> None:
-        """The records and file entries of the range that are in scope; tables renamed into it are exported whole."""
+        """Writes the range's records and file entries in scope; tables that enter the scope are exported completely."""
         assert self._begin is not None
         after, until = self._begin.position, self._end.position
         log = [each for each in segments(self._root.place) if each.last > after and each.first <= until]
@@ -236,7 +236,7 @@ class Content:
 
     @property
     def _selects_all(self) -> bool:
-        """Whether nothing can come in, so that the range need not be read for it."""
+        """True if no table can enter the scope, so that the range need not be read for that."""
         patterns = self._selection.patterns
         whole = patterns.everything and not patterns.partitions
         return whole and len(self._selection.databases) == len(self._manifest.scope())
@@ -265,7 +265,7 @@ class Content:
     # ---- both -----------------------------------------------------------------------------------------------------
 
     def _uncaptured(self) -> Iterator[Uncaptured]:
-        """Objects in scope that the capture at the end could not see."""
+        """Yields objects in scope that the capture at the end could not read."""
         for obj in sight_at(segments(self._root.place), self._end.position).unseen:
             if self._selection.holds_partition((obj.db, obj.table), obj.partition):
                 yield obj
@@ -276,7 +276,7 @@ class Content:
                 yield f"{obj.db}.{obj.table}" + (f"/{obj.partition}" if obj.partition else "")
 
     def _held(self) -> int | None:
-        """For the loader, to tell how much of a replica an increment takes away."""
+        """Returns the bytes in scope at the end, from which a load computes the share that an increment removes."""
         if self._begin is None or not self._writer.removed:
             return None
         sizes = (self._manifest.bytes_of_tables(db) for db in self._selection.databases)
@@ -284,7 +284,7 @@ class Content:
         return sum(size for tables in sizes for name, size in tables.items() if match(name))
 
     def _unnamed(self) -> Iterator[NotReplicated]:
-        """Objects in scope with files whose names are not UTF-8, as the last capture found them."""
+        """Yields objects in scope with files whose names are not UTF-8, as found by the last capture."""
         for each in remembered(self._manifest):
             db, _, table = each.object.partition(".")
             if self._selection.holds_partition((db, table), each.partition):

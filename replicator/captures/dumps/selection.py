@@ -1,8 +1,8 @@
-"""Selection: what of the captured log a dump holds: databases, tables by name, partitions by value. Pure.
+"""Selection: the part of the captured log in a dump: databases, tables by name, partitions by value. Pure.
 
-What is outside is as if it did not exist. A table that comes in within the range (a rename brought it, or took it from
-one partition filter to another, or a partition was renamed into its filter) is as new to the target: nothing is
-reported of it from then on, and the dump holds it whole as it is at the end. What goes out is dropped.
+Objects outside are treated as nonexistent. A table that enters within the range (it was renamed into the selection or
+from one partition filter to another, or a partition was renamed into its filter) is new to the target: its records are
+left out from then on, and the dump contains the complete table as it is at the end. A table that leaves is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class Selection:
-    """Databases by name, and which of their tables and partitions."""
+    """Databases by name, with filters for their tables and partitions."""
 
     databases: tuple[str, ...]
     patterns: Patterns = field(default_factory=Patterns)
@@ -42,18 +42,18 @@ class Selection:
         return self.patterns.filter_of(*name)
 
     def holds_partition(self, name: Name, partition: str) -> bool:
-        """`partition`: its escaped name, or nothing for the table itself."""
+        """Returns True if a partition is selected. `partition`: its escaped name, or "" for the table itself."""
         wanted = self.filter_of(name) if partition else None
         return self.holds(name) and (wanted is None or matches_name(wanted, partition))
 
     def crosses(self, old: Name, new: Name) -> bool:
-        """Whether a rename changes what is held of a table."""
+        """Returns True if a rename changes which parts of a table are selected."""
         return self.holds(old) != self.holds(new) or self.filter_of(old) != self.filter_of(new)
 
 
 @dataclass
 class Entering:
-    """Tables that come into a selection within a range; fed with its records in order, before they are reported."""
+    """Tables that enter a selection within a range. `see` must process all records in order before any is reported."""
 
     selection: Selection
     _since: dict[Name, int] = field(default_factory=dict)
@@ -91,11 +91,11 @@ class Entering:
 
     @property
     def names(self) -> set[Name]:
-        """The tables that the dump has to hold whole, by their names at the end."""
+        """The tables that the dump must contain completely, by their names at the end."""
         return set(self._since)
 
     def spells(self, name: Name) -> list[tuple[int, int | None]]:
-        """The positions, from and to before, at which nothing is reported of a name; None: to the end."""
+        """Returns the ranges (begin, exclusive end; None: no end) in which the records of a name are left out."""
         open_ = [(self._since[name], None)] if name in self._since else []
         return [*self._spells.get(name, ()), *open_]
 
@@ -105,7 +105,7 @@ class Entering:
     # ---- telling --------------------------------------------------------------------------------------------------
 
     def reported(self, change: Change, at: int) -> Change | None:
-        """What of a record's change is in the dump; None: nothing."""
+        """Returns the part of a record's change that is in the dump; None if nothing is."""
         name = change.touched
         if name is None:
             db = change.touched_db
@@ -125,7 +125,7 @@ class Entering:
         return change if wanted is None else _filtered(change, wanted)
 
     def reported_rows(self, rows: pa.Table) -> tuple[pa.Table, set[Name]]:
-        """Which file entries are in the dump, and the tables that they are about. Columns as of cmroot.log.FILES."""
+        """Returns the file entries that are in the dump, and their tables. Columns as of cmroot.log.FILES."""
         named: set[Name] = set()
         for db, table in sorted(set(zip(rows["db"].to_pylist(), rows["table"].to_pylist(), strict=True))):
             held, wanted = self.selection.holds((db, table)), self.selection.filter_of((db, table))
@@ -145,7 +145,7 @@ class Entering:
     def _reported_of(
         self, rows: pa.Table, theirs: pa.Table, name: Name, wanted: PartitionFilter | None
     ) -> pa.ChunkedArray:
-        """Of all rows, which are reported if they are about this table. `theirs`: those that are."""
+        """Returns a mask over all rows: True if a row would be reported as this table's. `theirs`: the table's rows."""
         reported = pc.is_valid(rows["position"])
         for begin, end in self.spells(name):
             outside = pc.less(rows["position"], begin)
@@ -160,7 +160,7 @@ class Entering:
 
 
 def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
-    """What of a change of one table is about partitions that are wanted."""
+    """Returns the part of a change of one table that concerns selected partitions."""
     match change:
         case kinds.AddPartitions():
             named = zip(change.partition_names, change.partitions, strict=True)
@@ -183,14 +183,14 @@ def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
 
 
 # ---- points ----------------------------------------------------------------------------------------------------------
-# Points: an event id, a time or an earlier dump, as a place in the captured log.
+# Points: an event id, a time or an earlier dump, as a position in the captured log.
 #
 # A time stands for the last record at or before it in the order of the log: clocks jump, positions do not. A record
-# counts as at least as late as every segment before it, so a clock that was set back never brings in a later record.
+# counts as at least as late as every segment before it, so a clock that was set back never includes a later record.
 
 
 def resolve_until(log: Sequence[Segment], text: str | None) -> Point:
-    """Where a dump ends: the last record of the log, or the last one at or before an event id or time."""
+    """Returns the end of a dump: the last record of the log, or the last one at or before an event id or time."""
     if not log:
         raise UsageError("nothing is captured yet", hint="run `replicator capture`, or let dump capture")
     newest = _end(log[-1])
@@ -206,7 +206,7 @@ def resolve_until(log: Sequence[Segment], text: str | None) -> Point:
 
 
 def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
-    """Where an incremental dump begins. Raises BootstrapNeeded when the log does not reach back that far."""
+    """Returns the begin of an incremental dump. Raises BootstrapNeeded if the log begins later."""
     there = end_of_dump(text, "--since", root_id)
     if there is not None:
         return there
@@ -229,7 +229,7 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
 
 
 def point_at(log: Sequence[Segment], position: int) -> Point | None:
-    """A position of the log as a point; None where the log does not have it."""
+    """Returns a position of the log as a point; None if the log does not contain it."""
     for segment in log:
         if segment.first <= position <= segment.last:
             for record in read_records(segment, position - 1, position):
@@ -238,8 +238,8 @@ def point_at(log: Sequence[Segment], position: int) -> Point | None:
 
 
 def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
-    """Where an earlier dump ends, for who names its directory; None for any other text. Raises UsageError for a dump of
-    another root."""
+    """Returns the end of an earlier dump if `text` is its directory; None for any other text. Raises UsageError for a
+    dump of another root."""
     if not (as_written(text) / FINISHED).exists():
         return None
     _, metadata = open_parts(text)
@@ -252,13 +252,13 @@ def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
 
 
 def scope_of_dump(text: str) -> Scope | None:
-    """What an earlier dump covers, for who names its directory; None for any other text."""
+    """Returns the scope of an earlier dump if `text` is its directory; None for any other text."""
     return open_parts(text)[1].scope if (as_written(text) / FINISHED).exists() else None
 
 
 def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:
-    """(event id, None) or (None, seconds since the epoch). Times without a zone are UTC. Raises UsageError, naming the
-    option, for what is neither."""
+    """Returns (event id, None) or (None, seconds since the epoch). Times without a zone are UTC. Raises UsageError,
+    with the name of the option, for any other text."""
     if text.isdigit():
         return int(text), None
     try:
@@ -271,7 +271,7 @@ def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:
 
 
 def _end(segment: Segment, capture: Capture | None = None) -> Point:
-    """The end of a segment, or of one of the captures that it was merged from."""
+    """Returns the end of a segment, or of one of the captures that it was merged from."""
     last, about = (segment.last, segment.metadata) if capture is None else (capture.last, capture.about)
     try:
         return Point(last, int(about["event"]), int(about["time"]))
@@ -282,9 +282,9 @@ def _end(segment: Segment, capture: Capture | None = None) -> Point:
 
 
 def _last_before(log: Sequence[Segment], event: int | None, time: int | None) -> Point | None:
-    """The last record whose event id (or time) is not after the given one."""
+    """Returns the last record whose event id (or time) is not later than the given one."""
     best: Point | None = None
-    latest = 0  # time that the records so far have reached
+    latest = 0  # the latest time of the records so far
     for segment, capture in ((each, capture) for each in log for capture in each.captures):
         end = _end(segment, capture)
         if (event is not None and end.event <= event) or (time is not None and max(latest, end.time) <= time):

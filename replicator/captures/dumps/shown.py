@@ -1,4 +1,4 @@
-"""Shown: a dump, a $cmroot's captured log or one segment of it, opened for whoever wants to look at it. Reads only."""
+"""Content of a dump, of a $cmroot's captured log or of one segment, opened for display. Reads only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from replicator.errors import FormatError
 
 @dataclass(frozen=True)
 class Shown(Report):
-    """What there is to show. `header`: what the dump or log says of itself; `records` and `entries` (of files) read
-    them again, one by one, each time they are called. `files`: whether `to_dict` has the entries, too."""
+    """The content to display. `header`: the metadata of the dump or log; `records` and `entries` (of files) read them
+    again, one by one, on each call. `files`: True if `to_dict` includes the entries."""
 
     header: dict[str, Any]
     records: Callable[[], Iterator[ChangeRecord]]
@@ -32,13 +32,13 @@ class Shown(Report):
     files: bool = False
 
     def head(self) -> dict[str, Any]:
-        """The JSON object without its lists."""
+        """Returns the JSON object without its lists."""
         counts = {f"{name}_count": self.header[name] for name in ("records", "files") if name in self.header}
         rest = {key: value for key, value in self.header.items() if key not in ("records", "files")}
         return {"status": "shown", **rest, **counts}
 
     def lists(self) -> dict[str, Iterable[Any]]:
-        """The lists of the JSON object, which may be longer than memory."""
+        """Returns the lists of the JSON object, which may not fit into memory."""
         lists: dict[str, Iterable[Any]] = {"records": map(msgspec.to_builtins, self.records())}
         return lists | ({"files": self.entries()} if self.files else {})
 
@@ -46,7 +46,7 @@ class Shown(Report):
         return self.head() | {name: list(items) for name, items in self.lists().items()}
 
     def to_arrow(self) -> Any:
-        """The file entries, if they were asked for, else the records, as a pyarrow.Table."""
+        """Returns the file entries, if requested, otherwise the records, as a pyarrow.Table."""
         if self.files:
             return table_of(list(self.entries()), FILES.names)
         return table_of(list(map(_row, self.records())), COLUMNS)
@@ -61,9 +61,9 @@ class Shown(Report):
 
 @dataclass(frozen=True)
 class Narrowing:
-    """Which records are shown. table: (database, table); what happens to its whole database counts. former: names that
-    it had before, each with the position of the record that took it. since, until: (event id, None) or (None, seconds
-    since the epoch), themselves included."""
+    """A filter of the displayed records. table: (database, table); changes of its entire database match, too. former:
+    its earlier names, each with the position of the record that renamed it. since, until: (event id, None) or (None,
+    seconds since the epoch), inclusive."""
 
     table: tuple[str, str] | None = None
     since: tuple[int | None, int | None] = (None, None)
@@ -71,7 +71,7 @@ class Narrowing:
     former: tuple[tuple[tuple[str, str], int], ...] = ()
 
     def with_former(self, records: Iterable[ChangeRecord]) -> Narrowing:
-        """With the names from which its table was renamed, one after the other."""
+        """Returns the filter with the earlier names of its table, newest first."""
         if self.table is None:
             return self
         renames = [(each.position, each.change.rename) for each in records if each.change.rename]
@@ -96,7 +96,7 @@ class Narrowing:
 
 
 def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
-    """Only the records of a narrowing, and the files of these. The header counts all of them."""
+    """Returns only the records that match, and their files. The header counts all of them."""
 
     def records() -> Iterator[ChangeRecord]:
         return filter(narrowing.with_former(shown.records()).has, shown.records())
@@ -109,7 +109,7 @@ def narrowed(shown: Shown, narrowing: Narrowing) -> Shown:
 
 
 COLUMNS = ("position", "event", "time", "observed", "kind", "object", "change")
-"""Of records in a table; `change` is JSON text."""
+"""The columns of records as a table; `change` is JSON text."""
 
 
 def _row(record: ChangeRecord) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def _row(record: ChangeRecord) -> dict[str, Any]:
 
 
 def open_shown(place: str, keys: Callable[[], Keys | None] = lambda: None, *, files: bool = False) -> Shown:
-    """keys: asked for a dump, which one of them must have signed. Raises FormatError for anything that is neither a
-    dump nor a captured log, Refused for a dump that is not signed so."""
+    """Opens a dump or a captured log. keys: called for a dump; one of them must have signed it. Raises FormatError for
+    anything that is neither a dump nor a captured log, Refused for a dump not signed with these keys."""
     at = as_written(place)
     if (at / FINISHED).exists() or (at / METADATA).exists():
         return _open_dump(str(at), keys(), files)

@@ -1,7 +1,7 @@
-"""DumpWriter: records, touched tables and file entries into a dump directory, in flat memory.
+"""DumpWriter: writes records, touched tables and file entries to a dump directory, with constant memory.
 
-File entries go into buckets by what they are about: everything about one file of one table's life is in one bucket, so
-that a loading task needs one bucket only. A small dump has a single bucket.
+File entries are distributed over buckets by the file they describe: all entries of one file of one table are in one
+bucket, so that a loading task requires one bucket only. A small dump has a single bucket.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from replicator.captures.events.record import ChangeRecord, encode
 from replicator.core.model import Table
 from replicator.errors import UsageError
 
-SMALL = 100_000  # entries that one bucket holds before a dump is split
+SMALL = 100_000  # maximum number of entries in one bucket before a dump is split
 BUCKETS = 64
-FLUSH = 1024  # entries a bucket gathers before they go to its Parquet writer
-ROW_GROUP = 4096  # of a bucket: all of them fill theirs in memory at the same time
-RECORDS_BYTES = 256 << 20  # of lines in one part of `_metadata`
+FLUSH = 1024  # entries that a bucket buffers before they are passed to its Parquet writer
+ROW_GROUP = 4096  # rows of a bucket: all buckets fill their row groups in memory at the same time
+RECORDS_BYTES = 256 << 20  # size of the lines in one part of `_metadata`
 
 
 class DumpWriter:
-    """Writes one dump. Nothing of it counts before `finish` returns; a dump that a crash left is written again."""
+    """A writer of one dump. The dump does not exist before `finish` returns; one left by a crash is written again."""
 
     def __init__(self, place: str, id: str | None = None) -> None:
-        """`id`: the dump's, where what it holds gives it one. Raises UsageError when the place holds a finished dump,
-        or something that is no dump."""
+        """`id`: the dump's id, if its content determines one. Raises UsageError if the location contains a finished
+        dump, or something that is not a dump."""
         at = as_written(place)
         self.place = str(at)
         self.id = id or uuid.uuid4().hex
@@ -68,13 +68,13 @@ class DumpWriter:
         self.observed += record.observed
 
     def table(self, table: Table) -> None:
-        """A touched table as it is at the end of the range."""
+        """Writes a touched table as it is at the end of the range."""
         if self._tables is None:
             self._tables = self._parts.lines(layout.TABLES)
         self._tables.write(msgspec.json.encode(table))
 
     def entries(self, rows: pa.Table) -> None:
-        """File entries, with the columns of cmroot.log.FILES. A rename's record comes before its entries."""
+        """Writes file entries, with the columns of cmroot.log.FILES. A rename's record must precede its entries."""
         if not rows.num_rows:
             return
         rows = conform(rows, SCHEMA)
@@ -121,7 +121,7 @@ class DumpWriter:
             start += length
 
     def _first_name(self, db: str, table: str, partition: str, path: str) -> tuple[str, ...]:
-        """What an entry is about, under the names that table and partition had at the beginning."""
+        """Returns the key of an entry's file, with the names that its table and partition had at the beginning."""
         partition = self._first_names.get((db, table, partition), (partition,))[-1]
         return *self._first_names.get((db, table), (db, table)), partition, path
 
@@ -144,7 +144,7 @@ class DumpWriter:
         checksum = xxhash.xxh3_128_hexdigest((Place(self.place) / layout.METADATA).read_bytes())
         finished = layout.Finished(layout.FORMAT, layout.VERSION, metadata.id, checksum)
         before_publishing()
-        # The marker, after everything else is durable: from here on the dump exists.
+        # The marker is written after everything else is durable: from here on the dump exists.
         (Place(self.place) / layout.FINISHED).write_bytes(msgspec.json.encode(finished) + b"\n")
 
     @property
@@ -152,7 +152,7 @@ class DumpWriter:
         return len(self._buckets) or 1
 
     def abort(self) -> None:
-        """Removes what was written; the next dump may use the place."""
+        """Removes the written files, so that the next dump can use the location."""
         for bucket in self._buckets:
             bucket.abort()
         for part in (self._records, self._tables):
@@ -171,7 +171,7 @@ class DumpWriter:
 
 
 class _Bucket:
-    """A bucket's Parquet writer, fed in larger pieces."""
+    """A buffered Parquet writer of one bucket."""
 
     def __init__(self, writer: ParquetWriter) -> None:
         self._writer = writer

@@ -1,1 +1,1 @@
-"""Events: the notification log, read and decoded into changes."""
+"""Events: reads the notification log and decodes it into changes."""

@@ -1,8 +1,8 @@
-"""Decode: a notification event becomes a change in our words. Pure: no metastore, no files, no clock.
+"""Decoding of a notification event into a change. Pure: no metastore, no files, no clock.
 
 Message layouts: Hive 2.3 to 4.2 (JSON text, or base64 of gzip of JSON); metadata objects inside are thrift TJSON
-strings. An event that changes nothing becomes a marker, as does one of another catalog. A type or message that cannot
-be read becomes an UnknownEvent that keeps it as it came.
+strings. An event that changes nothing becomes a marker, and so does an event of another catalog. An event whose type or
+message cannot be parsed becomes an UnknownEvent that stores it unchanged.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from replicator.metastore.requests import (
 
 _GZIP_FORMATS = ("gzip", "gzip(json-2.0)")
 MESSAGE_BYTES = LINE_BYTES
-"""The longest message that is read, unpacked. A longer one is kept as it came, and its table compared."""
+"""Maximum bytes of a message that is parsed, uncompressed. A longer one is stored unchanged, and its table compared."""
 _PIECE = 4 << 20
 KEPT_MESSAGE = 16 << 20
-"""How much of a message that cannot be read is kept, in characters."""
+"""The maximum length stored of a message that cannot be parsed, in characters."""
 _read_json = msgspec.json.Decoder().decode
 Message = dict[str, Any]
 
 
 class NamedFile(Value, frozen=True, omit_defaults=True):
-    """A file as an event's message names it: its partition (None for a table's own), URI and the store's checksum."""
+    """A file named in a message: its partition (None for the table's own), URI and the store's checksum."""
 
     uri: str
     partition: str | None = None
@@ -64,15 +64,15 @@ class NamedFile(Value, frozen=True, omit_defaults=True):
 
 
 class Decoded(Value, frozen=True, omit_defaults=True):
-    """What one event says: the change, and the files its message names (often incomplete, see the lab notes)."""
+    """A decoded event: the change, and the files that its message names (often incomplete, see the lab notes)."""
 
     change: Change
     files: tuple[NamedFile, ...] = ()
 
 
 def decode(event: NotificationEvent) -> Decoded:
-    """The change an event announces: a marker when it changes nothing in this catalog, an UnknownEvent when its type or
-    message is not understood. Never raises."""
+    """Returns the change that an event announces: a marker if it changes nothing in this catalog, an UnknownEvent if
+    its type or message cannot be parsed. Never raises."""
     if is_irrelevant(event):
         return Decoded(change=kinds.EventsRead())
     reader = _READERS.get(event.type)
@@ -95,7 +95,7 @@ def decode(event: NotificationEvent) -> Decoded:
 
 
 def message_text(event: NotificationEvent) -> str | bytes:
-    """The JSON text of an event's message. Raises FormatError when it is packed and cannot be unpacked."""
+    """Returns the JSON text of an event's message. Raises FormatError if it cannot be decompressed."""
     message = event.message or ""
     if event.format not in _GZIP_FORMATS and message[:100].lstrip()[:1] == "{":
         if len(message) > MESSAGE_BYTES:
@@ -108,7 +108,7 @@ def message_text(event: NotificationEvent) -> str | bytes:
 
 
 def _unpacked(packed: bytes, event: NotificationEvent) -> bytes:
-    """In pieces, so that no more is ever held than a message may have."""
+    """Decompresses a message in chunks, so that memory never exceeds the maximum length of a message."""
     unpacking, pieces, length = zlib.decompressobj(47), [], 0
     while not unpacking.eof:
         piece = unpacking.decompress(packed, _PIECE)
@@ -137,14 +137,14 @@ def _table(text: str) -> Table:
 
 
 def _name(keys: tuple[Column, ...], values: Mapping[str, str]) -> str:
-    """Name of a partition that a message gives as a map; `keys` empty means the map's own order."""
+    """Returns the name of a partition that a message contains as a map; if `keys` is empty, in the map's own order."""
     keys = keys or tuple(Column(name=key, type="string") for key in values)
     by_key = {key.lower(): value for key, value in values.items()}
     return partition_name(keys, tuple(by_key[key.name.lower()] or "" for key in keys))
 
 
 def _files(encoded: list[str] | None, partition: str | None = None) -> tuple[NamedFile, ...]:
-    """File strings `uri#checksum[#cmroot#subdirectory]`; the URI itself may hold no raw `#`."""
+    """Parses file strings `uri#checksum[#cmroot#subdirectory]`; the URI itself cannot contain an unescaped `#`."""
     named = []
     for text in encoded or ():
         uri, _, rest = text.partition("#")
@@ -223,7 +223,7 @@ def _alter_partition(message: Message) -> Decoded:
 
 
 def _alter_partitions(message: Message) -> Decoded:
-    """4.1's and newer servers' batch: the state after, never a rename, so it reads like adding them in place."""
+    """Decodes a batch of alters (Hive 4.1 and newer): the state afterwards, never a rename, like partitions added."""
     keys = tuple(key.name for key in _table(message["tableObjJson"]).partition_keys)
     partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
     return Decoded(
@@ -234,7 +234,7 @@ def _alter_partitions(message: Message) -> Decoded:
 
 
 def _insert(message: Message) -> Decoded:
-    """2.3 gives the partition as a map, later versions as an object; which files were replaced, none of them says."""
+    """Decodes an insert. The partition is a map in 2.3, an object later; replaced files are never included."""
     keys = _table(message["tableObjJson"]).partition_keys if message.get("tableObjJson") else ()
     partition = None
     if message.get("ptnObjJson"):
@@ -256,7 +256,7 @@ def _drop_function(message: Message) -> Decoded:
 
 
 def _index(message: Message) -> Decoded:
-    """Indexes exist up to 2.3 only. Thrift Index: 1 name, 4 table."""
+    """Decodes an event of an index; indexes exist up to Hive 2.3 only. Thrift Index: 1 name, 4 table."""
     text = message.get("afterIndexObjJson") or message.get("indexObjJson")
     index = _read_json(text) if text else {}
     name = message.get("indexName") or index["1"]["str"]
@@ -265,7 +265,7 @@ def _index(message: Message) -> Decoded:
 
 
 def _add_constraints(kind: str) -> Callable[[Message], Decoded]:
-    """The event's row names the table that a foreign key refers to, its message the one that has it."""
+    """The event's row names the table that a foreign key refers to, its message the table that has the key."""
 
     def read(message: Message) -> Decoded:
         ((db, table), constraints) = next(iter(of_message(kind, message[KINDS[kind].message]).items()))
@@ -282,8 +282,8 @@ def _drop_constraint(message: Message) -> Decoded:
 
 
 def _statistics(event: NotificationEvent, message: Message) -> Decoded:
-    """Set or deleted; only the event's row always names the table. Who records them asks the metastore for all that
-    there is now: a message has some columns, of one engine."""
+    """Decodes updated or deleted statistics. Only the event's row always names the table. A message contains some
+    columns, of one engine, so captures read the complete statistics from the metastore before they record them."""
     name = message.get("partName")
     if "colStatsJson" in message:
         description = _read_json(message["colStatsJson"])["1"]["rec"]

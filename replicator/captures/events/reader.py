@@ -1,8 +1,8 @@
-"""Reading the notification log: in large pages, with overlap, and never past a hole.
+"""Reader of the notification log: in large pages, with overlap, and never past a gap.
 
-The thrift call checks nothing, so this does (docs/design.md, invariant 2): ids must continue from the cursor, and an
-empty answer counts only when the newest id is the cursor. A 2.3 server with several writers may give one id to two
-rows, the second appearing behind a reader that has passed it: each read looks back and returns such rows as `late`.
+The thrift call checks nothing, so this module does (docs/design.md, invariant 2): ids must continue from the cursor,
+and an empty answer is accepted only if the newest id equals the cursor. A 2.3 server with several writers may assign
+one id to two rows, the second of which appears behind a reader: each read looks back and returns such rows as `late`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's 
 
 @dataclass(frozen=True)
 class EventsRead:
-    """What was read: `events` after the cursor in order, `late` rows behind it not seen before, the ids around the
-    first hole, if there is one: (last id before it, first id after it), and whether there are more events."""
+    """The result of a read: `events` after the cursor in order, new `late` rows at or before it, the ids around the
+    first gap, if any (last id before it, first id after it), and True in `more` if there are more events."""
 
     events: list[NotificationEvent] = field(default_factory=list)
     late: list[NotificationEvent] = field(default_factory=list)
@@ -40,11 +40,11 @@ def read_events(
     *,
     limit: int | None = None,
 ) -> EventsRead:
-    """Everything after `cursor`, up to the id that is newest now; with `limit`, some of it: after an outage the log
-    may be larger than memory.
+    """Returns all events after `cursor`, up to the newest id now; with `limit`, only some of them: after an outage the
+    log may be larger than memory.
 
-    `seen`: what the last reading returned under that name. `settled`: asked after the rows have come, the last id that
-    may be used already (None: all may). Raises Refused when the log is shorter than the cursor."""
+    `seen`: the value of `seen` that the last read returned. `settled`: called after the rows are read; returns the last
+    id that may be used already (None: all). Raises Refused if the log's newest id is smaller than the cursor."""
     newest = source.current_event_id()
     if newest < cursor:
         raise Refused(
@@ -69,7 +69,7 @@ def read_events(
 def _fetch(
     source: MetastoreReader, cursor: int, newest: int, limit: int | None
 ) -> tuple[list[NotificationEvent], bool]:
-    """Rows from shortly before the cursor up to `newest`, in order of their ids; whether the limit came before that."""
+    """Returns the rows from shortly before the cursor up to `newest`, by id, and True if the limit cut them short."""
     rows: list[NotificationEvent] = []
     after, more = max(0, cursor - LOOK_BACK), False
     while after < newest and not more:
@@ -77,7 +77,7 @@ def _fetch(
         if not page:
             break
         if len(page) == EVENT_BATCH and page[0].id != page[-1].id:
-            page = [row for row in page if row.id < page[-1].id]  # rows that share the last id may be cut apart
+            page = [row for row in page if row.id < page[-1].id]  # a page may end between rows that share the last id
         rows += page
         after = page[-1].id
         more = limit is not None and len(rows) >= limit and cursor < after < newest
@@ -85,7 +85,7 @@ def _fetch(
 
 
 def find_hole(cursor: int, events: Sequence[NotificationEvent], newest: int) -> tuple[int, int] | None:
-    """The first gap in the ids between the cursor and the newest event; None when every id is there."""
+    """Returns the first gap in the ids between the cursor and the newest event; None if every id exists."""
     last = cursor
     for event in events:
         if event.id > last + 1:
@@ -95,20 +95,20 @@ def find_hole(cursor: int, events: Sequence[NotificationEvent], newest: int) -> 
 
 
 def digest(event: NotificationEvent) -> str:
-    """Identity of a row: ids alone repeat."""
+    """Returns the identity of a row, because ids may repeat."""
     text = "\0".join(str(part) for part in (event.id, event.type, event.db, event.table, event.message))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 # ---- recycling -------------------------------------------------------------------------------------------------------
-# What a metastore says of its own change manager, which keeps what it drops (`hive.repl.cm.enabled`).
+# Settings of the metastore's own change manager, which retains dropped files (`hive.repl.cm.enabled`).
 
 
 SOURCE_FOR = "repl.source.for"
 
 
 def change_manager(metastore: MetastoreReader, databases: Collection[str]) -> ChangeManager:
-    """Its root and retention, or why it would not keep what is dropped of these databases; one call a database."""
+    """Returns its root and retention, or why it would not retain these databases' files; one call per database."""
     if metastore.setting("hive.repl.cm.enabled").strip().lower() != "true":
         return ChangeManager(why_not=f"hive.repl.cm.enabled of {metastore.uri} is not true")
     place, retain = metastore.setting("hive.repl.cmrootdir"), metastore.setting("hive.repl.cm.retain")

@@ -1,8 +1,8 @@
-"""ChangeRecord: one change of the warehouse in our words, with its place in the captured log.
+"""ChangeRecord: one change of the warehouse, with its position in the captured log.
 
-Here are the kinds of change, with their facts; `lines` has their JSON. What a notification event means is in `decode`,
-what a record does to the known state in `replicator.captures.apply`, what it does to a target in
-`replicator.replay.plan.squash`.
+Contains the kinds of change and their properties; section `lines` has their JSON. `decode` converts notification events
+to changes, `replicator.captures.apply` applies records to the known state, and `replicator.replay.plan.squash` applies
+them to a target.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AlterDatabase(OfDatabase, frozen=True, omit_defaults=True, tag_field="kind
 
 
 class DropDatabase(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_database"):
-    """A database and all in it is gone."""
+    """A database and all its contents are dropped."""
 
     db: str
 
@@ -57,7 +57,7 @@ class DropDatabase(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag
 
 
 class CreateTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="create_table"):
-    """A table or view exists from here on; whatever had its name before is gone, its partitions and files too."""
+    """A table or view exists from here on. A table that had its name is dropped, with its partitions and files."""
 
     table: Table
 
@@ -79,10 +79,10 @@ class CreateTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag=
 
 
 class AlterTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_table"):
-    """A table is `table` from here on. A rename when `db`.`name`, the name before, differs from the table's.
+    """A table is `table` from here on. It is a rename if `db`.`name`, the name before, differs from the table's.
 
-    `moved`: its directory moved along (partitions below it too), so its files are the same ones at a new place.
-    Without it a new location means other files."""
+    `moved`: its directory moved along (with partitions below it), so its files are the same at a new location. Without
+    it, a new location means other files."""
 
     db: str
     name: str
@@ -118,7 +118,7 @@ class AlterTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="
 
 
 class DropTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_table"):
-    """A table, its partitions and its files are gone."""
+    """A table, its partitions and its files are dropped."""
 
     db: str
     name: str
@@ -129,8 +129,8 @@ class DropTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="d
 
 
 class AddPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="add_partitions"):
-    """These partitions exist from here on. With `replace` (a partition was added) their files begin again, even where
-    one of that name was known; without it (a batch of alters) known files stay."""
+    """These partitions exist from here on. With `replace` (partitions were added) they start without files, even if
+    partitions of these names were known; without it (a batch of alters) known files are retained."""
 
     keys: tuple[str, ...]
     partitions: tuple[Partition, ...]
@@ -158,7 +158,7 @@ class AddPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind", 
 
 
 class AlterPartition(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_partition"):
-    """A partition is `partition` from here on. A rename when `before`, its name until now, differs from `name`;
+    """A partition is `partition` from here on. It is a rename if `before`, its name until now, differs from `name`;
     `moved` as for a table."""
 
     before: str
@@ -185,7 +185,7 @@ class AlterPartition(OfTable, frozen=True, omit_defaults=True, tag_field="kind",
 
 
 class DropPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_partitions"):
-    """Partitions, by escaped name, and their files are gone."""
+    """Partitions, by escaped name, are dropped with their files."""
 
     names: tuple[str, ...]
 
@@ -199,8 +199,8 @@ class DropPartitions(OfTable, frozen=True, omit_defaults=True, tag_field="kind",
 
 
 class ChangeFiles(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="change_files"):
-    """Data was written or removed; the record's file entries say which, and in which partitions. `partition` is the one
-    that an INSERT event named; an observed change names none."""
+    """Data was written or removed; the record's file entries contain the files and their partitions. `partition` is the
+    one that an INSERT event named; an observed change names none."""
 
     partition: str | None = None
 
@@ -214,8 +214,8 @@ class ChangeFiles(OfTable, frozen=True, omit_defaults=True, tag_field="kind", ta
 
 
 class AlterIndex(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="alter_index"):
-    """A Hive 2.3 index was created or altered (`index`, thrift TJSON) or dropped (None). Recorded, not replicated:
-    Hive 3 removed indexes, and their tables are ordinary tables."""
+    """A Hive 2.3 index was created or altered (`index`, thrift TJSON) or dropped (None). Recorded, not replicated: Hive
+    3 removed indexes, and their tables are ordinary tables."""
 
     name: str
     index: dict[str, Any] | None = None
@@ -226,7 +226,7 @@ class AlterIndex(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag
 
 
 class CreateFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="create_function"):
-    """A function exists from here on as given, replacing one of the same name."""
+    """A function exists from here on with this definition, replacing one of the same name."""
 
     function: Function
 
@@ -248,7 +248,7 @@ class CreateFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", t
 
 
 class DropFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="drop_function"):
-    """A function is gone."""
+    """A function is dropped."""
 
     db: str
     name: str
@@ -263,8 +263,8 @@ class DropFunction(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag
 
 
 class SetStatistics(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_statistics"):
-    """Column statistics of a table, or of partitions of it, are these from here on; without columns there are none.
-    Without `whole`, as events tell it, they only say of what statistics have changed; captures read and record all."""
+    """Column statistics of a table or its partitions are these from here on; without columns there are none. Without
+    `whole`, as decoded from events, it only names the objects with changed statistics; captures record all."""
 
     statistics: tuple[Statistics, ...]
     whole: bool = True
@@ -279,8 +279,8 @@ class SetStatistics(OfTable, frozen=True, omit_defaults=True, tag_field="kind", 
 
 
 class SetConstraints(OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="set_constraints"):
-    """The constraints of a table are these from here on. Without `whole`, as events tell it, these beside those that it
-    had, of which the `dropped` are gone; captures complete such a change before they record it."""
+    """The constraints of a table are these from here on. Without `whole`, as decoded from events, they are added to the
+    existing ones without the `dropped`; captures complete such a change before they record it."""
 
     constraints: tuple[Constraint, ...] = ()
     whole: bool = True
@@ -292,7 +292,7 @@ class SetConstraints(OfTable, frozen=True, omit_defaults=True, tag_field="kind",
 
 
 class UnknownEvent(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="unknown_event"):
-    """A notification this release cannot read, kept as it came. It is reported, and changes nothing on a target."""
+    """A notification that this release cannot parse, stored unchanged. It is reported; targets do not change."""
 
     type: str
     db: str | None = None
@@ -318,7 +318,7 @@ class UnknownEvent(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag
 
 
 class EventsRead(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="events_read"):
-    """Events up to the record's `event` were read and none of them concerned a captured database."""
+    """Events up to the record's `event` were read, and none of them concerned a captured database."""
 
     @property
     def is_marker(self) -> bool:
@@ -326,8 +326,8 @@ class EventsRead(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="
 
 
 class EventsLost(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="events_lost"):
-    """Events after `after` and before `next` were cleaned away before they were read. `repaired`: every captured
-    database was compared with the metastore afterwards and the differences follow as observed changes."""
+    """Events after `after` and before `next` were deleted by the server before they were read. `repaired`: every
+    captured database was compared with the metastore afterwards, and the differences follow as observed changes."""
 
     after: int
     next: int
@@ -369,14 +369,14 @@ Change = (
 
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
-Moment = Annotated[int, msgspec.Meta(ge=0, le=253402300799)]  # to the end of the year 9999, where calendars end
+Moment = Annotated[int, msgspec.Meta(ge=0, le=253402300799)]  # to the end of the year 9999, the maximum of calendars
 
 
 class ChangeRecord(Value, frozen=True, omit_defaults=True):
-    """A change with its place: `position` orders all records of one captured log, without holes, from 1.
+    """A change with its position: `position` orders all records of one captured log, without gaps, from 1.
 
-    `event` is the id of the notification it comes from, or, for an observed change, of the last one read before it;
-    `time` is the event's, or the moment of observation, in seconds."""
+    `event` is the id of its notification, or, for an observed change, of the last one read before it; `time` is the
+    time of the event or of the observation, in seconds."""
 
     position: Number
     event: Number
@@ -386,20 +386,20 @@ class ChangeRecord(Value, frozen=True, omit_defaults=True):
 
 
 def partition_names(keys: Iterable[str], partitions: Iterable[Partition]) -> Iterator[str]:
-    """Escaped names of partitions, given the names of the partition keys."""
+    """Returns the escaped names of partitions. `keys`: the names of the partition keys."""
     columns = tuple(Column(name=key, type="string") for key in keys)
     return (partition_name(columns, partition.values) for partition in partitions)
 
 
 def _some(names: tuple[str, ...]) -> str:
-    """For people."""
+    """Formats partition names for display."""
     if len(names) < 2:
         return "".join(names)
     return f"{len(names)} partitions, {names[0]} to {names[-1]}"
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
-# Records as lines of JSON, of the captured log and of dumps, and what is checked of those that others wrote.
+# Records as lines of JSON, in the captured log and in dumps, and the checks of lines from untrusted writers.
 
 
 _encoder = msgspec.json.Encoder()
@@ -408,13 +408,13 @@ _table_decoder = msgspec.json.Decoder(Table)
 
 
 def encode(record: ChangeRecord) -> bytes:
-    """One line of JSON, without the line end."""
+    """Returns one line of JSON, without the line end."""
     return _encoder.encode(record)
 
 
 def decode_line(line: bytes, place: str = "") -> ChangeRecord:
-    """The record of one line of the file at `place`. Raises FormatError for anything that is not one, and for one
-    whose names lead elsewhere than below their database."""
+    """Returns the record in one line of the file at `place`. Raises FormatError if the line is not a record, or if its
+    names lead to a path outside their database."""
     try:
         record = _decoder.decode(line)
     except UNREADABLE as error:
@@ -424,7 +424,7 @@ def decode_line(line: bytes, place: str = "") -> ChangeRecord:
 
 
 def decode_table(line: bytes, place: str) -> Table:
-    """The table of one line. Raises FormatError as `decode_line`."""
+    """Returns the table in one line. Raises FormatError as `decode_line` does."""
     try:
         table = _table_decoder.decode(line)
     except UNREADABLE as error:
@@ -435,8 +435,8 @@ def decode_table(line: bytes, place: str) -> Table:
 
 
 def _check_change(change: Change, place: str) -> None:
-    """Names of databases, tables and partitions become parts of paths, here and on the target."""
-    if change.unread is not None:  # kept as it came, nothing is called by it
+    """Checks the names of databases, tables and partitions: they become parts of paths, here and on the target."""
+    if change.unread is not None:  # stored unchanged, its names are not used
         return
     tables = change.tables
     for table in tables:
@@ -449,15 +449,15 @@ def _check_change(change: Change, place: str) -> None:
 
 
 def _check_fields(obj: Database | Table | Partition | Function, place: str) -> None:
-    """What a value keeps of fields without a home must not be a second name, or a second location."""
+    """Checks that the unmapped fields of an object do not contain a second name or location."""
     storage = obj.storage if isinstance(obj, Table | Partition) else None
     for value in (obj, storage, storage.serde if storage else None):
         if value is not None and value.extra and not HOMES[type(value)].isdisjoint(value.extra):
             raise foreign(place, "the fields", sorted(value.extra), "have a home of their own")
 
 
-@lru_cache(maxsize=1024)  # most records of a file are about few tables; a refusal is not remembered
+@lru_cache(maxsize=1024)  # most records of a file are about few tables; exceptions are not cached
 def _check_table(place: str, db: str, name: str) -> None:
-    """A table's name may hold a slash (hive.support.special.characters.tablename); a database's may not."""
+    """A table's name may contain a slash (hive.support.special.characters.tablename); a database's may not."""
     check_name(place, "database", db)
     check_below(place, "table", (name,))

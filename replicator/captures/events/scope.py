@@ -1,4 +1,4 @@
-"""Scope: which databases a root captures, and which changes concern them."""
+"""Scope: the databases that a root captures, and the changes that concern them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from replicator.metastore.convert.fields import ids
 
 
 def captured_databases(log: Sequence[Segment]) -> list[str] | None:
-    """Databases that a captured log is about, sorted; those that were dropped since stay. None: the log is empty, or
-    its newest segment was written before segments said so."""
+    """Returns the databases of a captured log, sorted, including those dropped since. None if the log is empty, or if
+    its newest segment was written before segments recorded them."""
     names = log[-1].metadata.get("databases") if log else None
     return sorted(map(str, names)) if isinstance(names, list) else None
 
 
 def changes_in_scope(change: Change, databases: Collection[str]) -> Iterator[Change]:
-    """What of a change concerns the databases: a rename out of them is a drop, one into them a table altered from a
-    name that was not known."""
+    """Yields the part of a change that concerns the databases: a rename out of them is a drop; a rename into them is an
+    alter of a table unknown before."""
     if change.touched_db in databases or change.lost or (change.unread is not None and not change.touched_db):
         yield change
     elif change.rename and change.rename[0][0] in databases:
@@ -42,9 +42,9 @@ def changes_in_scope(change: Change, databases: Collection[str]) -> Iterator[Cha
 
 @dataclass(frozen=True)
 class Patterns:
-    """Which tables of a database a dump holds: names that match any include (all when there is none) and no exclude.
-    Patterns are regular expressions for the whole name, regardless of case, as Hive's replication policies.
-    `partitions`: "db.table" in lower case -> which of its partitions; a partition outside is as if it did not exist."""
+    """The tables of a database in a dump: names that match any include (all if there is none) and no exclude. Patterns
+    are case-insensitive regular expressions for the full name, as in Hive's replication policies. `partitions`:
+    "db.table" in lower case -> its partitions; others are treated as nonexistent."""
 
     include: tuple[re.Pattern[str], ...] = ()
     exclude: tuple[re.Pattern[str], ...] = ()
@@ -57,18 +57,18 @@ class Patterns:
         exclude: Sequence[str] = (),
         partitions: Mapping[str, PartitionFilter] | None = None,
     ) -> Patterns:
-        """Raises UsageError for one that is not a regular expression."""
+        """Parses patterns. Raises UsageError for one that is not a regular expression."""
         return cls(tuple(map(_compile, include)), tuple(map(_compile, exclude)), dict(partitions or {}))
 
     @classmethod
     def of_names(cls, names: Iterable[str], partitions: Mapping[str, PartitionFilter] | None = None) -> Patterns:
-        """Exactly these tables; none at all when there are no names."""
+        """Selects exactly these tables; none if there are no names."""
         text = "|".join(map(re.escape, sorted(set(names))))
         return cls.parse([text or "(?!)"], partitions=partitions)
 
     @property
     def everything(self) -> bool:
-        """Whether every table is held; of some perhaps not every partition."""
+        """True if every table is selected, possibly without some of its partitions."""
         return not self.include and not self.exclude
 
     def match(self, table: str) -> bool:
@@ -76,11 +76,11 @@ class Patterns:
         return included and not any(pattern.fullmatch(table) for pattern in self.exclude)
 
     def filter_of(self, db: str, table: str) -> PartitionFilter | None:
-        """Which partitions of a table are held; None: all."""
+        """Returns the filter of a table's partitions; None: all are selected."""
         return self.partitions.get(f"{db}.{table}".lower()) if self.partitions else None
 
     def filter_for(self, table: Table) -> PartitionFilter | None:
-        """As `filter_of`. Raises UsageError for a filter about what is no partition key of the table."""
+        """As `filter_of`. Raises UsageError if the filter uses a name that is not a partition key of the table."""
         found = self.filter_of(table.db, table.name)
         unknown = found.unknown_keys([key.name for key in table.partition_keys]) if found else []
         if found and unknown:
@@ -93,8 +93,8 @@ class Patterns:
 
 
 def matches_name(wanted: PartitionFilter, name: str) -> bool:
-    """Whether a partition of this escaped name is wanted; one without the filter's keys, of a table that was another
-    before, is not."""
+    """Returns True if the filter selects a partition of this escaped name. A partition without the filter's keys, left
+    from an earlier table of that name, is not selected."""
     keys, values = partition_spec(name)
     return not wanted.unknown_keys(keys) and wanted.matches(keys, values)
 
@@ -109,7 +109,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 # ---- compare ---------------------------------------------------------------------------------------------------------
-# Comparing what the captured log says with what the metastore says now: the difference, as changes. Pure.
+# Comparison of the captured log with the current metastore: the differences, as changes. Pure.
 
 
 COMPUTED_BY_IMPALA = "impala.lastComputeStatsTime"
@@ -123,14 +123,14 @@ def database_change(known: Database | None, now: Database) -> Iterator[Change]:
 
 
 def same_database(known: Database, now: Database) -> bool:
-    """Whether only a role has changed, or nothing: roles are each metastore's own, and no change of the source."""
+    """Returns True if at most a role differs: roles belong to each metastore, and are not changes of the source."""
     if known == now:
         return True
     return _plain(known) == _plain(now)
 
 
 def _plain(database: Database) -> Database:
-    """Without its role, and without the catalog, which servers tell, and events do not."""
+    """Removes the role, and the catalog, which servers return but events do not contain."""
     extra = {key: value for key, value in database.extra.items() if key not in _CATALOG}
     return msgspec.structs.replace(database, parameters=without_role(database.parameters), extra=extra)
 
@@ -148,7 +148,7 @@ def function_changes(known: Sequence[Function], now: Sequence[Function]) -> Iter
 
 
 def table_change(known: Table | None, now: Table) -> Iterator[Change]:
-    """A table that became another one (its creation time changed, as after a drop that was not seen) begins again."""
+    """A table that was recreated (its creation time changed, as after a drop that was not seen) starts again."""
     if known is None or known.create_time != now.create_time or known.partition_keys != now.partition_keys:
         yield kinds.CreateTable(table=now)
     elif comparable(known) != comparable(now):
@@ -161,7 +161,7 @@ def dropped_tables(db: str, known: Sequence[str], now: Sequence[str]) -> Iterato
 
 
 def partition_changes(table: Table, known: Mapping[str, Partition], now: Sequence[Partition]) -> Iterator[Change]:
-    """Added and altered partitions of one batch; `known` by name. A new creation time means it was added again."""
+    """Yields added and altered partitions of a batch; `known` by name. A new creation time means a new partition."""
     keys = tuple(key.name for key in table.partition_keys)
     added, altered = [], []
     for name, partition in zip(partition_names(keys, now), now, strict=True):
@@ -184,8 +184,8 @@ def dropped_partitions(table: Table, gone: Sequence[str]) -> Iterator[Change]:
 def statistics_change(
     db: str, table: str, known: Sequence[Statistics], now: Sequence[Statistics], asked: Sequence[str | None]
 ) -> Iterator[Change]:
-    """Statistics that are new or different, and those of what was `asked` for (None: the table) that are gone, which
-    have no columns then."""
+    """Yields statistics that are new or different, and, without columns, those of objects in `asked` (None: the table)
+    that no longer exist."""
     before = {each.partition: each for each in known}
     there = {each.partition for each in now}
     gone = (Statistics(db=db, table=table, partition=each) for each in asked if each in before and each not in there)
@@ -195,13 +195,13 @@ def statistics_change(
 
 
 def has_column_statistics(parameters: Mapping[str, str]) -> bool:
-    """Whether the metastore marked column statistics as present (StatsSetupConst.COLUMN_STATS_ACCURATE), of any engine,
-    or Impala did."""
+    """Returns True if the metastore marked column statistics as present (StatsSetupConst.COLUMN_STATS_ACCURATE), for
+    any engine, or if Impala did."""
     return '"COLUMN_STATS"' in parameters.get("COLUMN_STATS_ACCURATE", "") or COMPUTED_BY_IMPALA in parameters
 
 
 def comparable(obj: Table | Partition) -> Table | Partition:
-    """Without what reading alone changes, and what an event's copy of an object does not carry."""
+    """Removes fields that change on reading, and fields that an event's copy of an object does not contain."""
     if isinstance(obj, Table):
         return msgspec.structs.replace(
             obj,
@@ -215,7 +215,7 @@ def comparable(obj: Table | Partition) -> Table | Partition:
 
 
 # ---- unread ----------------------------------------------------------------------------------------------------------
-# Events that change nothing a replica has, and the count of those that this release cannot read.
+# Events that change nothing in a replica, and counts of those that this release cannot parse.
 
 
 IRRELEVANT = frozenset(
@@ -243,24 +243,24 @@ IRRELEVANT = frozenset(
         "RELOAD",
     }
 )
-"""Kinds that change neither metadata that is replicated nor files of it. Each query of a Hive 4 cluster opens a
+"""Event types that change neither replicated metadata nor its files. Each query of a Hive 4 cluster opens a
 transaction."""
 
 
 def is_irrelevant(event: NotificationEvent) -> bool:
-    """Whether it changes nothing that a replica has: by its kind, or because it is of another catalog."""
+    """Returns True if an event changes nothing in a replica: by its type, or because of another catalog."""
     return event.type in IRRELEVANT or event.catalog is not None
 
 
 NAMED = 10  # events that are named one by one
-KINDS = 20  # that are counted apart
+KINDS = 20  # kinds that are counted separately
 OTHERS = "other kinds"
 
 
 @dataclass
 class UnreadEvents:
-    """Events of kinds or messages that this release cannot read. `first`: of the first few, id and kind; `kinds`: how
-    many there are of each."""
+    """Events with types or messages that this release cannot parse. `first`: id and type of the first ones; `kinds`:
+    the count of each type."""
 
     first: list[str] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -274,22 +274,22 @@ class UnreadEvents:
         self.kinds[kind if kind in self.kinds or len(self.kinds) < KINDS else OTHERS] += 1
 
     def listed(self) -> list[str]:
-        """The first by name; where there are more, all by kind."""
+        """Returns the first events by name and, if there are more, the counts of all types."""
         if len(self) <= NAMED:
             return list(self.first)
         return [*self.first, f"in all: {', '.join(f'{count:,} {kind}' for kind, count in self.kinds.most_common())}"]
 
 
 # ---- reach -----------------------------------------------------------------------------------------------------------
-# How far a notification log reaches, and what its newest event is. Reads only.
+# The range of a notification log, and its newest event. Reads only.
 
 
 TTL = "hive.metastore.event.db.listener.timetolive"
-WAITING = 100_000  # events that are looked at for those that wait
+WAITING = 100_000  # maximum number of events examined for waiting ones
 
 
 def newest_event(metastore: MetastoreReader) -> NotificationEvent | None:
-    """The newest row of the log, or None when it has none. Raises NotificationLogOff."""
+    """Returns the newest row of the log, or None if it is empty. Raises NotificationLogOff."""
     newest = metastore.current_event_id()
     rows = metastore.next_events(newest - 1, 1) if newest else []
     return rows[-1] if rows else None
@@ -297,8 +297,8 @@ def newest_event(metastore: MetastoreReader) -> NotificationEvent | None:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a notification log reaches. `oldest`: its first row; `needed`: the first row after `cursor`, the id that
-    was captured last (None: nothing was captured). `life`: how long the server keeps events; None: it does not tell."""
+    """The range of a notification log. `oldest`: its first row; `needed`: the first row after `cursor`, the id last
+    captured (None: nothing was captured). `life`: how long the server retains events; None: unknown."""
 
     newest: int
     oldest: NotificationEvent | None
@@ -308,7 +308,7 @@ class Reach:
 
 
 def read_reach(source: MetastoreReader, cursor: int | None) -> Reach:
-    """Raises NotificationLogOff."""
+    """Reads the range of a notification log. Raises NotificationLogOff."""
     newest = source.current_event_id()
     oldest = source.next_events(0, 1)
     needed = source.next_events(cursor, 1) if cursor is not None and cursor < newest else []
@@ -317,16 +317,16 @@ def read_reach(source: MetastoreReader, cursor: int | None) -> Reach:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Events after a position that may change something, in order. `more`: so many ids after them were not looked
-    at."""
+    """Events after a position that may change something, in order. `more`: the number of ids after them that were not
+    examined."""
 
     events: list[NotificationEvent]
     more: int = 0
 
 
 def waiting_events(source: MetastoreReader, after: int, newest: int, limit: int = WAITING) -> Waiting:
-    """Looks at up to `limit` events, and on Hive 4 at as many that may change something: an idle cluster's
-    transactions are none."""
+    """Examines up to `limit` events; on Hive 4, up to as many that may change something, because the transactions of an
+    idle cluster do not count."""
     found: list[NotificationEvent] = []
     looked = 0
     while after < newest and looked < limit:
@@ -339,8 +339,8 @@ def waiting_events(source: MetastoreReader, after: int, newest: int, limit: int 
 
 
 def behind(source: MetastoreReader, event: int, clock: Callable[[], float]) -> float | None:
-    """For how long the first event after this one that may change something has been waiting; 0 when there is none,
-    None where it is gone."""
+    """Returns for how many seconds the first relevant event after `event` has been waiting; 0 if there is none, None if
+    it is no longer in the log."""
     newest = source.current_event_id()
     if newest <= event:
         return 0.0
@@ -355,18 +355,15 @@ def _first(rows: Sequence[NotificationEvent]) -> NotificationEvent | None:
 
 
 def event_life(text: str) -> timedelta | None:
-    """The setting's value: `86400s`, `1d`, `1440m`, `86400000ms`, `2days`; a bare number is seconds."""
+    """Parses the setting's value: `86400s`, `1d`, `1440m`, `86400000ms`, `2days`; without a unit, seconds."""
     match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)?[a-z]*", text.strip().lower())
     if not match:
         return None
     return parse_duration(f"{match[1]}{match[2] or 's'}") or None
 
 
-# Clocks
-
-
 # ---- root catalog ----------------------------------------------------------------------------------------------------
-# The catalog that a root is about: one name in two catalogs is two databases, and a root has names only.
+# The catalog of a root: one database name in two catalogs is two databases, and a root stores only names.
 
 
 FILE = "catalog"
@@ -378,8 +375,8 @@ class _Catalog(msgspec.Struct, frozen=True):
 
 
 def bind_catalog(root: str, metastore: MetastoreReader) -> None:
-    """A root is of the first catalog that is captured into it, loaded beside it, or cleaned up into it. Raises Refused
-    for another. Under a lease of the root's; safe to run twice."""
+    """Binds a root to the first catalog that is captured into it, loaded next to it, or cleaned by a removal job.
+    Raises Refused for another catalog. Requires a lease of the root; may run twice."""
     refuse_other_catalog(root, metastore)
     bound = metastore.bound_catalog
     if bound is not None and bound != metastore.default_catalog and root_catalog(root) is None:
@@ -387,7 +384,7 @@ def bind_catalog(root: str, metastore: MetastoreReader) -> None:
 
 
 def refuse_other_catalog(root: str, metastore: MetastoreReader) -> None:
-    """As `bind_catalog`, for who binds nothing."""
+    """Checks as `bind_catalog` does, without binding."""
     known, bound = root_catalog(root), metastore.bound_catalog
     if known == bound or (known is None and not any(_has_names(Place(root) / name) for name in _USED)):
         return
@@ -407,7 +404,7 @@ def _has_names(place: Place) -> bool:
 
 
 def root_catalog(root: str) -> str | None:
-    """The catalog that a root was bound to; None: to none, or the default one. Raises FormatError."""
+    """Returns the catalog that a root is bound to; None: to none, or to the default one. Raises FormatError."""
     path = Place(root) / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Catalog).catalog

@@ -1,7 +1,7 @@
-"""Which calls make a metastore delete data, what they ask for, and the same call with the deleting turned off. Pure.
+"""Calls that make a metastore delete data: their parameters, and the same calls with deletion turned off. Pure.
 
 Field numbers are those of Hive's public interface definition, 2.3 to 4.x; a `..._req` call has one struct as its
-argument. What becomes of other calls is in `interface`.
+argument. The handling of other calls is in section `interface` of `upstream`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SKIP_DELETION = "truncateSkipDataDeletion"  # Hive 4: hive_metastoreConstants.TR
 
 @dataclass(frozen=True)
 class _Shape:
-    """Where a call's arguments are: numbers of fields; 0: it has no such argument."""
+    """The field numbers of a call's arguments; 0 means that it does not have the argument."""
 
     kind: Kind
     meta: int  # the field of the result that declares MetaException
     db: int = 1
     table: int = 2
     delete: int = 0
-    absent: bool = False  # what the server takes an absent `delete` for
+    absent: bool = False  # the server's default for `delete`
     request: bool = False  # all in one struct, the call's only argument
     catalog: int = 0
     values: int = 0  # a partition by its values
@@ -72,15 +72,15 @@ SHAPES: Mapping[str, _Shape] = {
 
 
 class NotUnderstood(Exception):
-    """A call that would delete data, and that cannot be protected: the message says why."""
+    """Raised for a call that would delete data and cannot be protected. The message contains the reason."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A call that deletes data: what it asks to be dropped or emptied. `deletes`: whether it asks for the data to go.
+    """A call that deletes data: the objects to drop or empty. `deletes`: True if it requests deletion of the data.
 
-    Of partitions, one of `values`, `name`, `names`, `expressions` says which; of a truncation, `names` (None: the whole
-    table)."""
+    For partitions, one of `values`, `name`, `names`, `expressions` selects them; for a truncation, `names` does (None:
+    the entire table)."""
 
     call: str
     kind: Kind
@@ -95,14 +95,14 @@ class Drop:
 
 
 def meta_exception_field(name: str) -> int | None:
-    """The field of a call's result in which it declares a MetaException; None for a call that is not known here."""
+    """Returns the field of a call's result that declares a MetaException; None for an unknown call."""
     shape = SHAPES.get(name)
     return shape.meta if shape else None
 
 
 def understand(name: str, arguments: Fields, default: str = DEFAULT_CATALOG) -> Drop:
-    """What a call asks for. Names in lower case, as the server has them. default: the server's catalog for calls that
-    name none. Raises NotUnderstood, also for a call that a server may read otherwise than it is read here."""
+    """Returns the objects that a call is to drop. Names are in lower case, as in the server. default: the server's
+    catalog for calls that name none. Raises NotUnderstood, also for a call that a server may read differently."""
     shape = SHAPES[name]
     _refuse_ambiguous(name, arguments)
     fields = _inside(shape, arguments)
@@ -119,8 +119,8 @@ def understand(name: str, arguments: Fields, default: str = DEFAULT_CATALOG) -> 
 
 
 def _refuse_ambiguous(name: str, fields: Fields) -> None:
-    """Of a field that comes twice the server takes the last. It reads a list or a map as its declaration says, whatever
-    types stand before it: in these calls, texts and structs."""
+    """Raises NotUnderstood for ambiguous fields. If a field occurs twice, the server uses the last one. It reads a list
+    or a map as declared, in these calls as texts and structs, regardless of the types sent before it."""
     if len({field.id for field in fields}) < len(fields):
         raise NotUnderstood(f"{name} says something twice")
     for field in fields:
@@ -140,8 +140,8 @@ def _refuse_ambiguous_value(name: str, kind: int, value: Any) -> None:
 
 
 def without_deletion(header: MessageHeader, arguments: Fields) -> bytes:
-    """The message of the same call that lets the server delete nothing. (Where it has no such option, as 2.3 for a
-    truncation, it finds nothing to delete.)"""
+    """Returns the message of the same call with the server's deletion of data turned off. (Without such an option, as
+    in 2.3 for a truncation, the server finds nothing to delete.)"""
     shape = SHAPES[header.name]
     fields = _inside(shape, arguments)
     if shape.delete:
@@ -160,7 +160,7 @@ def _inside(shape: _Shape, arguments: Fields) -> Fields:
 
 
 def _database(name: str, catalog: str | None) -> tuple[set[str], str]:
-    """(catalogs that are named, database). Clients of 3.x and newer write `@catalog#database`."""
+    """Returns (named catalogs, database). Clients of 3.x and newer write `@catalog#database`."""
     before = ""
     if name.startswith("@"):
         before, _, name = name[1:].partition("#")
@@ -175,7 +175,7 @@ def _deletes(shape: _Shape, fields: Fields) -> bool:
 
 
 def _with_selection(drop: Drop, shape: _Shape, fields: Fields) -> Drop:
-    """The same with the partitions that the call names."""
+    """Returns the drop with the partitions that the call names."""
     if shape.kind == "truncate":
         names = texts(fields, shape.names)
         if names is None and any(field.id == shape.names for field in fields):
@@ -185,7 +185,7 @@ def _with_selection(drop: Drop, shape: _Shape, fields: Fields) -> Drop:
         return drop
     if shape.parts:
         parts = find(fields, shape.parts, STRUCT) or ()
-        if len(parts) > 1:  # a union, of which the server reads one, and what follows as something else
+        if len(parts) > 1:  # a union, of which the server reads one member, and the following bytes as something else
             raise NotUnderstood(f"{drop.call} says in two ways which partitions")
         names, listed = texts(parts, 1), find(parts, 2, LIST)
         if names is not None:

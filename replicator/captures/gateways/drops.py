@@ -1,7 +1,7 @@
-"""One call that deletes data, from its arrival to its answer: what it would delete is taken into `$cmroot`, the call
-continues with the deleting turned off, and what became of it decides whether the files stay there or go back.
+"""One call that deletes data, from its arrival to its answer: the files that it would delete are moved into `$cmroot`,
+the call continues with deletion turned off, and its outcome decides whether the files remain there.
 
-The order is what protects: files kept and moved, journal, call, outcome, entries for the capture, and the answer last.
+The order protects the data: files retained and moved, journal, call, outcome, entries for the capture, the answer last.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
 
 # ---- believed --------------------------------------------------------------------------------------------------------
-# Which journals a gateway follows when it starts: they say what is moved and removed, and anyone who can write in
-# `$cmroot` can write one. So they may name only what the metastore names, and what lies in its warehouse.
+# The journals that a gateway follows when it starts. They list files to move and remove, and anyone with write access
+# to `$cmroot` can write one, so they may name only locations of the metastore and in its warehouse.
 
 
 WAREHOUSE = "hive.metastore.warehouse.dir"
 
 
 def refusal_of(journal: Journal, upstream: Upstream) -> str:
-    """Why a journal is not to be followed; "" for one that names known places only. Raises MetastoreError, and what
-    `resolved` raises for a place that cannot be looked at."""
+    """Returns the reason why a journal must not be followed; "" if it names known locations only. Raises
+    MetastoreError, and the errors of `resolved` for a location that cannot be accessed."""
     if journal.about.keys() - {"partitions", "emptied"}:
         return f"it says more than a gateway does: {sorted(journal.about)}"
     around = [resolved(place) for place in _around(journal, upstream)]
@@ -68,7 +68,7 @@ def refusal_of(journal: Journal, upstream: Upstream) -> str:
 
 
 def _resolved(place: str) -> str:
-    """ "" for a place that cannot be looked at: it is within nothing."""
+    """Returns "" for a location that cannot be accessed, which is within nothing."""
     try:
         return resolved(place)
     except (Error, OSError, ValueError):
@@ -80,7 +80,7 @@ def _below(place: str, other: str) -> bool:
 
 
 def _around(journal: Journal, upstream: Upstream) -> Iterator[str]:
-    """Places below which tables are made: a table that is gone is known by nothing else."""
+    """Yields the locations below which tables are created: they are all that is known of a dropped table's location."""
     if warehouse := upstream.setting(WAREHOUSE):
         yield warehouse
     try:
@@ -112,22 +112,22 @@ def _of_table(table: Table, upstream: Upstream) -> Iterator[str]:
 
 
 GRACE = timedelta(seconds=10)
-"""How long a call whose connection died may still be running in the metastore before it counts as not done."""
+"""How long a call whose connection was lost may still be running in the metastore before it counts as not executed."""
 
-ANNOUNCED_WITHIN = 2.0  # seconds; a listener that is not transactional writes its event a moment after the change
-PAUSE = 0.1  # seconds between two looks
+ANNOUNCED_WITHIN = 2.0  # seconds; a listener that is not transactional writes its event shortly after the change
+PAUSE = 0.1  # seconds between two queries
 
 log = logging.getLogger(__name__)
 log.addFilter(one_line)
 
 
 class UpstreamLost(Exception):
-    """The connection to the metastore died before the answer was complete."""
+    """Raised when the connection to the metastore was lost before the answer was complete."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The metastore's answer as it came. `succeeded`: it is no error, declared or not."""
+    """The unchanged answer of the metastore. `succeeded`: it is not an error, declared or undeclared."""
 
     data: bytes
     succeeded: bool
@@ -139,7 +139,7 @@ Forward = Callable[[bytes], Reply]
 
 @dataclass
 class Counts:
-    """What a gateway did. `intercepted`: calls that would have deleted data; `refused`: those not let through."""
+    """Counters of a gateway. `intercepted`: calls that would have deleted data; `refused`: not forwarded ones."""
 
     connections: int = 0
     calls: int = 0
@@ -156,7 +156,7 @@ class Counts:
 
 
 class Drops:
-    """Runs calls that delete data, for all connections; one at a time for each table."""
+    """The execution of calls that delete data, for all connections; one call at a time for each table."""
 
     def __init__(self, upstream: Upstream, root: str, counts: Counts, *, grace: timedelta = GRACE) -> None:
         self._upstream, self._root, self._counts, self._grace = upstream, root, counts, grace
@@ -167,12 +167,12 @@ class Drops:
         self._catalog = upstream.default_catalog
 
     def give_up(self) -> None:
-        """From any thread: what is not sent yet is refused, and put back."""
+        """Refuses and puts back calls that are not sent yet. May be called from any thread."""
         self._stopped.set()
         self._locks.wake()
 
     def run(self, header: MessageHeader, arguments: Fields, forward: Forward) -> bytes:
-        """The answer to a call of SHAPES. Raises UpstreamLost when nothing was taken and the connection died."""
+        """Returns the answer to a call of SHAPES. Raises UpstreamLost only if nothing was intercepted."""
         try:
             drop = understand(header.name, arguments, self._catalog)
         except NotUnderstood as error:
@@ -199,7 +199,7 @@ class Drops:
     # ---- before ---------------------------------------------------------------------------------------------------
 
     def _take(self, drop: Drop) -> tuple[Intercept | None, Targets]:
-        """Protects what would be deleted; None when there is nothing: no such table, or none whose data would go."""
+        """Protects what would be deleted; None if there is nothing: no such table, or no data to delete."""
         self._wait_for_others(drop)
         try:
             targets = find_targets(self._upstream, drop)
@@ -224,7 +224,7 @@ class Drops:
         return intercept, targets
 
     def _leave(self, intercept: Intercept) -> None:
-        """For later, what could not be finished now."""
+        """Adds an intercept to the undecided ones if it could not be finished."""
         if intercept.open:
             self._undecided[intercept.journal.id] = intercept
 
@@ -263,8 +263,8 @@ class Drops:
         return reply.data
 
     def _decide(self, intercept: Intercept, reply: Reply, lost_since: float | None) -> bool:
-        """Finishes an intercept; whether anything was dropped. With `lost_since` only the metastore knows, and it may
-        still be running: absence of the drop counts after the grace."""
+        """Finishes an intercept. Returns True if anything was dropped. With `lost_since`, only the metastore knows the
+        outcome, and it may still be executing the call: a missing drop counts only after the grace period."""
         events = self._announced(intercept).events if reply.succeeded else self._found(intercept, lost_since)
         intercept.settle(events)
         if events:
@@ -272,7 +272,7 @@ class Drops:
         return bool(events)
 
     def _announced(self, intercept: Intercept) -> DropOutcome:
-        """The outcome of a call that succeeded: everything was dropped, and the events are there, or will be."""
+        """Returns the outcome of a successful call: everything was dropped, and the events exist or will follow."""
         tables = intercept.tables
         outcome = self._asked(intercept, ANNOUNCED_WITHIN, lambda outcome: outcome.announced == tables)
         newest = self._upstream.current_event_id()
@@ -283,7 +283,7 @@ class Drops:
         return self._asked(intercept, left, lambda outcome: outcome.events.keys() == intercept.tables).events
 
     def _asked(self, intercept: Intercept, seconds: float, settled: Callable[[DropOutcome], bool]) -> DropOutcome:
-        """The outcome, asked for until it is settled and for so many seconds, also while the metastore is away."""
+        """Queries the outcome until it is settled or `seconds` have passed, also while the metastore is away."""
         away = tenacity.retry_if_exception(lambda error: isinstance(error, Error) and error.transient)
         tries = tenacity.Retrying(
             retry=away | tenacity.retry_if_not_result(settled),
@@ -296,9 +296,9 @@ class Drops:
     # ---- what is left ---------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Takes over what a crash left; before the first connection. What was never sent goes back at once; the rest is
-        for `settle_undecided`. Journals that name what is not the warehouse's are logged and left. Raises FormatError
-        for a damaged one."""
+        """Takes over the intercepts left by a crash. Must run before the first connection. Calls that were never sent
+        are put back at once; the others are left to `settle_undecided`. Journals that name locations outside the
+        warehouse are logged and skipped. Raises FormatError for a damaged one."""
         sweep_intercepts(self._root)
         for intercept in intercepts(self._root, lambda place, journal: refusal_of(journal, self._upstream)):
             if intercept.journal.state == INTERCEPTING:
@@ -311,7 +311,7 @@ class Drops:
         return len(self._undecided)
 
     def settle_undecided(self) -> int:
-        """Tries to finish what is not decided; how many are left. An error is logged, and for the next time."""
+        """Tries to finish undecided intercepts. Returns how many are left. Errors are logged, and retried later."""
         with self._settling:
             for name, intercept in list(self._undecided.items()):
                 journal = intercept.journal
@@ -349,7 +349,7 @@ class Drops:
 
 
 def refusal(header: MessageHeader, message: str) -> bytes:
-    """An error as the method declares it, so that clients show its text; else one of the protocol."""
+    """Returns an error as the method declares it, so that clients show its text; otherwise one of the protocol."""
     field = meta_exception_field(header.name)
     if field is None:
         return application_error(header, INTERNAL_ERROR, message)
@@ -371,17 +371,17 @@ def _state(intercept: Intercept, happened: bool) -> str:
 
 
 def _tidy(about: Mapping[str, Any]) -> None:
-    """What a server removes besides: directories above a dropped partition, and a dropped database's own, when they are
-    empty. What holds something stays: it belongs to no table that was dropped."""
+    """Removes the directories that a server also removes if they are empty: those above a dropped partition, and a
+    dropped database's own. A directory that is not empty is retained: its content belongs to no dropped table."""
     for place in about.get("emptied", ()):
         try:
             remove_if_empty(place)
-        except (Error, OSError) as error:  # the drop has happened, and its data is kept
+        except (Error, OSError) as error:  # the drop has happened, and its data is retained
             log.warning("an emptied directory stays: %s", _said(error))
 
 
 class _Locks:
-    """A lock for each table, and one for a whole database (a table of no name) that excludes all of its tables'."""
+    """Locks by table, and by database (an empty table name), which excludes all of its tables."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self._stopped = stopped
@@ -390,7 +390,7 @@ class _Locks:
 
     @contextlib.contextmanager
     def hold(self, db: str, table: str) -> Iterator[bool]:
-        """Whether it is held: not when the gateway stops first."""
+        """Yields True if the lock is held; False if the gateway stopped first."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped.is_set() or self._is_free(db, table))
             if self._stopped.is_set():

@@ -1,4 +1,4 @@
-"""One line of the log for each message: names that clients send hold line ends and control characters, too."""
+"""One log line per message, because names sent by clients may contain line ends and control characters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from replicator.core.text.quantity import printable
 
 
 def one_line(record: logging.LogRecord) -> bool:
-    """A filter of a logger, for whatever handlers there are."""
+    """Filters the records of a logger, for any of its handlers."""
     record.msg, record.args = printable(record.getMessage()), ()
     return True

@@ -1,7 +1,7 @@
-"""Thrift's binary protocol as values: the header of a message, its struct as a tree, and the errors we answer with.
+"""Thrift's binary protocol as values: the header of a message, its struct as a tree, and the gateway's error answers.
 
-A tree keeps every field that was sent, also those that this release has never heard of, and writes the same bytes
-again. What a message means is reported in `calls`. Nothing here touches a socket: bytes come from a function.
+A tree retains every field that was sent, including unknown ones, and is written with the same bytes. `calls` has the
+meaning of messages. Nothing here accesses a socket: bytes come from a function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
-"""Types. 16 is none: a UUID to the newest libraries, and nothing that has a size to those of Hive."""
+"""Type codes. 16 is excluded: it is a UUID in the newest libraries, and has no size in those of Hive."""
 UNKNOWN_METHOD, INTERNAL_ERROR, PROTOCOL_ERROR = 1, 6, 7  # of TApplicationException
 NAME_LIMIT = 256  # bytes of a method's name
 STRING_LIMIT = 1 << 30
@@ -22,23 +22,23 @@ DEPTH_LIMIT = 64
 _VERSION_1 = 0x8001
 FIXED = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 _LISTED_AS = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
-"""The fewest bytes an element takes: a length that could not fit into any message is an error, not an allocation."""
+"""Minimum bytes of an element: a length that cannot fit into any message raises an error before allocating memory."""
 
 _short = struct.Struct(">h").unpack
 _int = struct.Struct(">i").unpack
 _pack_int = struct.Struct(">i").pack
 
 Read = Callable[[int], bytes]
-"""Exactly so many of the bytes that follow; raises EOFError where there are no more."""
+"""Reads exactly this many of the following bytes. Raises EOFError if there are not enough."""
 
 
 class Garbage(Exception):
-    """These bytes are no message of the strict binary protocol."""
+    """Raised for bytes that are not a message of the strict binary protocol."""
 
 
 @dataclass(frozen=True)
 class MessageHeader:
-    """What a message begins with: its kind, the method's name, and the caller's number of it. `size`: its bytes."""
+    """The header of a message: its kind, the method's name, the caller's sequence number. `size`: its bytes."""
 
     kind: int
     name: str
@@ -53,8 +53,8 @@ class MessageHeader:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a struct. `value`: the raw bytes of a fixed type or a string; fields of a struct; otherwise a Listed
-    or a Mapped."""
+    """One field of a struct. `value`: the raw bytes of a fixed-size type or a string; the fields of a struct; otherwise
+    a ListValue or a Mapped."""
 
     id: int
     type: int
@@ -82,8 +82,8 @@ class Mapped:
 
 
 def parse_header(data: bytes | bytearray) -> MessageHeader | None:
-    """The header at the beginning of what a peer has sent so far; None while it is not complete. Raises Garbage as soon
-    as the bytes cannot be one."""
+    """Returns the header at the beginning of the bytes received so far; None if it is incomplete. Raises Garbage as
+    soon as the bytes cannot be a header."""
     if data[:2] != b"\x80\x01"[: len(data[:2])]:
         raise Garbage("not the strict binary protocol")
     if len(data) < 8:
@@ -106,7 +106,7 @@ def parse_header(data: bytes | bytearray) -> MessageHeader | None:
 
 
 def read_struct(read: Read, depth: int = 0) -> Fields:
-    """The fields of a struct. Raises Garbage, or EOFError when the bytes end before it does."""
+    """Returns the fields of a struct. Raises Garbage, or EOFError if the bytes end too early."""
     if depth > DEPTH_LIMIT:
         raise Garbage("structs are nested too deeply")
     fields = []
@@ -147,7 +147,7 @@ def _length(read: Read, limit: int) -> int:
 
 
 def least(kind: int) -> int:
-    """The fewest bytes that a value takes. Raises Garbage for a type that does not exist."""
+    """Returns the minimum size of a value in bytes. Raises Garbage for a type that does not exist."""
     found = _LISTED_AS.get(kind)
     if found is None:
         raise Garbage(f"there is no type {kind}")
@@ -155,7 +155,7 @@ def least(kind: int) -> int:
 
 
 def read_from(data: bytes | bytearray | memoryview, start: int) -> tuple[Read, Callable[[], int]]:
-    """A reader of bytes that are there already, and how far it has come."""
+    """Returns a reader of bytes in memory, and a function that returns its offset."""
     view, at, end = memoryview(data), start, len(data)
 
     def read(size: int) -> bytes:
@@ -172,7 +172,7 @@ def read_from(data: bytes | bytearray | memoryview, start: int) -> tuple[Read, C
 
 
 def write_struct(fields: Fields) -> bytes:
-    """The bytes of a struct: those it was read from, for a tree that was read."""
+    """Returns the bytes of a struct; for a tree that was read, exactly the original ones."""
     parts: list[bytes] = []
     _write_struct(fields, parts)
     return b"".join(parts)
@@ -207,7 +207,7 @@ def _write_value(kind: int, value: Any, parts: list[bytes]) -> None:
 
 
 def find(fields: Fields, number: int, kind: int) -> Any:
-    """The value of a field of that number and type; None when there is none."""
+    """Returns the value of the field with this number and type; None if it does not exist."""
     return next((field.value for field in fields if field.id == number and field.type == kind), None)
 
 
@@ -229,7 +229,7 @@ def flag(fields: Fields, number: int) -> bool | None:
 
 
 def with_field(fields: Fields, number: int, kind: int, value: Any) -> Fields:
-    """The struct with that field set, where it was or at the end."""
+    """Returns the struct with the field set, in place or appended."""
     if any(field.id == number for field in fields):
         return tuple(replace(field, type=kind, value=value) if field.id == number else field for field in fields)
     return (*fields, Field(number, kind, value))
@@ -239,12 +239,12 @@ def with_field(fields: Fields, number: int, kind: int, value: Any) -> Fields:
 
 
 def application_error(header: MessageHeader | None, kind: int, message: str) -> bytes:
-    """A TApplicationException in answer to a call; without a header, to bytes that were none."""
+    """Returns a TApplicationException in answer to a call; without a header, in answer to bytes that are not a call."""
     said = header or MessageHeader(CALL, "", 0, 0)
     fields = (Field(1, STRING, message.encode()), Field(2, I32, _pack_int(kind)))
     return said.encode(EXCEPTION) + write_struct(fields)
 
 
 def declared_error(header: MessageHeader, field: int, message: str) -> bytes:
-    """An answer with the exception that the method declares in this field; Hive's have one shape, a text."""
+    """Returns an answer with the exception that the method declares in this field; Hive's are all one text."""
     return header.encode(REPLY) + write_struct((Field(field, STRUCT, (Field(1, STRING, message.encode()),)),))

@@ -1,8 +1,8 @@
-"""One client's connection: bytes pass in both directions, each call is followed to its end, and names are looked at.
+"""One client's connection: bytes are forwarded in both directions, each call is followed to its end, and names checked.
 
-A client of the metastore waits for each answer before it sends again: whoever sends more before the first byte of an
-answer is cut off, and what comes after that byte begins the next call. Calls that delete data are read whole and handed
-over; all else is relayed as it comes. Answers are not looked at.
+A client of the metastore waits for each answer before it sends again: one that sends more before the first byte of an
+answer is disconnected; bytes after that byte begin the next call. Calls that delete data are read completely and handed
+over; all others are relayed as they arrive. Answers are not parsed.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from replicator.errors import MetastoreError, MetastoreUnreachable
 from replicator.metastore.transports.transport import FrameError
 
 # ---- identity --------------------------------------------------------------------------------------------------------
-# Who a client is to the metastore: calls by which clients say so or ask for proofs, answered by the gateway. Pure.
+# Identity of a client at the metastore: calls by which clients claim it or request tokens, answered by the gateway.
+# Pure.
 #
-# A client that has proved who it is cannot become another one: its connection to the metastore is its own from the
-# first call on.
+# An authenticated client cannot change its identity: its connection to the metastore is its own from the first call on.
 
 
 SET_UGI = "set_ugi"
@@ -68,12 +68,12 @@ UNNAMED = "the client has not said who it is: its first call must be set_ugi (hi
 
 
 def claimed(arguments: Fields) -> str:
-    """The user whom a set_ugi names."""
+    """Returns the user named by a set_ugi."""
     return (text(arguments, 1) or "").strip()
 
 
 def answer(header: MessageHeader, arguments: Fields, user: str) -> bytes:
-    """To a set_ugi of a client that is `user`."""
+    """Returns the answer to a set_ugi of a client that is `user`."""
     if claimed(arguments) != user:
         return declared_error(header, _META, f"the client is {user}, and cannot become {claimed(arguments)[:100]!r}")
     groups = find(arguments, 2, LIST) or ListValue(STRING, ())
@@ -81,7 +81,7 @@ def answer(header: MessageHeader, arguments: Fields, user: str) -> bytes:
 
 
 def answer_token(header: MessageHeader, arguments: Fields, user: str, tokens: Tokens | None) -> bytes:
-    """To a call of TOKENS of a client that has a ticket of `user`; tokens: None: the gateway gives none."""
+    """Returns the answer to a call of TOKENS by a client with a ticket of `user`. tokens: None: none are issued."""
     if tokens is None:
         return declared_error(header, _META, NO_TOKENS)
     first, second = text(arguments, 1) or "", text(arguments, 2) or ""
@@ -104,9 +104,9 @@ def _result(header: MessageHeader, kind: int, value: Any) -> bytes:
 
 
 QUIET = 1.0  # seconds without a byte after which an answer counts as complete when the gateway is to stop
-CALL_LIMIT = 16 << 20  # bytes of a call that is read whole: 100,000 partition names are 6 MB
-VALUES_LIMIT = 250_000  # of such a call: each costs some hundred bytes of memory
-LARGE, MANY = 256 * 1024, 5000  # bytes or values beyond which it waits for one of LARGE_AT_ONCE places
+CALL_LIMIT = 16 << 20  # bytes of a call that is read completely: 100,000 partition names are 6 MB
+VALUES_LIMIT = 250_000  # of such a call: each requires some hundred bytes of memory
+LARGE, MANY = 256 * 1024, 5000  # bytes or values beyond which a call waits for one of LARGE_AT_ONCE permits
 LARGE_AT_ONCE = 8
 NAMES = MethodNames(HIDDEN)
 UNKNOWN = "may delete data, and the gateway does not know how; if it is harmless, start it with --pass-unknown-drops"
@@ -116,35 +116,35 @@ log.addFilter(one_line)
 
 
 class _Closed(Exception):
-    """The connection is over; the reason for the log, if it is worth a line."""
+    """Raised when the connection is over. Its text is the reason for the log, if it is to be logged."""
 
 
 class Connection:
-    """Serves one client until it goes away, is refused or too slow, or the gateway stops between two calls."""
+    """Serves one client until it disconnects, is refused or too slow, or the gateway stops between two calls."""
 
     def __init__(self, client: socket.socket, name: str, service: Service) -> None:
         self._client, self._name, self._service = Channel(client), name, service
-        self._connection = client  # not admitted yet
-        self._user: str | None = None  # who has proved, or said, to be it
-        self._mechanism = ""  # of the proof
+        self._connection = client  # not authenticated yet
+        self._user: str | None = None  # the user, authenticated or claimed
+        self._mechanism = ""  # of the authentication
         self._upstream: ServerEnd | None = None
-        self._pending = bytearray()  # of the client, not yet looked at
-        self._passing: Extent | None = None  # a call of which a part has been sent on
+        self._pending = bytearray()  # bytes of the client, not yet parsed
+        self._passing: Extent | None = None  # a call of which a part has been forwarded
         self._passed = b""  # the end of that part
-        self._call: MessageHeader | None = None  # the last one that passed
+        self._call: MessageHeader | None = None  # the last one that was forwarded
         self._waiting = False  # its answer has not begun
         self._answered = False  # its answer has begun, and its end is not known
         self._place = Place(service.large)
         self._stopping = False
         self._patience = service.timeouts.client.total_seconds()
-        self._since: float | None = time.monotonic()  # of a call that is not complete, or of the wait for its answer
+        self._since: float | None = time.monotonic()  # start of an incomplete call, or of the wait for its answer
         self.idle_since: float | None = None
         self._poll, self._client_poll = select.poll(), select.poll()
         self._buffer = bytearray(CHUNK)
         self._view = memoryview(self._buffer)
 
     def serve(self) -> None:
-        """Never raises; both ends are closed when it returns."""
+        """Serves the client. Never raises; both ends are closed when it returns."""
         try:
             self._admit()
             for poll in (self._poll, self._client_poll):
@@ -183,12 +183,12 @@ class Connection:
         self._since = time.monotonic()
 
     def leave(self) -> None:
-        """From any thread: what the client has sent by now is its last."""
+        """Stops reading from the client: the bytes sent so far are its last. May be called from any thread."""
         self._client.shut(socket.SHUT_RD)
 
     def cut(self, *, answers: bool) -> None:
-        """From any thread: the metastore counts as lost and the client has sent its last; without `answers` it gets
-        nothing any more, either."""
+        """Cuts the connection to the metastore and stops reading from the client; without `answers`, also stops writing
+        to it. May be called from any thread."""
         if self._upstream is not None:
             self._upstream.shut()
         self._client.shut(socket.SHUT_RD if answers else socket.SHUT_RDWR)
@@ -196,7 +196,7 @@ class Connection:
     # ---- the client -----------------------------------------------------------------------------------------------
 
     def _next_call(self) -> MessageHeader | None:
-        """Relays until the client begins another call; None when there will be none."""
+        """Relays until the client begins another call. Returns None if there will be none."""
         while True:
             if self._pending and self._passing is None:
                 if self._waiting:
@@ -213,7 +213,7 @@ class Connection:
             if self._upstream is not None and self._upstream.fileno() in ready:
                 self._relay_answer()
             elif self._stopping and self._is_between and (not self._answered or not ready or self._sends(ready)):
-                return None  # the client sends another call, or the answer has come to its end
+                return None  # the client sends another call, or the answer has ended
             elif self._sends(ready):
                 if not self._receive():
                     return None
@@ -222,15 +222,15 @@ class Connection:
 
     @property
     def _is_between(self) -> bool:
-        """Whether no call is under way, but for the rest of an answer."""
+        """True if no call is running; the rest of an answer may still arrive."""
         return not self._pending and self._passing is None and not self._waiting
 
     def _sends(self, ready: set[int]) -> bool:
         return self._client.fileno() in ready
 
     def _ready(self, poll: select.poll) -> set[int]:
-        """Descriptors with something to read; empty when who is waited for has taken too long, or nothing has come for
-        a while after the gateway was stopped. Its stop makes none ready by itself."""
+        """Returns descriptors with something to read. Empty if the awaited side has taken too long, or if nothing has
+        arrived for a while after the gateway was stopped. The stop itself does not make a descriptor ready."""
         for_answer = self._waiting and self._passing is None
         while True:
             seconds = None
@@ -251,7 +251,7 @@ class Connection:
                 return ready
 
     def _ends(self, poll: select.poll) -> list[Channel | ServerEnd]:
-        """Those that a poll looks at."""
+        """Returns the ends that a poll watches."""
         both = poll is self._poll and self._upstream is not None
         return [self._client, self._upstream] if both and self._upstream else [self._client]
 
@@ -265,7 +265,7 @@ class Connection:
         raise _Closed("did not send the whole of a call in time")
 
     def _receive(self) -> bool:
-        """What the client has sent: the rest of a call continues at once. False when it has gone."""
+        """Reads from the client; the rest of a call is forwarded at once. Returns False if it has disconnected."""
         size = self._client.receive_into(self._buffer)
         if not size:
             return size is None
@@ -278,7 +278,7 @@ class Connection:
         return True
 
     def _receive_more(self) -> None:
-        """More of a call that is read whole. Raises _Closed when the client goes first, or is too slow."""
+        """Reads more of a call. Raises _Closed if the client disconnects first, or is too slow."""
         size = None
         while size is None:
             if not self._ready(self._client_poll):
@@ -330,7 +330,7 @@ class Connection:
         return self._upstream
 
     def _identify(self, header: MessageHeader) -> None:
-        """Answers a client that says who it is, or asks for a proof of it."""
+        """Answers a client that claims its identity, or requests a token for it."""
         arguments = self._read_call(header)
         self._place.leave()
         self._since = None
@@ -354,7 +354,7 @@ class Connection:
             self._place.leave()
 
     def _read_call(self, header: MessageHeader) -> Fields:
-        """The arguments of a call, read to their end. A call that is too large is refused."""
+        """Returns the arguments of a call, read to their end. Refuses a call that is too large."""
         size = self._whole(header)
         whole = bytes(self._pending[:size])
         self._check_hidden(header, b"", whole[header.size :])
@@ -366,7 +366,7 @@ class Connection:
         return fields
 
     def _whole(self, header: MessageHeader) -> int:
-        """How many bytes a call has; they are there when it returns."""
+        """Returns the number of bytes of a call, after reading all of them."""
         extent, at = Extent(), header.size
         try:
             while True:
@@ -383,14 +383,14 @@ class Connection:
             raise refusals.garbage(header, error) from error
 
     def _pass(self, header: MessageHeader) -> None:
-        """Sends on what is there of a call; the rest follows as it comes."""
+        """Forwards the bytes already read of a call; the rest follows as it arrives."""
         self._passing, self._passed = Extent(), b""
         self._waiting = header.kind == CALL
         del self._pending[: self._pass_on(memoryview(bytes(self._pending)), header.size)]
 
     def _pass_on(self, data: memoryview, head: int = 0) -> int:
-        """How many of these bytes belong to the call that passes: they are sent on, unless more follows them. `head`:
-        how many of them are its header."""
+        """Forwards the bytes that belong to the current call and returns their number; refuses the call if others
+        follow them. `head`: how many of them are its header."""
         assert self._passing is not None and self._call is not None
         try:
             size = head + self._passing.feed(data[head:])
@@ -405,13 +405,13 @@ class Connection:
             self._passing = None
             self._since = time.monotonic() if self._waiting else None
         elif size == CHUNK:
-            self._since = time.monotonic()  # it continues at full speed
+            self._since = time.monotonic()  # the client sends at full speed
         return size
 
     # ---- what is not let through ----------------------------------------------------------------------------------
 
     def _refuse_call(self, header: MessageHeader, kind: int, why: str) -> None:
-        """By its name; the connection continues."""
+        """Refuses a call by its name; the connection continues."""
         self._read_call(header)
         self._place.leave()
         self._since = None
@@ -426,7 +426,7 @@ class Connection:
     # ---- both ends ------------------------------------------------------------------------------------------------
 
     def _answer(self, data: Bytes) -> None:
-        """In pieces: the time-out is for each."""
+        """Sends an answer in chunks, because the timeout applies to each."""
         with memoryview(data) as view:
             for at in range(0, len(view), CHUNK):
                 try:
@@ -455,7 +455,7 @@ class Connection:
         self._answer(self._view[:size])
 
     def _lost(self, reason: str) -> NoReturn:
-        """The metastore is gone. A client that has seen nothing of an answer gets an error; any other sees it end."""
+        """Handles a lost metastore: a client without any byte of an answer gets an error, others are disconnected."""
         if self._waiting:
             assert self._call is not None
             raise refusals.lost(self._call, reason)

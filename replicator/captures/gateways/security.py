@@ -1,5 +1,6 @@
-"""The two sides of a gateway compared: nobody reaches the metastore through it who could not reach it otherwise, and
-nobody gets other rights there than their own. What would be weaker is refused, or named when it was allowed."""
+"""Comparison of a gateway's two sides: it gives no client access to the metastore, and no rights there, that the client
+would not have otherwise. Weaker configurations are refused, or logged if they are allowed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def make_tokens(config: GatewayConfig) -> Tokens | None:
-    """None: no delegation tokens are given. Raises ConfigError for a key that cannot be read or is short, or a rule."""
+    """None: no delegation tokens are issued. Raises ConfigError for an unreadable or short key, or an invalid rule."""
     if config.token_key is None:
         return None
     key = read_secret(config.token_key, "gateway.token_key")
@@ -33,8 +34,8 @@ def make_tokens(config: GatewayConfig) -> Tokens | None:
 
 
 def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
-    """Raises UsageError for certificates and keytabs that cannot be read, ConfigError for a secret or
-    a rule."""
+    """Returns the authentication of clients. Raises UsageError for certificates and keytabs that cannot be read,
+    ConfigError for an invalid secret or rule."""
     proofs: dict[str, Proof] = {}
     if config.principal and config.keytab:
         proofs[GSSAPI] = KerberosProof(config.principal, config.keytab, _names(config), config.protection)
@@ -45,8 +46,8 @@ def make_door(config: GatewayConfig, tokens: Tokens | None = None) -> Door:
 
 
 def make_asked(config: GatewayConfig, metastore: MetastoreConfig, timeout: float) -> Asked:
-    """How the metastore is asked for clients; timeout: seconds for an answer. Raises UsageError for a transport that
-    the gateway does not speak."""
+    """Returns the access to the metastore for clients. timeout: seconds for an answer. Raises UsageError for a
+    transport that the gateway does not support."""
     for wrong, what in (
         (metastore.transport == "http", "the HTTP transport"),
         (metastore.protocol == "compact", "the compact protocol"),
@@ -63,12 +64,12 @@ def make_asked(config: GatewayConfig, metastore: MetastoreConfig, timeout: float
 
 
 def shares_identity(metastore: MetastoreConfig) -> bool:
-    """Whether the server takes all connections of the gateway for one user's, and there is no way to change that."""
+    """Returns True if the server assigns all connections of the gateway to one user, which cannot be changed."""
     return metastore.auth in ("plain", "token")
 
 
 def risks(config: GatewayConfig, metastore: MetastoreConfig, host: str) -> Iterator[tuple[Risk, str, str]]:
-    """(risk, what is weaker, hint) of a gateway that listens at `host`."""
+    """Yields (risk, description, hint) for a gateway that listens at `host`."""
     proves = metastore.auth != "none" or bool(metastore.certificate)
     if proves and not config.authenticates:
         yield (
@@ -103,7 +104,7 @@ def risks(config: GatewayConfig, metastore: MetastoreConfig, host: str) -> Itera
 
 
 def check_risks(config: GatewayConfig, metastore: MetastoreConfig, host: str) -> None:
-    """Logs risks that are allowed. Raises UsageError for another one."""
+    """Logs risks that are allowed. Raises UsageError for any other one."""
     for risk, what, hint in risks(config, metastore, host):
         if risk not in config.allow:
             raise UsageError(f"{what}: whoever reaches the gateway would get in", hint=f'{hint}; or allow = ["{risk}"]')

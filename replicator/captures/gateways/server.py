@@ -1,4 +1,4 @@
-"""The gateway at work: it listens, gives each client a thread, and stops when it is asked to, with no call cut off."""
+"""The server of the gateway: listens, starts a thread for each client, and on a stop lets running calls finish."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from replicator.core.runtime import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.errors import UsageError
 
 DEFAULTS = GatewaySettings()
-CUT_WITHIN = 15.0  # seconds; for those that were cut off, beyond the grace, to find what became of them and to say so
-IDLE_LIMIT = timedelta(seconds=10)  # between two calls, before a connection makes room for one that waits
+CUT_WITHIN = 15.0  # seconds beyond the grace, for interrupted calls to determine their outcome and to answer
+IDLE_LIMIT = timedelta(seconds=10)  # idle time after which a connection may be closed for a waiting one
 SETTLE_EVERY = 1.0  # seconds
 LOOPBACK = "127.0.0.1"
-LEASE = "gateway"  # the directory of the root in which the lease of its one gateway lies
+LEASE = "gateway"  # the directory in the root with the lease of its only gateway
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Served(Report):
-    """What a gateway did from its start to its end. `calls`: all; `intercepted`: those that would have deleted data;
-    `refused`: those that were not let through; `files`, `bytes`: taken into `$cmroot`; `undecided`: drops whose outcome
-    is for the next start to find; `cut_off`: calls that were not done when the gateway ended; `exit_code`: 128 and the
-    number of the signal that ended it, else 0."""
+    """The report of a gateway from its start to its end. `calls`: all; `intercepted`: those that would have deleted
+    data; `refused`: those that were not forwarded; `files`, `bytes`: moved into `$cmroot`; `undecided`: drops whose
+    outcome the next start must find; `cut_off`: calls that were still running when the gateway ended; `exit_code`: 128
+    plus the number of the signal that ended it, otherwise 0."""
 
     uri: str
     connections: int = 0
@@ -59,8 +59,8 @@ class Served(Report):
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """`host:port`, `:port` (loopback: all interfaces are 0.0.0.0), `[::1]:port`, `thrift://host:port`; port 0 takes a
-    free one."""
+    """Parses `host:port`, `:port` (loopback: all interfaces are 0.0.0.0), `[::1]:port`, `thrift://host:port`; port 0
+    selects a free one."""
     host, colon, port = text.removeprefix("thrift://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon:
@@ -74,10 +74,10 @@ def parse_listen(text: str) -> tuple[str, int]:
 def opened(
     upstream: Upstream, root: ChangeRoot, listen: str, settings: GatewaySettings = DEFAULTS
 ) -> Iterator[Gateway]:
-    """A gateway that listens for the length of a block, and is stopped in good order at its end.
+    """Opens a gateway that listens for the duration of a block, and is stopped cleanly at its end.
 
-    Raises NotificationLogOff for a metastore whose drops no capture would see, LeaseHeld when another gateway works on
-    the root (there may be one), UsageError for an address that cannot be had."""
+    Raises NotificationLogOff for a metastore whose drops would be invisible to captures, LeaseHeld if another gateway
+    serves the root (only one may), UsageError for an address that is not available."""
     upstream.current_event_id()
     refuse_other_catalog(root.place, upstream)
     if upstream.bound_catalog not in (None, upstream.default_catalog):
@@ -93,11 +93,11 @@ def opened(
         finally:
             gateway.stop()
             if gateway.is_at_work:
-                lease.pop_all()  # it ends with the process, as these calls do
+                lease.pop_all()  # the lease ends with the process, as these calls do
 
 
 class Gateway:
-    """Listens from the moment it is made; `stop` ends it."""
+    """A gateway that listens from its construction until `stop`."""
 
     def __init__(self, upstream: Upstream, root: ChangeRoot, listen: str, settings: GatewaySettings = DEFAULTS) -> None:
         security, timeouts = check_gateway(settings.security), settings.timeouts
@@ -136,8 +136,8 @@ class Gateway:
             thread.start()
 
     def wait(self, stop: Stop | None = None, ready: Callable[[], object] = lambda: None) -> int:
-        """Until `stop`, or a signal raises in this thread (they come to the main one); its exit code, or
-        0. ready: called before."""
+        """Waits until `stop` is set or a signal raises in this thread (signals reach the main thread). Returns the
+        signal's exit code, or 0. ready: called first."""
         try:
             ready()
             while not (stop or self._ended).wait(3600):
@@ -149,9 +149,9 @@ class Gateway:
         return 0
 
     def stop(self) -> Served:
-        """No new calls; those under way come to their end, for at most `timeouts.stop`. Then drops that are not sent
-        yet are refused and put back, and the others find the metastore lost: what became of them is asked for, or left
-        for the next start."""
+        """Stops the gateway. New calls are not accepted; running calls may finish for at most `timeouts.stop`. Then
+        drops that are not sent yet are refused and put back. For the others, the metastore counts as lost: their
+        outcome is queried, or left for the next start."""
         if not self._ended.is_set():
             self._ended.set()
             os.write(self._tell, b"x")
@@ -166,7 +166,7 @@ class Gateway:
                 if not self._join(self._grace.total_seconds() + CUT_WITHIN):
                     self._cut(answers=False)
                     self._join(CUT_WITHIN)
-            settle.join(patience)  # the metastore may be away
+            settle.join(patience)  # the metastore may be unreachable
             if not self._connections:
                 os.close(self._stopping)
                 os.close(self._tell)
@@ -186,11 +186,11 @@ class Gateway:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether calls outlived the stop: their intercepts are not for another gateway yet."""
+        """True if calls are still running after the stop: another gateway must not process their intercepts yet."""
         return bool(self._connections)
 
     def _join(self, seconds: float) -> bool:
-        """Whether every connection has ended within so many seconds."""
+        """Returns True if every connection has ended within this many seconds."""
         deadline = time.monotonic() + seconds
         for thread in list(self._connections):
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -209,13 +209,13 @@ class Gateway:
             ready = dict(poll.poll())
             if self._stopping in ready:
                 return
-            while not self._room.acquire(timeout=0.5):  # all threads are busy: the next one waits in the backlog
+            while not self._room.acquire(timeout=0.5):  # all threads are busy: the next client waits in the backlog
                 if self._ended.is_set():
                     return
                 self._make_room()
             try:
                 client, address = self._listener.accept()
-            except OSError as error:  # it went away, or there are too many open files
+            except OSError as error:  # it disconnected, or there are too many open files
                 log.warning("cannot accept: %s", error)
                 self._room.release()
                 self._ended.wait(0.1)
@@ -228,7 +228,7 @@ class Gateway:
             thread.start()
 
     def _make_room(self) -> None:
-        """Ends the connection that has been idle for longest: its client opens another when it needs one."""
+        """Ends the connection that has been idle for longest: its client reconnects when necessary."""
         with self._lock:
             idle = [(since, each) for each in self._connections.values() if (since := each.idle_since) is not None]
             since, connection = min(idle, key=lambda pair: pair[0], default=(time.monotonic(), None))

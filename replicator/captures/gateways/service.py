@@ -1,4 +1,4 @@
-"""What all connections of a gateway share: the door, the way to the metastore, drops, counts, limits of time."""
+"""State that all connections of a gateway share: authentication, the upstream metastore, drops, counters, timeouts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PLAIN = GatewayConfig()
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long each side may take. `client`: to send a call that it has begun (a connection begins with one), and to
-    read a piece of an answer; `answer`: the metastore, until an answer begins, and between its pieces; `stop`: calls
-    under way when the gateway is stopped."""
+    """The timeouts of each side. `client`: to finish sending a call (also the first one of a connection), and to read a
+    chunk of an answer; `answer`: for the metastore, until an answer begins, and between its chunks; `stop`: for running
+    calls when the gateway is stopped."""
 
     client: timedelta = timedelta(minutes=1)
     answer: timedelta = timedelta(minutes=10)  # Hive's own, hive.metastore.client.socket.timeout
@@ -28,8 +28,8 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """threads: connections at once; pass_unknown: calls that this release does not know are forwarded; grace: see
-    `drops.GRACE`; security: what is asked of clients."""
+    """threads: maximum number of connections; pass_unknown: calls unknown to this release are forwarded; grace: see
+    `drops.GRACE`; security: what clients must prove."""
 
     threads: int = 1000
     pass_unknown: bool = False
@@ -40,8 +40,8 @@ class GatewaySettings:
 
 @dataclass(frozen=True)
 class Service:
-    """What all connections of a gateway share. `stopping`: a descriptor that becomes readable when it is to stop;
-    `large`: places for large calls that are read whole."""
+    """State that all connections of a gateway share. `stopping`: a descriptor that becomes readable when the gateway is
+    to stop; `large`: permits for large calls, which are read completely."""
 
     door: Door
     metastore: Asked
@@ -55,13 +55,13 @@ class Service:
 
 
 class Place:
-    """Of one connection among the large calls; it has one at most."""
+    """The permit of one connection for large calls; it holds at most one."""
 
     def __init__(self, places: threading.Semaphore) -> None:
         self._places, self._has = places, False
 
     def take(self, seconds: float) -> bool:
-        """Whether it has one within so many seconds."""
+        """Returns True if the permit is held within this many seconds."""
         self._has = self._has or self._places.acquire(timeout=seconds)
         return self._has
 

@@ -1,5 +1,5 @@
-"""What a drop takes away: the directories that the metastore would delete, whose data they hold, and afterwards whether
-it was dropped. Asks the metastore, and changes nothing.
+"""The effect of a drop: the directories that the metastore would delete, the tables that own their data, and,
+afterwards, the outcome. Queries the metastore, and changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
 
 
 class Upstream(MetastoreReader, Protocol):
-    """The metastore as the gateway asks it."""
+    """The metastore as used by the gateway."""
 
     @property
     def config(self) -> MetastoreConfig: ...
@@ -51,10 +51,10 @@ class Upstream(MetastoreReader, Protocol):
 
 @dataclass(frozen=True)
 class Targets:
-    """`sources`: what the server would delete. `partitions`: names of the partitions that a call drops one by one.
-    `emptied`: directories that go besides, if nothing is in them then; in this order. `must_delete`: the call continues
-    as it came, and its server finds nothing to delete: of a transactional table, Hive 4 reads the option to delete
-    nothing as the order to write an empty base, which is not what the client asked for."""
+    """The targets of a drop. `sources`: directories that the server would delete. `partitions`: names of the partitions
+    that a call drops one by one. `emptied`: directories to remove if they are empty afterwards, in this order.
+    `must_delete`: the call is forwarded unchanged, and its server finds nothing to delete: for a transactional table,
+    Hive 4 reads the option to delete nothing as an instruction to write an empty base, which was not requested."""
 
     sources: Sequence[InterceptSource] = ()
     owners: Sequence[Owner] = ()
@@ -63,13 +63,13 @@ class Targets:
     must_delete: bool = False
 
     def about(self) -> dict[str, object]:
-        """What is needed later, for the journal."""
+        """Returns the values stored in the journal for later."""
         return {"partitions": list(self.partitions), "emptied": list(self.emptied)}
 
 
 def find_targets(upstream: Upstream, drop: Drop) -> Targets:
-    """What a call would have the server delete now. Raises ObjectNotFound for what does not exist, MetastoreError when
-    the metastore cannot tell."""
+    """Returns what the server would delete for a call now. Raises ObjectNotFound if the object does not exist,
+    MetastoreError if the metastore cannot answer."""
     match drop.kind:
         case "database":
             return _of_database(upstream, drop)
@@ -82,8 +82,8 @@ def find_targets(upstream: Upstream, drop: Drop) -> Targets:
 
 
 def server_deletes(table: Table) -> bool:
-    """Whether dropping a table makes a server delete its data: it is managed, or says external.table.purge=true, which
-    Hive 4 heeds. `EXTERNAL` decides, as in the server, and not the type. Materialized views have data."""
+    """Returns True if dropping a table deletes its data: it is managed, or has external.table.purge=true, which Hive 4
+    honours. As in the server, `EXTERNAL` decides, and not the type. Materialized views have data."""
     if table.kind == VIEW or table.storage is None or not table.storage.location:
         return False
     external = table.parameters.get("EXTERNAL", "").lower() == "true"
@@ -98,7 +98,7 @@ def _of_database(upstream: Upstream, drop: Drop) -> Targets:
 
 
 def homes_of(database: Database) -> list[str]:
-    """Directories of its tables: its location, and that of managed ones (Hive 4: managedLocationUri)."""
+    """Returns its tables' directories: its location, and that of managed ones (Hive 4: managedLocationUri)."""
     return [place for place in (database.location, database.managed_location) if place]
 
 
@@ -132,7 +132,7 @@ def _of_partitions(upstream: Upstream, drop: Drop) -> Targets:
 
 
 def _above(table: Table, locations: Iterable[str]) -> list[str]:
-    """The directories between a table's own and its partitions', the deepest first."""
+    """Returns the directories between a table's own and its partitions', the deepest first."""
     home = normal(table.storage.location) if table.storage and table.storage.location else ""
     found = set()
     for location in locations:
@@ -167,7 +167,7 @@ def _name(table: Table, values: Sequence[str]) -> str:
 
 
 def values_of(name: str) -> tuple[str, ...]:
-    """The values in an escaped partition name, in its order."""
+    """Returns the values in an escaped partition name, in its order."""
     parts = (part.partition("=")[2] for part in name.split("/"))
     return tuple(
         "" if part == DEFAULT_PARTITION else _ESCAPE.sub(lambda hex: chr(int(hex[1], 16)), part) for part in parts
@@ -175,7 +175,7 @@ def values_of(name: str) -> tuple[str, ...]:
 
 
 def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
-    """The server empties what it is asked to, be it managed or external."""
+    """Returns the targets of a truncation, which empties managed and external tables."""
     table = upstream.table(drop.db, drop.table)
     acid = table_format(table) == "acid"
     if table.kind == VIEW or table.storage is None or not table.storage.location:
@@ -198,7 +198,7 @@ def _all_partitions(upstream: Upstream, table: Table) -> list[Partition]:
 
 
 def _located(table: Table, partitions: Iterable[Partition]) -> list[tuple[str, str]]:
-    """(escaped name, location) of partitions that have one."""
+    """Returns (escaped name, location) of partitions that have a location."""
     return [(partition_name(table.partition_keys, each.values), each.location) for each in partitions if each.location]
 
 
@@ -207,16 +207,16 @@ def _located(table: Table, partitions: Iterable[Partition]) -> list[tuple[str, s
 
 @dataclass
 class DropOutcome:
-    """Of a drop that was sent: the tables it concerned that were really dropped (lost the partitions, were emptied), by
-    the event that says so, or by the newest one; `announced`: those with an event of their own."""
+    """The outcome of a drop: each table that was dropped (lost the partitions, was emptied) -> the id of the event that
+    announces it, or of the newest one; `announced`: tables with an event of their own."""
 
     events: dict[str, int] = field(default_factory=dict)
     announced: set[str] = field(default_factory=set)
 
 
 def find_outcome(upstream: MetastoreReader, journal: Journal, kind: str) -> DropOutcome:
-    """What became of a drop, from the events since and from what exists. May be asked again. Of a truncation only an
-    event tells."""
+    """Returns the outcome of a drop, from the events since then and from the objects that still exist. May run again.
+    For a truncation, only events count."""
     outcome = DropOutcome()
     tables = {source.table for source in journal.sources}
     newest = upstream.current_event_id()
@@ -238,8 +238,8 @@ def _events(upstream: MetastoreReader, after: int) -> Iterable[NotificationEvent
 
 
 def _reported(event: NotificationEvent, journal: Journal, kind: str, tables: set[str]) -> set[str]:
-    """The tables among these that an event says to be dropped, to have lost one of the partitions, or to be changed
-    after a truncation."""
+    """Returns those of the tables that an event announces as dropped, as having lost one of the partitions, or as
+    truncated."""
     if (event.db or "").lower() != journal.db:
         return set()
     if kind == "truncate":
@@ -255,7 +255,7 @@ def _reported(event: NotificationEvent, journal: Journal, kind: str, tables: set
 
 
 def is_truncation(event: NotificationEvent) -> bool:
-    """Servers that truncate announce it as an alteration with a mark; any other may be somebody else's."""
+    """Returns True for a truncation: an alter with a flag. One without it may be another client's alter."""
     try:
         message = msgspec.json.decode(message_text(event)) if event.type.startswith("ALTER_") else {}
     except (FormatError, msgspec.DecodeError):
@@ -264,7 +264,7 @@ def is_truncation(event: NotificationEvent) -> bool:
 
 
 def _exists(upstream: MetastoreReader, journal: Journal, table: str) -> bool:
-    """Whether what was to be dropped is still there, or some of it."""
+    """Returns True if the object to be dropped, or some of it, still exists."""
     try:
         there = upstream.table(journal.db, table)
         if not _partitions(journal):
@@ -279,9 +279,9 @@ def _partitions(journal: Journal) -> list[str]:
 
 
 # ---- extent ----------------------------------------------------------------------------------------------------------
-# Where a message ends, found while its bytes pass: nothing of it is kept but a head that was cut in two.
+# Detection of a message's end while its bytes are forwarded: nothing is buffered except a head that was split.
 #
-# A message that cannot be followed to its end is an error and never passes: what a server makes of its rest is unknown.
+# A message that cannot be parsed to its end is never forwarded, because a server may read its rest in any way.
 
 
 _short = struct.Struct(">h").unpack_from
@@ -292,19 +292,19 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Extent:
-    """One struct. `ended`: its last byte has been seen; `values`: how many values it has so far; `fields`: the numbers
-    of its own fields."""
+    """The extent of one struct. `ended`: its last byte was seen; `values`: the number of values so far; `fields`: the
+    numbers of its own fields."""
 
     def __init__(self) -> None:
         self.ended = False
         self.values = 0
         self.fields: list[int] = []
-        self._open: list[list[int]] = [[]]  # what is not closed yet: a struct, or [kind, kind of the other, how many]
+        self._open: list[list[int]] = [[]]  # open containers: a struct, or [kind, kind of the other, how many]
         self._skip = 0  # bytes of a value that are still to come
         self._cut = b""  # of a head
 
     def feed(self, data: Bytes) -> int:
-        """How many of these bytes belong to the struct: all, unless it ends before. Raises Garbage."""
+        """Returns how many of these bytes belong to the struct: all, unless it ends before. Raises Garbage."""
         size = len(data)
         if self._skip >= size:
             self._skip -= size
@@ -316,7 +316,7 @@ class Extent:
         return at - before if self.ended else size
 
     def _follow(self, data: Bytes, at: int) -> int:
-        """Each value in turn; strings, of which most consist, without a call."""
+        """Parses one value after another; strings, the most frequent type, without a function call."""
         end, open_, fixed = len(data), self._open, FIXED
         while open_:
             if at > end:
@@ -361,7 +361,7 @@ class Extent:
         return at
 
     def _enter(self, kind: int, data: Bytes, at: int) -> int:
-        """Bytes to skip behind the head of a value that holds others; what is not skipped comes next."""
+        """Returns the bytes to skip after the head of a container; elements that are not skipped are parsed next."""
         if kind not in _HEADS:
             raise Garbage(f"there is no type {kind}")
         if len(self._open) > DEPTH_LIMIT:
@@ -389,11 +389,11 @@ class Extent:
 
 
 class MethodNames:
-    """Looks for names of methods in bytes that pass, as they stand in the head of a message, wherever that lies.
+    """A search for method names in forwarded bytes, encoded as in the head of a message, at any offset.
 
-    A server reads a value as its own declaration says, whatever the type before it on the wire is, so a call can hold
-    what is another call to the server and an argument to everybody else. What no server can do is to read a call whose
-    name is not there."""
+    A server reads a value as its own declaration requires, regardless of the type sent before it, so one call may
+    contain another one that only the server sees as a call, while other readers see an argument. But no server can read
+    a call whose name is not in the bytes."""
 
     def __init__(self, names: Iterable[str]) -> None:
         heads = [struct.pack(">i", len(name)) + name.encode() for name in names]
@@ -401,12 +401,12 @@ class MethodNames:
         self._overlap = max(map(len, heads)) - 1
 
     def find(self, before: Bytes, data: Bytes) -> str | None:
-        """The first such name that ends in `data`. `before`: what came just before it, see `tail`."""
+        """Returns the first such name that ends in `data`. `before`: the bytes just before it, see `tail`."""
         found = self._pattern.search(bytes(before) + bytes(data) if before else data)
         return found[0][4:].decode() if found else None
 
     def tail(self, before: Bytes, data: Bytes) -> bytes:
-        """What the next search needs of what has passed."""
+        """Returns the last forwarded bytes, which the next search requires."""
         if len(data) >= self._overlap:
             return bytes(data[-self._overlap :])
         return (bytes(before) + bytes(data))[-self._overlap :]

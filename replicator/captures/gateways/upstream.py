@@ -1,6 +1,6 @@
-"""The metastore's end of one client's connection: send, and ask a call whose whole answer is wanted.
+"""The metastore's end of one client's connection: sends bytes, and executes calls whose complete answer is required.
 
-The connection is the client's own: what it says of its user holds for it alone.
+The connection belongs to one client: the user set on it applies to that client only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 256 * 1024
 
 
 class ServerEnd:
-    """A metastore that neither reads nor answers for `timeout` seconds is lost."""
+    """A metastore connection. It counts as lost if the server neither reads nor answers for `timeout` seconds."""
 
     def __init__(self, channel: Channel, timeout: float) -> None:
         self._channel, self._timeout = channel, timeout
@@ -50,18 +50,18 @@ class ServerEnd:
 
     @property
     def pending(self) -> bool:
-        """Whether there are bytes that no poll sees."""
+        """True if there are buffered bytes that a poll does not report."""
         return self._channel.pending
 
     def send(self, data: Bytes) -> None:
-        """Raises UpstreamLost."""
+        """Sends bytes. Raises UpstreamLost."""
         try:
             self._channel.sendall(data)
         except OSError as error:
             raise UpstreamLost(said(error)) from error
 
     def receive_into(self, buffer: Bytes) -> int | None:
-        """How many bytes came, at least one; None when there is nothing whole yet. Raises UpstreamLost."""
+        """Returns the bytes received, at least one; None if no complete frame is there yet. Raises UpstreamLost."""
         try:
             size = self._channel.receive_into(buffer)
         except FrameError as error:
@@ -73,10 +73,10 @@ class ServerEnd:
         return size
 
     def ask(self, header: MessageHeader, message: bytes) -> Reply:
-        """Sends a whole call, whose head is `header`, and reads the whole answer. Raises UpstreamLost.
+        """Sends a complete call, whose head is `header`, and reads its complete answer. Raises UpstreamLost.
 
-        The call goes under a number that its client cannot know, and only an answer with that number counts: the rest
-        of an answer before it, whoever chose its bytes, is never taken for this one."""
+        The call is sent with a sequence number that its client cannot know, and only an answer with that number is
+        accepted: the rest of an earlier answer, even one with crafted bytes, is never mistaken for this one."""
         number = secrets.randbits(31)
         self.send(replace(header, sequence=number).encode() + message[len(header.encode()) :])
         record, buffer = bytearray(), bytearray(CHUNK)
@@ -97,7 +97,7 @@ class ServerEnd:
         return Reply(given, answer.kind == REPLY and not any(extent.fields))
 
     def shut(self) -> None:
-        """From any thread: whoever waits for the metastore finds it lost."""
+        """Makes the metastore count as lost for any thread that waits for it. May be called from any thread."""
         self._channel.shut(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -118,20 +118,21 @@ def said(error: OSError) -> str:
 
 
 # ---- interface -------------------------------------------------------------------------------------------------------
-# Each method of the metastore's interface, 2.3 to 4.2, and what becomes of its calls. Pure.
+# Each method of the metastore's interface, 2.3 to 4.2, and the handling of its calls. Pure.
 #
-# A method that deletes tables' files is intercepted (`calls.SHAPES`) or refused. Methods that are listed here pass, and
-# so does what is named like a read. Any other method is from a server that this release does not know: refused.
+# A method that deletes tables' files is intercepted (`calls.SHAPES`) or refused. Methods listed here are forwarded, and
+# so are methods with the name of a read. Any other method is from a server unknown to this release, and is refused.
 
 
 Handling = Literal["pass", "intercept", "refuse", "unknown"]
 
 REFUSED = frozenset({"drop_catalog"})
-"""They delete directories, and nothing can turn that off: of a catalog, with all that lies in it."""
+"""Methods that delete directories and have no option to prevent it: a catalog is deleted with all its contents."""
 
 REMOVING = frozenset({"cm_recycle", "drop_index_by_name", "submit_for_cleanup"})
-"""They pass, and files may go: those that the client could remove itself (moved to the server's own `$cmroot`), an
-index's, which its table gives again (2.3), and what the server's cleaner would remove by itself (docs/gateway.md)."""
+"""Methods that are forwarded although they may delete files: those that the client could remove itself (moved to the
+server's own `$cmroot`), an index's, which can be rebuilt (2.3), and those that its cleaner removes
+(docs/gateway.md)."""
 
 READS = ("get_", "list_", "show_", "find_", "fetch_")
 
@@ -168,14 +169,14 @@ update_partition_column_statistics update_partition_column_statistics_req update
 update_table_column_statistics_req update_transaction_statistics validate_resource_plan
 """
 PASSED = REMOVING | frozenset(_NAMES.split())
-"""Whoever adds a name has read what the server does with files in it."""
+"""Before adding a name, check what the server does with files in that method."""
 
 HIDDEN = frozenset(SHAPES) | REFUSED
-"""Names that no other call may hold as a text, see `extent.MethodNames`."""
+"""Names that no other call may contain as a text, see `targets.MethodNames`."""
 
 
 def handling(name: str) -> Handling:
-    """What becomes of a call, by its method's name."""
+    """Returns the handling of a call by its method's name."""
     if name in SHAPES:
         return "intercept"
     if name in REFUSED:
@@ -184,11 +185,11 @@ def handling(name: str) -> Handling:
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
-# Calls that end their connection: the answer that the client gets, and the reason for the log.
+# Calls that end their connection: the answer for the client, and the reason for the log.
 
 
 class Refused(Exception):
-    """The connection is over. answer: what the client still gets; counted: it is one of the refused calls."""
+    """Raised to end a connection. answer: sent to the client before; counted: it counts as a refused call."""
 
     def __init__(self, answer: bytes, reason: str, *, counted: bool = False) -> None:
         super().__init__(reason)
@@ -196,26 +197,26 @@ class Refused(Exception):
 
 
 def more(header: MessageHeader) -> Refused:
-    """Than one call at a time."""
+    """Returns the refusal of a second call before the first one was answered."""
     message = "the gateway takes one call at a time"
     return Refused(application_error(header, PROTOCOL_ERROR, message), f"sent more before {header.name} was answered")
 
 
 def hidden(header: MessageHeader, name: str) -> Refused:
-    """A call that may be another one to the server, see `extent.MethodNames`."""
+    """Returns the refusal of a call that a server may read as another one, see `targets.MethodNames`."""
     message = f"a text in {header.name} is {name}: to the metastore it may be a call that deletes data"
     return Refused(application_error(header, PROTOCOL_ERROR, message), message, counted=True)
 
 
 def garbage(header: MessageHeader | None, error: Garbage) -> Refused:
-    """In a call."""
+    """Returns the refusal of a call that cannot be parsed."""
     message = f"the gateway cannot read this: {error}"
     where = f" in {header.name}" if header else ""
     return Refused(application_error(header, PROTOCOL_ERROR, message), f"garbage{where}: {error}")
 
 
 def strange(begin: bytes, error: Garbage) -> Refused:
-    """The first bytes of a connection are no call: the answer is in the protocol that they seem to be of."""
+    """Returns the refusal of a connection whose first bytes are not a call, in the protocol that they seem to use."""
     message = f"the gateway cannot read this: {error}{guess(begin[:LOOKED_AT])}"
     answer = in_their_words(begin[:LOOKED_AT], message) or application_error(None, PROTOCOL_ERROR, message)
     return Refused(answer, f"garbage: {message}")
@@ -227,26 +228,26 @@ def large(header: MessageHeader, why: str) -> Refused:
 
 
 def lost(header: MessageHeader, reason: str) -> Refused:
-    """The metastore, during a call that was forwarded."""
+    """Returns the refusal after the metastore was lost during a forwarded call."""
     message = f"the metastore went away during {header.name}: {reason}"
     return Refused(application_error(header, INTERNAL_ERROR, message), message)
 
 
 def away(header: MessageHeader, reason: str) -> Refused:
-    """The metastore cannot be reached, or refuses the client."""
+    """Returns the refusal if the metastore cannot be reached, or refuses the client."""
     return Refused(application_error(header, INTERNAL_ERROR, reason), reason)
 
 
 # ---- asked -----------------------------------------------------------------------------------------------------------
-# The metastore as clients' own connections reach it, each as its client.
+# The metastore as the target of clients' own connections, each with its client's identity.
 
 
-USERS = 1000  # whose delegation tokens are kept
+USERS = 1000  # maximum number of users whose delegation tokens are cached
 
 
 class Asked:
-    """needs_user: no call of a client of whom nothing is known. knows_users: the gateway answers what clients say of
-    themselves. acts_for: connections are the users' own, by set_ugi or a delegation token; else the gateway's."""
+    """A factory of connections. needs_user: calls of unknown users are refused. knows_users: the gateway answers calls
+    about identity. acts_for: connections are the users' own, by set_ugi or a token; else the gateway's."""
 
     def __init__(
         self,
@@ -263,7 +264,7 @@ class Asked:
         self._lock = threading.Lock()
 
     def open(self, user: str | None) -> ServerEnd:
-        """A connection that is `user`'s; never somebody else's in its place. Raises MetastoreError."""
+        """Opens a connection with the identity of `user`; never with another user's instead. Raises MetastoreError."""
         transport = self._opener(user).open(lambda: None).transport
         layer = transport.layer if isinstance(transport, Framed) else None
         return ServerEnd(Channel(transport.socket, layer), self._timeout)

@@ -1,1 +1,1 @@
-"""Scans: changes that left no event, looked for in all tables or in turns."""
+"""Scans: finds changes that left no event, in all tables or in turns."""

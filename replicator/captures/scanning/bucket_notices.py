@@ -1,9 +1,8 @@
-"""Which objects on S3 have changed, by the notifications of their buckets: what they do not name need not be listed.
+"""Detection of changed objects on S3 from the notifications of their buckets: objects not named need not be listed.
 
-A bucket is trusted from a capture on that listed all of it, as long as nothing is unsure: its queue is the same one,
-has lost nothing by age, is read by nobody else, and hears of every change. Everything is listed once a day all the
-same. Notifications take seconds, and rarely minutes: a change without an event of the metastore may be found by the
-capture after the next.
+A bucket is trusted after a capture that listed all of it, as long as nothing is in doubt: its queue is the same one,
+has expired no messages, has no other consumer, and receives every change. Everything is still listed once a day.
+Notifications take seconds, rarely minutes, so a change without an event may be found one capture later.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from cmroot.store.spelling import normal, split_authority
 from replicator.captures.recording import Recording
 
 PROVED = timedelta(days=1)
-"""After so long everything is listed again, whatever the notifications say."""
+"""The interval after which everything is listed again, regardless of notifications."""
 
 MARGIN = timedelta(hours=1)
-"""How long before the end of their retention messages are taken for lost."""
+"""Messages are assumed lost this long before the end of their retention."""
 
 MANY = 100_000
-"""Messages of one capture, beyond which listing all is the better way."""
+"""The number of messages of one capture above which listing everything is cheaper."""
 
 _STATE = "notices"
 
 
 class Trusted(msgspec.Struct, frozen=True):
-    """A bucket of which all that was not named since was listed. created: of its queue; taken, listed: when the queue
-    was emptied and all was listed the last time, in seconds; keeps: how its versioning was; keeper: as asked for."""
+    """A bucket that is listed, except what was named since. created: of its queue; taken, listed: when the queue was
+    last drained and all was last listed, in seconds; keeps: its versioning state; keeper: as requested."""
 
     queue: str
     created: str
@@ -46,20 +45,20 @@ class Trusted(msgspec.Struct, frozen=True):
 
 
 class BucketNotices:
-    """Those of one capture. `prove`: all is listed. A queue is emptied when the first object of its bucket is looked
-    at, which is before any of them is listed."""
+    """The notifications of one capture. `prove`: everything is listed. A queue is drained when the first object of its
+    bucket is checked, which is before any of them is listed."""
 
     def __init__(self, log: Recording, queues: Mapping[str, str], keeper: str) -> None:
-        """queues: URLs by bucket (`s3://name`), each its own."""
+        """queues: URLs by bucket (`s3://name`), one queue per bucket."""
         self._log, self._keeper, self.prove = log, keeper, False
         self._queues = {normal(bucket): BucketQueue(url) for bucket, url in queues.items()}
         self._trusted = msgspec.json.decode(log.manifest.recall(_STATE) or "{}", type=dict[str, Trusted])
-        self._named: dict[str, list[str] | None] = {}  # keys, sorted; None: all is to be listed
+        self._named: dict[str, list[str] | None] = {}  # keys, sorted; None: everything is to be listed
         self._taken: dict[str, list[str]] = {}
 
     def is_quiet(self, location: str) -> bool:
-        """Whether nothing has changed at a location since it was listed. Raises StorageUnreachable for a queue that is
-        away."""
+        """Returns True if nothing has changed at a location since it was listed. Raises StorageUnreachable if a queue
+        is not reachable."""
         if not self._queues or scheme(location) != "s3":
             return False
         bucket, path = split_authority(normal(location))
@@ -77,12 +76,12 @@ class BucketNotices:
         return not (named[below : below + 1] and named[below].startswith(f"{key}/")) and named[at : at + 1] != [key]
 
     def finish(self) -> None:
-        """Remembers what the next capture may trust. Without queues all was listed, and nothing was taken."""
+        """Stores the trusted buckets for the next capture. Without queues there are none."""
         if self._queues:
             self._log.manifest.remember(_STATE, msgspec.json.encode(self._trusted).decode())
 
     def published(self) -> None:
-        """What was taken is in the log by now; a message that stays only makes its objects be listed again."""
+        """Deletes the received messages, now in the log; a remaining one only causes its objects to be listed again."""
         for bucket, receipts in self._taken.items():
             try:
                 self._queues[bucket].remove(receipts)
@@ -91,8 +90,8 @@ class BucketNotices:
         self._taken = {}
 
     def abandoned(self) -> None:
-        """Nothing was published: the next capture gets the same messages. Where that fails they are hidden for a while,
-        which makes it list all."""
+        """Returns the messages to their queues, because nothing was published: the next capture receives them again. If
+        that fails, they are hidden for a while, which makes it list everything."""
         for bucket, receipts in self._taken.items():
             try:
                 self._queues[bucket].give_back(receipts)
@@ -123,7 +122,7 @@ class BucketNotices:
         return None if doubt or due else sorted(keys)
 
     def _emptied(self, bucket: str) -> tuple[set[str], str]:
-        """Keys of the bucket that messages name, and why they do not tell all."""
+        """Returns the keys of the bucket that messages name, and the reason why they may be incomplete."""
         queue, name = self._queues[bucket], bucket.partition("://")[2]
         keys: set[str] = set()
         taken = self._taken.setdefault(bucket, [])
@@ -150,7 +149,7 @@ def _said(error: OSError | StorageUnreachable) -> str:
 
 
 def _doubt(before: Trusted, url: str, standing: Standing, now: int) -> str:
-    """Why what a queue has now may not be all since it was emptied."""
+    """Returns the reason why a queue may be missing changes since it was last drained; empty if there is none."""
     if (before.queue, before.created) != (url, standing.created):
         return "its queue is another one"
     if now - before.taken > standing.retention - MARGIN.total_seconds():

@@ -1,5 +1,5 @@
-"""The scan: looks for changes that left no event, in the metastore and in directories. Of all tables, or for a short
-time of some, in turns.
+"""The scan: finds changes without an event, in the metastore and in directories, for all tables or, with a time limit,
+for some of them per capture.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from replicator.metastore.client import MetastoreReader
 
 
 class Scan:
-    """That of one capture. What it finds becomes observed records, and objects that are to be listed. `walked`:
-    databases that the capture has just read whole, which are not read again."""
+    """The scan of one capture. Its findings become observed records, and objects to be listed. `walked`: databases that
+    the capture has just read completely, which are not read again."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Scan:
         self.walked: set[str] = set()
 
     def everything(self, *, compare: bool, deep: bool) -> float:
-        """Looks at all tables. Returns the seconds that `compare` took, which the report has, too."""
+        """Scans all tables. Returns the seconds taken by `compare`, which are also in the report."""
         if compare:
             began = clocks.monotonic()
             for db in self._existing():
@@ -58,7 +58,7 @@ class Scan:
         return self._log.report.compare_seconds
 
     def some(self, limit: timedelta, *, deep: bool) -> None:
-        """Looks at some tables, and at those that are new or gone; about so long, and at one batch at least."""
+        """Scans new and dropped tables and some others, for about `limit`, and at least one batch."""
         end, existing = clocks.monotonic() + limit.total_seconds(), self._existing()
         for db in existing:
             self._compare_outlines(db, deep)
@@ -83,7 +83,7 @@ class Scan:
         self._log.report.scanned = scanned
 
     def _compare_outlines(self, db: str, deep: bool) -> None:
-        """A database itself, its functions, and tables that are not known, or not there any more."""
+        """Compares a database itself, its functions, and tables that are new or dropped."""
         known = set(self._log.manifest.table_names(db))
         changes = walk_database(
             self._source,
@@ -98,13 +98,13 @@ class Scan:
             self._refusals.dropped(db, name)
 
     def _existing(self) -> list[str]:
-        """Captured databases that the metastore has and that are not just walked."""
+        """Returns the captured databases that exist in the metastore and were not just walked."""
         known = self._log.manifest.scope() - self.walked
         return sorted(known.intersection(self._source.database_names())) if known else []
 
     def _observe(self, changes: Iterable[Change], deep: bool) -> None:
-        """Differences from the metastore. Those of tables that events arrived for meanwhile are left to those events,
-        but for deep ones."""
+        """Records differences from the metastore. Unless `deep`, differences of tables with new events are left to
+        those events."""
         if deep:
             for change in changes:
                 self._log.observe(change)
@@ -117,7 +117,7 @@ class Scan:
                     self._log.observe(change)
 
     def _unlist_changed(self, stays: Callable[[str], bool], db: str = "", names: Sequence[str] = ()) -> None:
-        """Compares recorded directories with the store: all, or those of some tables. `stays`: as the manifest's."""
+        """Compares recorded directories with the store: all, or those of some tables. `stays`: as for the manifest."""
         stale: set[tuple[int, int]] = set()
         for rows in self._log.manifest.directories(db, names):
             table_ids, partition_ids, *recorded = zip(*rows, strict=True)

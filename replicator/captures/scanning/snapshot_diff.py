@@ -1,8 +1,8 @@
-"""Which objects on HDFS have changed, by the difference of snapshots: what it does not name need not be listed.
+"""Detection of changed objects on HDFS from snapshot differences: objects that they do not name need not be listed.
 
-A base is a snapshot after which everything below its directory was listed, or known not to have changed. It is
-remembered in the manifest, with the capture that got there; the next capture asks what differs from it. Where anything
-is unsure there is no difference, and all is listed.
+A base is a snapshot after which everything below its directory was listed, or known to be unchanged. It is stored in
+the manifest together with the capture's position; the next capture requests the difference from it. In any doubt there
+is no difference, and everything is listed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Recording
 
 # ---- capture snapshots -----------------------------------------------------------------------------------------------
-# The snapshots of one capture on HDFS: at most one of each snapshottable directory, made when it is first wanted.
+# The snapshots of one capture on HDFS: at most one per snapshottable directory, created on first use.
 
 
 _ODD = frozenset({".", "..", DIRECTORY})  # names that lead elsewhere
 
 
 class CaptureSnapshots:
-    """`silent`: stores that do not say which directories are snapshottable, with the reason."""
+    """`silent`: stores that do not report their snapshottable directories, with the reason."""
 
     def __init__(self, root: str, after: int, *, keeps: bool) -> None:
-        """after: the log's position before the capture; keeps: whether file entries may name what it makes."""
+        """after: the log's position before the capture; keeps: True if file entries may name these snapshots."""
         self._root, self._after, self._keeps = root, after, keeps
         self._made: dict[str, str] = {}
         self.silent: dict[str, OSError] = {}
@@ -46,7 +46,7 @@ class CaptureSnapshots:
         self._captures_open = cache(captures_open_files)
 
     def top(self, location: str) -> str:
-        """The snapshottable directory at or above a location; empty where there is none, or one cannot tell."""
+        """Returns the snapshottable directory at or above a location; empty if there is none or it is unknown."""
         if scheme(location) != "hdfs":
             return ""
         store, path = split_authority(normal(location))
@@ -56,17 +56,17 @@ class CaptureSnapshots:
         return next((store + each for each in upwards(path) if each in allowed), "") if allowed else ""
 
     def why_not(self, top: str) -> str:
-        """Why snapshots of a directory tell nothing of the next; empty when they do."""
+        """Returns the reason why snapshots of a directory cannot be compared; empty if they can."""
         return "" if self._captures_open(split_authority(top)[0]) else f"{CAPTURES_OPEN} is not true, or not known"
 
     def of(self, top: str) -> str:
-        """The name of this capture's. OSError when it cannot be made."""
+        """Returns the name of this capture's snapshot, creating it if necessary. Raises OSError if that fails."""
         if top not in self._made:
             self._made[top] = make_snapshot(self._root, top, self._after, keeps=self._keeps)
         return self._made[top]
 
     def keeper(self, location: str) -> SnapshotKeeper | str:
-        """The keeper of files at a location, or why there is none."""
+        """Returns the keeper of files at a location, or the reason why there is none."""
         top = self.top(location)
         if not top:
             silent = self.silent.get(split_authority(normal(location))[0])
@@ -90,24 +90,24 @@ class CaptureSnapshots:
 
 
 PROVED = timedelta(days=1)
-"""After so long everything is listed again, whatever the differences say."""
+"""The interval after which everything is listed again, regardless of differences."""
 
 _STATE = "snapshots"
 
 
 class Base(msgspec.Struct, frozen=True):
-    """listed: when everything below was listed the last time, in seconds."""
+    """A base. listed: when everything below it was last listed, in seconds."""
 
     name: str
     listed: int
 
 
 class Named:
-    """What some differences say of places."""
+    """The paths that snapshot differences name."""
 
     def __init__(self, found: Iterable[Difference]) -> None:
         self._inside: set[str] = set()  # something in them has changed
-        self._whole: set[str] = set()  # all below them is something else
+        self._whole: set[str] = set()  # everything below them has changed
         for each in found:
             for path in (each.path, each.target):
                 if path:
@@ -119,32 +119,32 @@ class Named:
         return bool(self._inside)
 
     def has(self, path: str) -> bool:
-        """Whether a file in the directory `path`, or the directory itself, may be another."""
+        """Returns True if a file in the directory `path`, or the directory itself, may have changed."""
         return path in self._inside or any(each in self._whole for each in upwards(path))
 
 
 class SnapshotDiff:
-    """That of one capture. Asks each directory when the first object in it is looked at, which is before any of them is
-    listed."""
+    """The snapshot differences of one capture. Each directory is queried when the first object in it is checked, which
+    is before any of them is listed."""
 
     def __init__(self, log: Recording, snapshots: CaptureSnapshots, *, begin: bool, prove: bool) -> None:
-        """begin: everything that this does not leave out is listed, so that a base can be where none was; prove: all is
-        listed."""
+        """begin: everything not excluded by differences is listed, so that new bases may be created; prove: everything
+        is listed."""
         self._log, self._snapshots, self._begin, self._prove = log, snapshots, begin, prove
         self._bases = bases(log.manifest)
         self._named: dict[str, Named | None] = {}
 
     def is_quiet(self, location: str) -> bool:
-        """Whether nothing has changed at a location since it was listed."""
+        """Returns True if nothing has changed at a location since it was listed."""
         named = self._named_at(location)
         return named is not None and not named.has(split_authority(normal(location))[1] or "/")
 
     def is_known(self, location: str) -> bool:
-        """Whether differences tell what has changed there."""
+        """Returns True if differences are available for a location."""
         return self._named_at(location) is not None
 
     def finish(self) -> None:
-        """Remembers the bases for the next capture; where no object is any more, none is needed."""
+        """Stores the bases for the next capture. Bases of directories without objects are removed."""
         silent = self._snapshots.silent
         if self._begin:
             for top in [top for top in self._bases if top not in self._named]:
@@ -162,7 +162,7 @@ class SnapshotDiff:
         return self._named[top] if top else None
 
     def _asked(self, top: str) -> Named | None:
-        """What has changed below a snapshottable directory; None: all of it is to be listed. Makes the next base,
+        """Returns the changes below a snapshottable directory; None: everything is to be listed. Creates the next base,
         unless nothing has changed."""
         base, now = self._bases.get(top), self._log.now()
         named = None
@@ -180,7 +180,7 @@ class SnapshotDiff:
             return None
 
     def _advanced(self, top: str, base: Base | None, named: Named | None, now: int) -> Named | None:
-        """What has changed up to the next base, or without one up to now."""
+        """Returns the changes up to the next base, or, without one, up to now."""
         if not (named or self._begin):
             return None
         if reason := self._snapshots.why_not(top):
@@ -202,11 +202,11 @@ class SnapshotDiff:
 
 
 def bases(manifest: Manifest) -> dict[str, Base]:
-    """By snapshottable directory."""
+    """Returns the bases by snapshottable directory."""
     return msgspec.json.decode(manifest.recall(_STATE) or "{}", type=dict[str, Base])
 
 
 def sweep_made(root: str, manifest: Manifest) -> list[str]:
-    """Deletes the snapshots of a root that are neither a base nor named by file entries; the reasons why some could not
-    be deleted. Under the lease."""
+    """Deletes the snapshots of a root that are neither a base nor named by file entries. Requires the lease. Returns
+    the reasons why some could not be deleted."""
     return sweep_snapshots(root, {base.name for base in bases(manifest).values()}, manifest.position)

@@ -1,7 +1,7 @@
-"""Scans in turns: a capture that may look for changes without an event for a short time only looks at some tables, and
-the next one continues after them. So a capture without changes takes as long for very many tables as for few.
+"""Time-limited scans: a capture with a scan time limit scans only some tables, and the next one continues after them. A
+capture without changes therefore takes the same time for many tables as for few.
 
-Where the scans are is remembered in the manifest, with the capture that got there. Losing it costs a round.
+The progress is stored in the manifest with the capture's position. If it is lost, the current round starts again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _STATE = "scans"
 
 @dataclass(frozen=True)
 class ScannedTables:
-    """How far a scan came. tables: looked at, `of` how many. since: every table was looked at after this second, so
-    that changes without an event from before it were found; None: not yet."""
+    """The progress of a scan. tables: number scanned, `of` the total. since: every table was scanned after this second,
+    so that earlier changes without an event were found; None: not yet."""
 
     tables: int
     of: int
@@ -34,23 +34,23 @@ class ScannedTables:
 
 
 class Turns:
-    """The turn of one capture, which begins at the second `now`."""
+    """The share of one capture in a round of scans. `now`: its start, in seconds."""
 
     def __init__(self, manifest: Manifest, now: int) -> None:
         self._manifest, self._now = manifest, now
         state = json.loads(manifest.recall(_STATE) or "{}")
-        self._after: int = state.get("after", 0)  # a table's id, which a rename leaves as it is
-        self._began: int = state.get("began", now)  # of this round
-        self._since: int | None = state.get("since")  # the begin of the last complete round
+        self._after: int = state.get("after", 0)  # the id of a table, which a rename does not change
+        self._began: int = state.get("began", now)  # start of this round
+        self._since: int | None = state.get("since")  # start of the last complete round
         self._looked, self._all = 0, 0
 
     def batches(self) -> Iterator[dict[str, list[str]]]:
-        """All tables by database, some at a time, once around, those first that follow the last one that was looked at.
-        What is drawn is to be looked at."""
+        """Yields all tables by database, in batches, once, starting after the last table scanned. The caller must scan
+        every batch that it consumes."""
         tables, start = self._manifest.all_tables(), self._after
         self._all = len(tables)
         yield from self._turn([each for each in tables if each[0] > start])
-        self._since, self._began = self._began, self._now  # a round is complete, and one begins
+        self._since, self._began = self._began, self._now  # a round is complete, and the next one begins
         yield from self._turn([each for each in tables if each[0] <= start])
 
     def _turn(self, tables: Sequence[tuple[int, str, str]]) -> Iterator[dict[str, list[str]]]:
@@ -62,14 +62,14 @@ class Turns:
             yield names
 
     def end(self) -> ScannedTables:
-        """Remembers where the next turn begins."""
+        """Stores where the next capture continues."""
         if self._looked == self._all:
             self.all_seen()
         self._remember()
         return ScannedTables(self._looked, self._all, self._since)
 
     def all_seen(self) -> None:
-        """This capture has looked at all tables."""
+        """Records that this capture has scanned all tables."""
         self._after, self._began, self._since = 0, self._now, self._now
         self._remember()
 

@@ -1,1 +1,1 @@
-"""Diagnosis: what a support case needs to know, without secrets, in one file."""
+"""Diagnosis: one file for a support case, without secrets."""

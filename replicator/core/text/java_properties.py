@@ -1,4 +1,4 @@
-"""Java properties as `java.util.Properties` reads them. Pure."""
+"""Java properties, parsed as `java.util.Properties` does. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
 def decoded(data: bytes) -> str:
-    """The text of a file: UTF-8 as Gobblin reads it, and where it is none ISO-8859-1, as Java does."""
+    """Decodes a file: as UTF-8, as Gobblin does, or else as ISO-8859-1, as Java does."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -23,8 +23,8 @@ def decoded(data: bytes) -> str:
 
 
 def entries(text: str) -> Iterator[tuple[str, str, int]]:
-    """Keys, values and the lines they begin at: `key=value`, `key: value` or `key value`, comments with `#` or `!`,
-    escapes undone, lines that go on after a backslash. Raises ValueError naming the line."""
+    """Yields keys, values and their first lines: `key=value`, `key: value` or `key value`, comments with `#` or `!`,
+    with escapes decoded and lines continued after a backslash. Raises ValueError naming the line."""
     lines = enumerate(_LINE_END.split(text), 1)
     for number, first in lines:
         line = first.lstrip(_BLANKS)
@@ -47,7 +47,7 @@ def _goes_on(line: str) -> bool:
 
 def _unescaped(text: str) -> str:
     found = _ESCAPE.sub(lambda match: _sign(match[1]), text)
-    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # halves of a letter become one
+    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins surrogate pairs
 
 
 def _sign(escaped: str) -> str:
@@ -57,24 +57,24 @@ def _sign(escaped: str) -> str:
 
 
 # ---- credentials -----------------------------------------------------------------------------------------------------
-# Credentials in text: what is quoted of URLs that somebody gave. Pure.
+# Credentials in text: redaction of URLs in user input. Pure.
 
 
 _CREDENTIALS = re.compile(r"([a-zA-Z][\w+.-]*://)[^\s/@]*:[^\s@]*@[^\s']*")
 
 
 def without_credentials(text: str) -> str:
-    """The text; of URLs with user and password, their scheme."""
+    """Returns the text, with URLs that contain user and password reduced to their scheme."""
     return _CREDENTIALS.sub(r"\1***@...", text) if "@" in text else text
 
 
 # ---- queues of buckets -----------------------------------------------------------------------------------------------
-# Which queue hears of which bucket, as users write it. Pure.
+# Notification queues of buckets, as written by users. Pure.
 
 
 def check_queues(queues: Mapping[str, str]) -> None:
-    """`queues`: URLs by bucket (`s3://name`). Raises ValueError for what is no bucket or no URL, and where a bucket has
-    two queues, or a queue two buckets."""
+    """Checks `queues`, URLs by bucket (`s3://name`). Raises ValueError for an invalid bucket or URL, and if a bucket
+    has two queues, or a queue two buckets."""
     for bucket, url in queues.items():
         if scheme(bucket) != "s3" or split_authority(bucket)[1].strip("/") or "://" not in url:
             raise ValueError(f"{bucket}={url} is no bucket and its queue")

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `10s`, `5m`, `7d`; `500MB`, `10GiB`."""
+"""Durations and sizes as written by users: `10s`, `5m`, `7d`; `500MB`, `10GiB`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNIT = {unit.lower(): factor for unit, factor in _BYTES.items()}
 
 
 def parse_duration(text: str) -> timedelta:
-    """`500ms`, `10s`, `5m`, `1.5h`, `7d`; a bare number is seconds. Raises ValueError with a text for a person."""
+    """Parses `500ms`, `10s`, `5m`, `1.5h`, `7d`; a bare number is seconds. Raises ValueError with a readable text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip(), re.ASCII)
     if not match:
         raise ValueError(f"{text!r} is not a duration such as 10s, 5m or 1h")
@@ -38,7 +38,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `500MB` (10^6), `10GiB` (2^30); a bare number is bytes. Raises ValueError with a text for a person."""
+    """Parses bytes: `500MB` (10^6), `10GiB` (2^30); a bare number is bytes. Raises ValueError with a readable text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
     factor = _UNIT.get((match[2] or "B").lower()) if match else None
     if match is None or factor is None:
@@ -50,7 +50,7 @@ LEAST_RATE = 100_000
 
 
 def parse_rate(text: str) -> int:
-    """Bytes a second of `50MB`, `50MB/s`. Raises ValueError with a text for a person, also for less than LEAST_RATE."""
+    """Parses bytes per second: `50MB`, `50MB/s`. Raises ValueError with a readable text, also below LEAST_RATE."""
     rate = parse_size(text.strip().removesuffix("/s"))
     if rate < LEAST_RATE:
         raise ValueError(f"{text!r} is less than 100kB a second")
@@ -58,7 +58,7 @@ def parse_rate(text: str) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """For a person: `45 s`, `12 min`, `5.5 h`, `3.2 d`."""
+    """Formats seconds for users: `45 s`, `12 min`, `5.5 h`, `3.2 d`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -67,14 +67,14 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(size: int) -> str:
-    """Bytes for a person, in binary units: `512 B`, `1.5 GiB`."""
+    """Formats bytes for users, in binary units: `512 B`, `1.5 GiB`."""
     units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
     step = min(max(size, 1).bit_length() - 1, 59) // 10
     return f"{size} B" if step == 0 else f"{size / 1024**step:.1f} {units[step]}"
 
 
 def count_text(number: int, noun: str) -> str:
-    """For a person: `1 file`, `12,345 files`, `2 entries`, `2 classes`. Of several words the last is counted."""
+    """Formats a count: `1 file`, `12,345 files`, `2 entries`, `2 classes`. Of several words the last is inflected."""
     if number == 1:
         return f"1 {noun}"
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
@@ -83,18 +83,19 @@ def count_text(number: int, noun: str) -> str:
 
 
 def time_text(seconds: float | None) -> str | None:
-    """Seconds since the epoch as UTC, ISO 8601."""
+    """Formats seconds since the epoch as UTC, ISO 8601."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 # ---- period ----------------------------------------------------------------------------------------------------------
-# Periods: ISO 8601 as java.time reads it (`P3D`, `P2W`, `P1Y2M3DT4H5M6S`, `PT36H`), and what they add to a time. Pure.
+# Periods: ISO 8601 as java.time parses it (`P3D`, `P2W`, `P1Y2M3DT4H5M6S`, `PT36H`), and their addition to a time.
+# Pure.
 #
 # Any letter case, signs, years and months before days before the time of day. Years, months and days are those of the
 # calendar, in the zone of the time that they are added to: the end of a month clamps (31 January + P1M = 28 February),
-# a day across the change to summer time has 23 hours.
+# and a day across the change to daylight saving time has 23 hours.
 
 
 _NUMBER = r"([-+]?[0-9]{1,9})"
@@ -108,7 +109,7 @@ _FIRST, _LAST = 0, 253_402_300_799  # 1970, and the end of the year 9999
 
 @dataclass(frozen=True)
 class Period:
-    """Months, days and seconds, added in this order. `text`: as it was written. Fractions of a second are cut off."""
+    """Months, days and seconds, added in this order. `text`: as written. Fractions of a second are truncated."""
 
     text: str
     months: int = 0
@@ -117,7 +118,7 @@ class Period:
 
     @property
     def fixed(self) -> int | None:
-        """Its length in seconds; None when it depends on the calendar."""
+        """The length in seconds; None if it depends on the calendar."""
         return None if self.months else self.days * 86_400 + self.seconds
 
     @property
@@ -125,7 +126,7 @@ class Period:
         return self.end(0) > 0
 
     def after(self, moment: datetime) -> datetime:
-        """`moment` (with a zone) and this much more. Beyond the calendar it is its last moment, or its first."""
+        """Returns `moment` (with a zone) plus this period, clamped to the calendar's first and last timestamp."""
         try:
             year, month = divmod(moment.year * 12 + moment.month - 1 + self.months, 12)
             day = min(moment.day, calendar.monthrange(year, month + 1)[1])
@@ -136,13 +137,13 @@ class Period:
             return (datetime.max if forward else datetime.min).replace(tzinfo=UTC)
 
     def end(self, moment: int) -> int:
-        """The end of one that begins at a moment, in UTC; both in seconds since 1970, and none before that."""
+        """Returns the end of a period that begins at `moment`, in UTC; both in seconds since 1970, and not negative."""
         later = self.after(datetime.fromtimestamp(min(moment, _LAST), UTC))
         return min(max(int(later.timestamp()), _FIRST), _LAST)
 
 
 def parse_period(text: str) -> Period:
-    """Raises ValueError, with a text for a person, for all but an ISO 8601 period; blanks are not cut off."""
+    """Parses an ISO 8601 period; blanks are not stripped. Raises ValueError with a readable text for any other."""
     match = _PERIOD.fullmatch(text)
     if match:
         sign, years, months, weeks, days, timed, hours, minutes, seconds = match.groups()
@@ -159,12 +160,12 @@ def parse_period(text: str) -> Period:
 
 
 # ---- moments ---------------------------------------------------------------------------------------------------------
-# Moments as people write them: a time, or back from now, `-90m`, `-1d`, `yesterday`.
+# Timestamps as written by users: absolute, or relative to now: `-90m`, `-1d`, `yesterday`.
 
 
 def absolute_moment(text: str, now: float) -> str:
-    """An ISO 8601 time (UTC) for a moment that counts back from now (seconds since the epoch), `-90m`, `-1d` or
-    `yesterday`; any other text as it is. Raises UsageError for a duration that is none."""
+    """Returns an ISO 8601 time (UTC) for a text relative to now (seconds since the epoch), `-90m`, `-1d` or
+    `yesterday`; any other text is returned unchanged. Raises UsageError for an invalid duration."""
     back = "-1d" if text == "yesterday" else text
     if not back.startswith("-"):
         return text
@@ -176,40 +177,40 @@ def absolute_moment(text: str, now: float) -> str:
 
 
 # ---- printable -------------------------------------------------------------------------------------------------------
-# Text for people: names come from metastores and stores, and a terminal obeys some characters. Pure.
+# Text for terminals: names come from metastores and stores, and a terminal interprets some characters. Pure.
 #
-# What is written for programs (JSON) stays exact, and never passes here.
+# Output for programs (JSON) remains exact, and is never passed through here.
 
 
 _OBEYED = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, delete, C1: cursor, colours, titles, new lines
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of writing: what follows reads backwards
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of writing: would reverse the text that follows
     "\u2028\u2029"  # line and paragraph ends
-    "\ud800-\udfff]"  # no characters: bytes of names that are not UTF-8
+    "\ud800-\udfff]"  # not characters: bytes of names that are not UTF-8
 )
 _CONTINUED = "  | "
 
 
 def printable(text: str) -> str:
-    """The text on one line, with everything escaped that a terminal would obey instead of show."""
+    """Returns the text on one line, with all characters escaped that a terminal would interpret instead of display."""
     return _OBEYED.sub(_escaped, text) if _OBEYED.search(text) else text
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines: those after the first are marked, so that none of them passes for ours."""
+    """Returns the same for several lines, marking those after the first: none looks like this program's own."""
     return f"\n{_CONTINUED}".join(map(printable, text.split("\n")))
 
 
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # as Python reads bytes of a file's name
+    if 0xDC80 <= code <= 0xDCFF:  # Python's escape of an undecodable byte in a file name
         return f"\\x{code - 0xDC00:02x}"
     short = {9: "\\t", 10: "\\n", 13: "\\r"}.get(code)
     return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
 class PrintableFormatter(logging.Formatter):
-    """Log lines: one for each record, whatever names are in it; the lines of a traceback follow, marked."""
+    """A formatter of log lines: one for each record, whatever its names, then the marked lines of a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))

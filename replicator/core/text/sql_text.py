@@ -1,4 +1,4 @@
-"""Foreign text in Spark's SQL: the only way that names, values and types of tables come into a statement. Pure."""
+"""Quoting for Spark SQL: the only way to insert names, values and types of tables into a statement. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = {
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.parser.quotedRegexColumnNames": "false",
 }
-"""Of a session in which quoted text is just text: no `${...}`, no other escapes, no patterns."""
+"""Settings of a session in which quoted text is literal: no `${...}`, no other escapes, no patterns."""
 
 _SCALAR = re.compile(
     r"tinyint|smallint|int|integer|bigint|float|double|real|boolean|binary|date|timestamp(_ntz|_ltz)?"
@@ -25,12 +25,12 @@ _SCALAR = re.compile(
 
 
 def quoted_name(*parts: str) -> str:
-    """A name, or several with dots between: in backticks."""
+    """Returns a name, or several joined by dots, in backticks."""
     return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
 
 
 def quoted_text(text: str) -> str:
-    """A literal; what could end it, begin a variable or not be printed goes in as its number."""
+    """Returns a literal; characters that could end it, begin a variable or are not printable are escaped by number."""
     return "'" + "".join(letter if _is_plain(letter) else _number(letter) for letter in text) + "'"
 
 
@@ -43,19 +43,19 @@ def _number(letter: str) -> str:
 
 
 def scalar_type(text: str) -> str:
-    """A type without parts, as it is. Raises ValueError for anything else."""
+    """Returns a scalar type unchanged. Raises ValueError for anything else."""
     if not _SCALAR.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is no type of single values")
     return text
 
 
 # ---- partition filter ------------------------------------------------------------------------------------------------
-# Partition filters of a policy: `day >= '2026-01-01' and hour < 12` as a value, and which partitions match it. Pure.
+# Partition filters of a policy: `day >= '2026-01-01' and hour < 12` as a value, and matching of partitions. Pure.
 #
-# A filter is made of `key op literal` with op one of = != < <= > >=, joined by `and` and `or`; `and` binds closer. A
-# quoted literal is compared as text, with what the partition's value is as text; a number without quotes is compared as
-# a number. As in SQL, a partition without a value (Hive's default partition) matches no condition, but that it has this
-# very name, and neither does a value that is no number where one is asked for.
+# A filter consists of `key op literal` with op one of = != < <= > >=, joined by `and` and `or`; `and` binds closer. A
+# quoted literal is compared as text with the text of the partition's value; a number without quotes is compared as a
+# number. As in SQL, a partition without a value (Hive's default partition) matches no condition, except equality with
+# this very name. A value that is not a number matches no numeric condition.
 
 
 _DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -76,7 +76,7 @@ _JOINED = re.compile(r"(?:and|(?P<or>or))\b", re.IGNORECASE)
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """`key op text`; `numeric`: the literal is a number and is compared as one. `key` is lower-case."""
+    """A condition `key op text`; `numeric`: the literal is a number and is compared as one. `key` is lower-case."""
 
     key: str
     op: str
@@ -94,30 +94,30 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class PartitionFilter(msgspec.Struct, frozen=True):
-    """All conditions of one alternative must hold. `text` is what was written."""
+    """A disjunction of alternatives; all conditions of one alternative must hold. `text`: as written."""
 
     text: str
     alternatives: tuple[tuple[Condition, ...], ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The partition keys that it asks about, each once."""
+        """The partition keys that it refers to, each once."""
         return tuple(dict.fromkeys(condition.key for each in self.alternatives for condition in each))
 
     def unknown_keys(self, keys: Sequence[str]) -> list[str]:
-        """Keys of the filter that a table with these partition keys does not have."""
+        """Returns keys of the filter that a table with these partition keys does not have."""
         having = {key.lower() for key in keys}
         return [key for key in self.keys if key not in having]
 
     def matches(self, keys: Sequence[str], values: Sequence[str]) -> bool:
-        """Whether a partition is wanted. `values` unescaped, in the order of `keys`. Raises KeyError for a key of the
-        filter that the table does not have: the caller asks `unknown_keys` once a table."""
+        """Returns True if a partition matches. `values` are unescaped, in the order of `keys`. Raises KeyError for a
+        key of the filter that the table does not have: the caller checks `unknown_keys` once per table."""
         value = dict(zip((key.lower() for key in keys), values, strict=True))
         return any(all(condition.matches(value[condition.key]) for condition in each) for each in self.alternatives)
 
 
 def parse_partition_filter(text: str) -> PartitionFilter:
-    """Raises ValueError, with a text for a person, for anything else than conditions that are joined."""
+    """Parses a filter. Raises ValueError with a readable text for anything else than joined conditions."""
     alternatives: list[list[Condition]] = [[]]
     place = 0
     while True:

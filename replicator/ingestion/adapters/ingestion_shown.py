@@ -1,4 +1,4 @@
-"""What commands about assets and jobs report."""
+"""Reports of commands about assets and jobs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 
 def _asset_fields(asset: Asset) -> dict[str, Any]:
-    """Those with defaults, too."""
+    """Returns all fields, including those with defaults."""
     return {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(asset).items()}
 
 
 @dataclass
 class AssetShown(Report):
-    """An asset, with what its class gives it. status: "created", "unchanged", "changed", "approved" or "shown".
-    given_by: where retention and erasure come from: "asset", or "class NAME"; without those that it has not.
-    policies: those that may replicate what lands of it, as its class says; None: all. not_made: of what an approval
-    makes. digest: of the definition without its class, by which an approval names it."""
+    """An asset, with the values inherited from its class. status: "created", "unchanged", "changed", "approved" or
+    "shown". given_by: the source of retention and erasure settings that are set: "asset", or "class NAME". policies:
+    those that may replicate its landing tables according to its class; None: all. not_made: prerequisites that an
+    approval could not create. digest: of the definition without its class, by which an approval refers to it."""
 
     status: str
     asset: Asset
@@ -84,9 +84,8 @@ class AssetsShown(Rows):
 
 @dataclass
 class IngestionRequested(Report):
-    """A request that is queued. position: in the queue, from 1. replaces: the job whose place it took. target: the
-    landing table. checked: whether the source says that the table and its columns are there; unchecked: why it was not
-    asked."""
+    """A queued request. position: in the queue, from 1. replaces: the job that it superseded. target: the landing
+    table. checked: True if the source confirmed that table and columns exist; unchecked: why it was not queried."""
 
     status: str
     job: int
@@ -110,7 +109,7 @@ class IngestionJobs(Rows):
 @dataclass
 class IngestionJobShown(Report):
     """A job with its request, its error in detail, and its changes, oldest first. undelivered: messages about it that
-    receivers have not got yet."""
+    have not been delivered to receivers yet."""
 
     status: str
     detail: JobDetail
@@ -128,8 +127,8 @@ class IngestionJobShown(Report):
 
 @dataclass
 class RequestAnswer:
-    """What became of one request. name: of its file, or its row's number; error, hint: why it was refused. checked,
-    unchecked: as of `IngestionRequested`."""
+    """The result of one request. name: of its file, or its row's number; error, hint: why it was refused. checked,
+    unchecked: see `IngestionRequested`."""
 
     name: str
     requested_by: str
@@ -147,7 +146,7 @@ class RequestAnswer:
 
 @dataclass
 class RequestsTaken(Rows):
-    """Requests of a directory or of a table, in their order."""
+    """Requests of a directory or of a table, in order."""
 
     status: str
     place: str
@@ -165,8 +164,8 @@ class DropZone(Report):
 
 @dataclass
 class IngestionStats(Report):
-    """How ingestion does. slots: of all controllers; cap: of them that one asset may have. queue: jobs that are not
-    over. landed: what was published in the time that was asked about."""
+    """Metrics of ingestion. slots: of all controllers; cap: slots that one asset may have. queue: jobs that are not
+    over. landed: publications in the requested period."""
 
     status: str
     slots: int
@@ -176,17 +175,17 @@ class IngestionStats(Report):
 
 
 # ---- source look -----------------------------------------------------------------------------------------------------
-# A look at the source before a request is queued: whether the table and the columns that are named are there. No
-# Spark, no rows, no listing: a catalog is asked, or a description is read.
+# A check of the source before a request is queued: whether the named table and columns exist. It uses no Spark, reads
+# no rows and lists no files: it queries a catalog, or reads a description.
 #
-# A source that cannot be asked now refuses nothing: the job will look.
+# A source that is unavailable does not cause a refusal: the job will check.
 
 
 PATIENCE = 5
-"""Seconds for a connection, and for an answer: somebody waits."""
+"""Seconds for a connection, and for a response, because the requester waits for it."""
 
 OF_BOTH = ("sslmode", "sslrootcert", "sslcert", "sslkey")
-"""Parameters of a JDBC URL that libpq has, too."""
+"""Parameters of a JDBC URL that libpq supports as well."""
 
 _KINDS = "('r', 'p', 'm', 'v', 'f')"
 _TABLE = f"""SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -198,8 +197,8 @@ WHERE n.nspname = %s AND c.relkind IN {_KINDS} LIMIT 10000"""
 
 
 def look_at_source(request: Request, asset: Asset, sources: Mapping[str, SourceConfig]) -> str:
-    """Empty once the table was looked at; else why it was not, for people and without secrets. Raises UsageError for a
-    table or a column that is not there, and for a drop zone's directory without a good description."""
+    """Returns "" once the table was checked; otherwise why it was not, readable and without secrets. Raises UsageError
+    for a table or a column that does not exist, and for a drop zone's directory without a valid description."""
     source = sources[request.source]
     kinds: dict[str, Callable[[Request, Asset, SourceConfig], str]] = {
         "files": _look_at_files,
@@ -210,8 +209,8 @@ def look_at_source(request: Request, asset: Asset, sources: Mapping[str, SourceC
 
 
 def dial(source: str, config: SourceConfig, seconds: int) -> psycopg.Connection[Any]:
-    """A connection to a PostgreSQL that is a source. Raises UsageError without its driver, ConfigError for a password
-    that cannot be read, and psycopg.Error."""
+    """Connects to a PostgreSQL that is a source. Raises UsageError without its driver, ConfigError for a password that
+    cannot be read, and psycopg.Error."""
     try:
         import psycopg  # of an extra
     except ModuleNotFoundError as error:
@@ -222,7 +221,7 @@ def dial(source: str, config: SourceConfig, seconds: int) -> psycopg.Connection[
 
 
 def _libpq(url: str) -> str:
-    """A JDBC URL in libpq's words."""
+    """Converts a JDBC URL to a libpq URL."""
     parts = urlsplit(url.removeprefix("jdbc:"))
     query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name in OF_BOTH])
     return urlunsplit(parts._replace(query=query))
@@ -276,7 +275,7 @@ def _no_table(request: Request, names: Sequence[str]) -> UsageError:
 
 
 def _check_columns(request: Request, asset: Asset, columns: Sequence[str]) -> None:
-    """In another case where only one is so called, as the job does."""
+    """Raises UsageError for a missing column. A unique case-insensitive match counts, as in the job."""
     lower = [name.lower() for name in columns]
     for what, wanted in _named(request, asset):
         if wanted in columns or lower.count(wanted.lower()) == 1:
@@ -287,7 +286,7 @@ def _check_columns(request: Request, asset: Asset, columns: Sequence[str]) -> No
 
 
 def _named(request: Request, asset: Asset) -> Iterator[tuple[str, str]]:
-    """Columns that must be there, each with what it is for."""
+    """Yields the columns that must exist, each with its purpose."""
     if request.watermark:
         yield "watermark", request.watermark
     if request.split.column:
@@ -299,7 +298,7 @@ def _named(request: Request, asset: Asset) -> Iterator[tuple[str, str]]:
 
 
 def _why(error: BaseException) -> str:
-    """A line of an error, without what shall not be told."""
+    """Returns the first line of an error, without credentials."""
     text = ""
     with contextlib.suppress(IndexError):
         text = str(error).strip().splitlines()[0]

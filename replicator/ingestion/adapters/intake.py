@@ -1,4 +1,4 @@
-"""Requests as somebody wrote them: read, checked, and queued for who asks."""
+"""Intake of requests: parses, checks, and queues them on behalf of the requester."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ from replicator.ingestion.job_store import IngestionStore
 from replicator.ingestion.landing.landing_log import principals
 
 # ---- validation ------------------------------------------------------------------------------------------------------
-# What assets and requests may say, looked at before anything is stored. Pure.
+# Permitted values of assets and requests, checked before anything is stored. Pure.
 
 
 READERS = 64
-"""Connections of one job, at most."""
+"""Maximum number of connections of one job."""
 
 LONG = 1000
-"""Characters of a name, a note or an exemption."""
+"""Maximum characters of a name, a note or an exemption."""
 
 KEYS = 100
-"""Columns of a key, at most."""
+"""Maximum number of columns of a key."""
 
 
 class Requester(Value, frozen=True, omit_defaults=True):
-    """Who asks: a user and the groups that it is in, as whoever let it in says."""
+    """The user who requests, and its groups, as reported by the adapter that authenticated it."""
 
     user: str
     groups: tuple[str, ...] = ()
 
     def is_one_of(self, names: Iterable[str]) -> bool:
-        """Whether a name of a user or a group is its; "user:NAME" and "group:NAME" are only one of both,
-        also where a directory of groups has one that is called "user:NAME"."""
+        """Returns True if one of the names denotes the user or one of its groups; "user:NAME" and "group:NAME" match
+        only that kind, even if a group directory contains a group called "user:NAME"."""
         bare = {each for each in (self.user, *self.groups) if not each.startswith(("user:", "group:"))}
         mine = bare | {f"user:{self.user}", *(f"group:{each}" for each in self.groups)}
         return bool(mine & {*names})
 
 
 def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
-    """Raises UsageError naming what is wrong, also with what its class gives it."""
+    """Raises UsageError naming what is invalid, including values inherited from its class."""
     asset = with_class(asset, ingestion)
     about = f"asset {asset.name!r}"
     if not NAME.fullmatch(asset.name) or len(asset.name) > 64:
@@ -76,7 +76,7 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
     if not all(each.strip() for each in (*asset.producers, *asset.consumers)):
         raise UsageError(f"{about}: a producer or consumer has no name", hint="name users or groups")
     _texts(about, asset)
-    _ = principals(asset.consumers)  # raises for what is none
+    _ = principals(asset.consumers)  # raises for an invalid one
     for source in asset.sources:
         _known_source(source, ingestion, about)
     if asset.erasure_ids is not None and not IDS.fullmatch(asset.erasure_ids):
@@ -97,7 +97,7 @@ def check_asset(asset: Asset, ingestion: IngestionConfig) -> None:
 
 
 def check_lengths(request: Request) -> None:
-    """Comes first, as it takes no time. Raises UsageError for what is longer than a name or a note can be."""
+    """Runs first, as it is cheap. Raises UsageError for values longer than a name or a note may be."""
     if len(request.key) > KEYS:
         raise UsageError(f"a key of {len(request.key)} columns", hint=f"name up to {KEYS}")
     names = ("asset", "source", "schema", "table", "watermark", "note")
@@ -107,7 +107,7 @@ def check_lengths(request: Request) -> None:
 
 
 def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, requester: Requester) -> None:
-    """Raises UsageError naming what is wrong; Refused where the asset is not approved, or the requester has no role."""
+    """Raises UsageError naming what is invalid; Refused if the asset is not approved, or the requester has no role."""
     about = request.place
     _texts(about, request)
     _texts(about, request.split)
@@ -123,7 +123,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
     _known_source(request.source, ingestion, about)
     if not request.schema or not request.table:
         raise UsageError(f"{about}: a schema or a table is missing", hint="write SCHEMA.TABLE")
-    _ = request.target  # raises for names that cannot be
+    _ = request.target  # raises for invalid names
     (_check_mode_of_files if ingestion.sources[request.source].path else _check_mode)(request)
     readers = request.split.readers
     if readers is not None and not 1 <= readers <= READERS:
@@ -134,7 +134,7 @@ def check_request(request: Request, asset: Asset, ingestion: IngestionConfig, re
 
 
 def _check_mode(request: Request) -> None:
-    """Each mode has what it needs, and nothing that it would not heed."""
+    """Raises UsageError if a mode lacks a required field, or has one that it would not honour."""
     about = request.place
     if request.mode == "append" and request.watermark is None:
         raise UsageError(f"{about}: append needs a watermark", hint="name a column that only grows")
@@ -165,7 +165,7 @@ def _known_source(source: str, ingestion: IngestionConfig, about: str) -> None:
 
 
 def _texts(about: str, value: Value) -> None:
-    """Raises UsageError for what no database could keep."""
+    """Raises UsageError for text that a database could not store."""
     for name, given in msgspec.structs.asdict(value).items():
         if not all(is_text(each) for each in (given if isinstance(given, tuple) else [given]) if isinstance(each, str)):
             raise UsageError(f"{about}: its {name} is no text", hint="write UTF-8, without NUL")
@@ -183,24 +183,24 @@ def _short(about: str, **texts: str) -> None:
 log = logging.getLogger(__name__)
 
 FIELDS = tuple(name for name in Request.__struct_fields__ if name != "requested_by")
-"""What a request may say: not who it is of."""
+"""Fields permitted in a request; the requester is not one of them."""
 
 
 def opened_store(config: Config) -> IngestionStore:
-    """The store that `[ingestion]` names, else that of `[service]`; its tables are made where they are not there."""
+    """Returns the store configured in `[ingestion]`, otherwise in `[service]`; creates or migrates its tables."""
     store = IngestionStore(config.ingestion.store or config.service.store)
     store.prepare()
     return store
 
 
 def this_user() -> Requester:
-    """Who runs this program, as the system knows it: no variable of the environment says otherwise."""
+    """Returns the user who runs this program, as known to the system, ignoring environment variables."""
     return user_of(os.getuid(), os.getgroups())
 
 
 def user_of(uid: int, groups: list[int] | None = None) -> Requester:
-    """A user of this machine, with its groups. groups: their numbers, where they are known. One without a name is
-    called by its number."""
+    """Returns a user of this machine, with its groups. groups: their numbers, if known. A user without a name is
+    identified by its number."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -217,13 +217,13 @@ def _group_name(gid: int) -> str:
 
 
 def parse_request(values: Mapping[str, Any], about: str) -> Request:
-    """A request of what somebody wrote. about: where it stands. Raises UsageError naming what is wrong."""
+    """Parses a request. about: its source, for messages. Raises UsageError naming what is invalid."""
     _check_names(values, FIELDS, about)
     if isinstance(split := values.get("split"), Mapping):
         _check_names(split, Split.__struct_fields__, f"{about}: split")
     try:
         return msgspec.convert(dict(values), Request)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a pair of UTF-16
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter for an unpaired surrogate
         hint = "asset, source, schema and table are needed; docs/ingestion.md has all fields"
         raise UsageError(f"{about}: {error}", hint=hint) from error
 
@@ -241,9 +241,8 @@ def _check_names(values: Mapping[str, Any], known: tuple[str, ...], about: str) 
 def accept(
     store: IngestionStore, ingestion: IngestionConfig, request: Request, requester: Requester, key: str | None = None
 ) -> Submitted:
-    """Checks and queues a request; its source is asked once all else is well, and refuses nothing where it does not
-    answer. key: as of `IngestionStore.submit`. Raises UsageError, ObjectNotFound or Refused, and then nothing is
-    stored."""
+    """Checks and queues a request. Its source is queried after all other checks; if it does not respond, the request is
+    accepted. key: see `IngestionStore.submit`. Raises UsageError, ObjectNotFound or Refused; then nothing is stored."""
     if key and (known := store.submitted(key)):
         return replace(known, unchecked="it was requested before")
     check_lengths(request)
@@ -257,8 +256,9 @@ def accept(
 
 
 def refusal(error: Exception, about: str) -> Error:
-    """What refuses a request among others. Raises it where it is not about this one, such as a store that does not
-    answer. What nobody expected is logged and refuses the request: it would stand before all others for ever."""
+    """Returns the error that refuses one request among others. Raises an error that does not concern this request, such
+    as an unavailable store. An unexpected error is logged and refuses the request, which would otherwise block the
+    others."""
     if isinstance(error, (UsageError, ObjectNotFound, Refused)):
         return error
     if isinstance(error, Error):
@@ -268,12 +268,13 @@ def refusal(error: Exception, about: str) -> Error:
 
 
 # ---- asset place -----------------------------------------------------------------------------------------------------
-# What an asset has at its approval, before any table: its directory below `landing`. What cannot be made is named.
+# Prerequisites of an asset at its approval, before any table exists: its directory below `landing`. What cannot be
+# created is reported.
 
 
 def prepare_place(asset: Asset, ingestion: IngestionConfig) -> list[str]:
-    """Makes the directory, and says what was not made, a text each. May run twice. Only the owner of `landing` makes
-    it: another one's directory would be closed to who lands."""
+    """Creates the directory, and returns what was not created, a text each. May run twice. Only the owner of `landing`
+    creates it: a directory of another user would be inaccessible to the user who lands rows."""
     lacking = []
     if not ingestion.landing:
         return ["the asset's directory: ingestion.landing is not given"]

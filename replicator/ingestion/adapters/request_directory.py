@@ -1,12 +1,12 @@
-"""Requests as files in a directory: each is taken once, for its owner, and answered beside it.
+"""Requests as files in a directory: each is processed once, on behalf of its owner, and answered next to it.
 
 DIRECTORY/orders.json                    a request, JSON or TOML
-DIRECTORY/taking/ID~orders.json          at work; after a crash it is gone on with
-DIRECTORY/orders.json.answer.json        what became of it
-DIRECTORY/taken/ID~orders.json           done with
+DIRECTORY/taking/ID~orders.json          being processed; resumed after a crash
+DIRECTORY/orders.json.answer.json        the result
+DIRECTORY/taken/ID~orders.json           completed
 
-A file moves first, so nobody replaces it between two looks. ID is the key of its request: a file that is gone on with
-makes no second job. `taking` and `taken` are this program's alone.
+A file is moved first, so that it cannot be replaced between two reads. ID is the idempotency key of its request: a file
+that is resumed does not create a second job. Only this program may write in `taking` and `taken`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 
 LARGEST = 64 * 1024
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 
 LONGEST = 180
-"""Bytes of a file's name: what is added to it has to fit, too."""
+"""Maximum bytes of a file's name, leaving room for suffixes."""
 
 KINDS = (".json", ".toml")
 ANSWER = ".answer.json"
 
 
 def take_directory(store: IngestionStore, ingestion: IngestionConfig, directory: Path) -> RequestsTaken:
-    """Takes all requests that are there, in the order of their names. Raises UsageError where there is no directory,
-    Refused where somebody else has made one of ours in it, and what the store raises: then the rest stays."""
+    """Processes all requests in the directory, by name. Raises UsageError if the directory does not exist, Refused if
+    another user created one of its subdirectories, and the store's errors: then the rest remains in place."""
     if not directory.is_dir():
         raise UsageError(f"{directory}: is no directory", hint="make it; who may write in it may make requests")
     taking, taken = _own(directory / "taking"), _own(directory / "taken")
@@ -55,13 +55,13 @@ def take_directory(store: IngestionStore, ingestion: IngestionConfig, directory:
         answer = _answer(store, ingestion, file, name)
         report.requests.append(answer)
         _write(taking / f".{file.name}", directory / f"{name}{ANSWER}", answer)
-        with suppress(FileNotFoundError):  # another one has gone on with it, too
+        with suppress(FileNotFoundError):  # another process has completed it as well
             file.rename(taken / file.name)
     return report
 
 
 def _own(directory: Path) -> Path:
-    """A directory that nobody else writes in."""
+    """Creates or checks a directory that only this user may write in. Raises NotWritable and Refused."""
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -73,12 +73,12 @@ def _own(directory: Path) -> Path:
 
 
 def _left(taking: Path) -> list[Path]:
-    """Files that a run before this one has not ended with."""
+    """Returns files that an earlier run has not completed."""
     return sorted(file for file in taking.iterdir() if not file.name.startswith("."))
 
 
 def _moved(directory: Path, taking: Path) -> Iterator[Path]:
-    """Files that are requests, each moved before it is given."""
+    """Moves files that are requests, and yields each."""
     for file in sorted(directory.iterdir()):
         name = file.name
         if (
@@ -91,12 +91,12 @@ def _moved(directory: Path, taking: Path) -> Iterator[Path]:
         if not stat.S_ISREG(file.lstat().st_mode):
             continue
         moved = taking / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}~{name}"
-        with suppress(FileNotFoundError):  # another one was faster, or it was taken back
+        with suppress(FileNotFoundError):  # another process moved it first, or it was withdrawn
             yield file.rename(moved)
 
 
 def _answer(store: IngestionStore, ingestion: IngestionConfig, file: Path, name: str) -> RequestAnswer:
-    """What becomes of a request; it is of the file's owner."""
+    """Processes a request on behalf of the file's owner, and returns its result."""
     answer = RequestAnswer(shown(name), "")
     try:
         values, owner = _read(file)
@@ -113,7 +113,7 @@ def _answer(store: IngestionStore, ingestion: IngestionConfig, file: Path, name:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int]:
-    """What a file says, and whose it is. Raises UsageError."""
+    """Returns the content of a file, and the user id of its owner. Raises UsageError."""
     try:
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             found = os.fstat(opened.fileno())
@@ -135,7 +135,7 @@ def _read(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def _write(aside: Path, place: Path, answer: RequestAnswer) -> None:
-    """An answer, whole or not at all. Where one cannot be, the report and the job tell the same."""
+    """Writes an answer atomically. If it cannot be written, the report and the job contain the same information."""
     fields = {name: value for name, value in vars(answer).items() if value not in (None, "")}
     with open(aside, "w", encoding="utf-8") as file:
         file.write(json.dumps(fields, indent=2) + "\n")
@@ -149,10 +149,10 @@ def _write(aside: Path, place: Path, answer: RequestAnswer) -> None:
 
 
 # ---- request table ---------------------------------------------------------------------------------------------------
-# Requests as rows of a table in a source's database, which its function `replicator.request_ingestion` writes.
+# Requests as rows of a table in a source's database, written by its function `replicator.request_ingestion`.
 #
-# The function and its table are `drop_zone.sql`. Who may call it is who asks, as the database knows it; a row asks for
-# tables of its own database only, whatever it says.
+# The function and its table are in `drop_zone.sql`. The requester is the caller as authenticated by the database; a row
+# requests tables of its own database only, regardless of its content.
 
 
 NEXT = """SELECT id, key::text, requested_by, groups, request FROM replicator.request
@@ -161,14 +161,14 @@ ANSWERED = """UPDATE replicator.request SET state = %s, job = %s, answer = %s, a
 
 
 def drop_zone_sql() -> str:
-    """What makes the table and the function."""
+    """Returns the SQL that creates the table and the function."""
     return (Path(__file__).parent / "drop_zone.sql").read_text()
 
 
 def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -> RequestsTaken:
-    """Takes all requests of a source's database, oldest first; several may do it at the same time. A row is answered in
-    the transaction that takes it; if that is lost, its key leads to the same job. Raises UsageError for a source that
-    is none or no PostgreSQL, StoreUnreachable where it does not answer, Error where the table is not there."""
+    """Processes all requests in a source's database, oldest first; several processes may do so concurrently. A row is
+    answered in the transaction that reads it; if that is lost, its key leads to the same job. Raises UsageError for a
+    source that is unknown or not PostgreSQL, StoreUnreachable if it does not respond, Error for a missing table."""
     config = ingestion.sources.get(source)
     if config is None or config.kind != "postgresql":
         known = ", ".join(name for name, each in sorted(ingestion.sources.items()) if each.kind == "postgresql")
@@ -199,7 +199,7 @@ def take_table(store: IngestionStore, ingestion: IngestionConfig, source: str) -
 
 
 def _given(values: Any) -> dict[str, Any]:
-    """Without what was left out."""
+    """Returns the values without omitted ones."""
     return {name: value for name, value in dict(values).items() if value is not None}
 
 

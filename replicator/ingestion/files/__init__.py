@@ -1,1 +1,1 @@
-"""Files of a drop zone as tables: their description, one moment of them, rows, nested rows, figures."""
+"""Files of a drop zone as tables: description, snapshot, rows, nested rows, checksums."""

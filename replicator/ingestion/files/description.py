@@ -1,4 +1,4 @@
-"""`_description.json`: what the files in a table's directory of a drop zone are. Whoever fills the directory writes it.
+"""`_description.json`: the description of the files in a table's directory of a drop zone, written by their producer.
 
 {"format": "csv", "delimiter": ";", "columns": [{"name": "id", "type": "bigint"}, {"name": "born", "type": "date"}]}
 """
@@ -24,10 +24,10 @@ from replicator.metastore.embedded.distributions import Artifact, fetch
 from replicator.metastore.java import cache_directory, find_java
 
 FILE = "_description.json"
-"""Beside the files; Spark reads no file whose name begins so."""
+"""Stored next to the files; Spark ignores files whose name starts with an underscore."""
 
 LARGEST = 16 << 20
-"""Bytes of a description."""
+"""Maximum bytes of a description."""
 
 FileFormat = Literal["csv", "json", "avro", "parquet", "orc", "xml", "binary"]
 
@@ -38,7 +38,7 @@ _LAYOUT = re.compile(r"(?:[\w=.-]|%[Ymd]|/(?!/))+", re.ASCII)
 
 
 class FileColumn(Value, frozen=True, forbid_unknown_fields=True):
-    """type: in the words of Hive and Spark. format: of a date or time, as Spark's patterns are written."""
+    """type: as written in Hive and Spark. format: of a date or time, as a Spark pattern."""
 
     name: str
     type: str = "string"
@@ -46,9 +46,9 @@ class FileColumn(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Days(Value, frozen=True, forbid_unknown_fields=True):
-    """A directory for each day. layout: its name below the table's directory, with %Y, %m and %d, in UTC. lateness: how
-    long after its end a day stays open. watermark: a file below the table's directory that says, as an ISO time, up to
-    when the sink has written; None: up to now."""
+    """A layout with a directory for each day. layout: its path below the table's directory, with %Y, %m and %d, in UTC.
+    lateness: how long after its end a day remains open. watermark: a file below the table's directory that contains, as
+    an ISO time, up to when the sink has written; None: up to now."""
 
     layout: str = "year=%Y/month=%m/day=%d"
     lateness: str = "0s"
@@ -62,16 +62,16 @@ class Days(Value, frozen=True, forbid_unknown_fields=True):
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """The numbers of the groups of year, month and day."""
+        """The group numbers of year, month and day."""
         found = re.findall("%([Ymd])", self.layout)
         return found.index("Y") + 1, found.index("m") + 1, found.index("d") + 1
 
 
 class Description(Value, frozen=True, forbid_unknown_fields=True):
-    """columns: needed for csv; for json and xml: all of them, where they shall not be inferred. delimiter, quote,
-    escape, header, encoding, null: of csv; null: the text that stands for NULL. multiline: a value of csv may have line
-    breaks; a file of json is one document. row: the tag of a row in xml. values: what describes binary files, all of
-    them; files: or one, by its name. days: where a sink fills a directory for each day."""
+    """columns: required for csv; for json and xml: all of them, unless they are to be inferred. delimiter, quote,
+    escape, header, encoding, null: of csv; null: the text that represents NULL. multiline: csv values may contain line
+    breaks; a json file is one document. row: the tag of a row in xml. values: descriptive values for all binary files;
+    files: for one file, by its name. days: set if a sink fills a directory for each day."""
 
     format: FileFormat
     columns: tuple[FileColumn, ...] = ()
@@ -89,13 +89,14 @@ class Description(Value, frozen=True, forbid_unknown_fields=True):
 
 
 def refuse_link(place: Place) -> None:
-    """Raises SourceRefused for a symbolic link: who wrote it may not read what it leads to."""
+    """Raises SourceRefused for a symbolic link: its writer may lack permission to read its target."""
     if is_local(str(place)) and os.path.islink(place.local):
         raise SourceRefused(f"{place} is a symbolic link", hint="copy the file; links are not followed")
 
 
 def read_description(directory: Place) -> Description:
-    """Of a table's directory. Raises SourceMissing without one, SourceRefused naming what is wrong in it."""
+    """Reads the description of a table's directory. Raises SourceMissing without one, SourceRefused naming an invalid
+    part."""
     place = directory / FILE
     about = str(place)
     refuse_link(place)
@@ -171,10 +172,10 @@ def _check_days(days: Days, about: str) -> None:
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------
-# Texts of files as values of the types that a description says: exactly, or refused by column with an example.
+# Conversion of texts in files to the types of a description: exact, or refused by column with an example.
 #
-# Spark's readers round decimals, take "12:30" for a time of today and "2020" for the first of January. So they read
-# such values as texts, also within structures, lists and maps.
+# Spark's readers round decimals, and read "12:30" as a time of today and "2020" as the first of January. So such values
+# are read as texts, also within structures, lists and maps.
 
 
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "boolean")
@@ -182,15 +183,15 @@ _TIMES = ("date", "timestamp", "timestamp_ntz")
 _SIZED = re.compile(r"(?:char|varchar)\((\d+)\)", re.ASCII | re.IGNORECASE)
 _DAY = quoted_text(r"^\s*[+-]?[0-9]{4,}-[0-9]{1,2}-[0-9]{1,2}")
 _TOO_FINE = quoted_text(r"[.,][0-9]{6,}[1-9]")
-"""More than microseconds, which Spark's times have."""
+"""More digits than microseconds, the precision of Spark's times."""
 
 _NUMBER = quoted_text(r"^\s*[-+.0-9eE]+\s*$")
 _NO_DIGIT = quoted_text("[eE].*$|[^0-9]")
 
 
 def types_of(session: Any, columns: Sequence[FileColumn]) -> list[Type]:
-    """As Spark writes types in JSON; a text of limited length is a string there. Raises SourceRefused for what is
-    several types, and what Spark raises for what is none."""
+    """Returns types in Spark's JSON; a text of limited length is a string there. Raises SourceRefused for a text with
+    several types, and Spark's error for one that is not a type."""
     said = ", ".join(f"{quoted_name(each.name)} {_SIZED.sub('string', each.type)}" for each in columns)
     found = [field["type"] for field in session.createDataFrame([], said).schema.jsonValue()["fields"]]
     if len(found) != len(columns):
@@ -199,8 +200,7 @@ def types_of(session: Any, columns: Sequence[FileColumn]) -> list[Type]:
 
 
 def read_as(type_: Type, format_: str) -> str:
-    """The type, in the words of SQL, as which Spark's reader of a format reads a value: a text where it would change
-    it."""
+    """Returns the SQL type as which Spark's reader of a format reads a value: a text if it would change the value."""
     if isinstance(type_, str):
         fitted = type_ in (*_NUMBERS, *_TIMES) or type_.startswith("decimal") or format_ == "csv"
         return "string" if fitted else type_  # bytes of JSON are in base64
@@ -213,8 +213,8 @@ def read_as(type_: Type, format_: str) -> str:
 
 
 def fitted(texts: Any, description: Description, types: Sequence[Type], also: Sequence[str]) -> Any:
-    """Columns of their types out of texts. also: columns that stay. Raises TypeRefused naming columns with values that
-    do not fit."""
+    """Converts texts to columns of their types. also: columns passed through. Raises TypeRefused naming columns with
+    values that do not fit."""
     columns = description.columns
     made = [
         _fit(quoted_name(each.name), type_, each, description.format, 0)
@@ -234,7 +234,7 @@ def fitted(texts: Any, description: Description, types: Sequence[Type], also: Se
 
 
 def _fit(at: str, type_: Type, column: FileColumn, format_: str, depth: int) -> tuple[str, str]:
-    """In SQL: the value of what was read at a place, and the first text in it that does not fit, else NULL."""
+    """Returns SQL for the converted value at a path, and for the first text in it that does not fit, else NULL."""
     if isinstance(type_, str):
         return _fit_one(at, type_, column, format_)
     if type_["type"] == "struct":
@@ -261,13 +261,13 @@ def _fit_one(at: str, type_: str, column: FileColumn, format_: str) -> tuple[str
 
 
 def _value(text: str, type_: str, column: FileColumn) -> str:
-    """Exact, or NULL: a decimal is never rounded, a year is no date, a time of day no time, no digit of a second is
-    cut."""
+    """Returns SQL for the exact value, or NULL: decimals are never rounded, a year is not a date, a time of day is not
+    a timestamp, digits of a second are never truncated."""
     if type_ == "string":
         sized = _SIZED.fullmatch(column.type)
         return f"CASE WHEN char_length({text}) <= {sized[1]} THEN {text} END" if sized else text
     if type_ in _TIMES:
-        if column.format is None and type_ != "date":  # by way of a moment: a zone in the text counts
+        if column.format is None and type_ != "date":  # converted via a timestamp: a zone in the text is honoured
             fits = f"{text} RLIKE {_DAY} AND NOT {text} RLIKE {_TOO_FINE}"
             return f"CASE WHEN {fits} THEN CAST(try_cast({text} AS timestamp) AS {type_}) END"
         moment = f"CAST(try_to_timestamp({text}, {quoted_text(column.format or 'yyyy-MM-dd')}) AS {type_})"
@@ -276,30 +276,31 @@ def _value(text: str, type_: str, column: FileColumn) -> str:
     made = f"try_cast({text} AS {type_})"
     if type_ in ("float", "double"):  # a number is finite
         return f"CASE WHEN ({text} RLIKE {_NUMBER}) = (abs({made}) < double('infinity')) THEN {made} END"
-    if type_.startswith("decimal"):  # rounding changes the digits, whatever the exponent
+    if type_.startswith("decimal"):  # rounding changes the digits, regardless of the exponent
         return f"CASE WHEN {_digits(text)} = {_digits(f'CAST({made} AS string)')} THEN {made} END"
     return made
 
 
 def _digits(text: str) -> str:
-    """Of a number, without zeros before and after them."""
+    """Returns SQL for the digits of a number, without leading and trailing zeros."""
     return f"trim(BOTH '0' FROM regexp_replace({text}, {_NO_DIGIT}, ''))"
 
 
 # ---- avro reader -----------------------------------------------------------------------------------------------------
-# Spark's reader of Avro, which its distribution leaves out: fetched once, as the drivers of databases are.
+# Spark's reader of Avro, which its distribution does not include: downloaded once, like the JDBC drivers.
 
 
 AVRO = Artifact(
     "org.apache.spark:spark-avro_2.13:4.2.0", "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f"
 )
-"""Seen to work with Spark 4.3, too."""
+"""Verified to work with Spark 4.3 as well."""
 
 _HINT = "give the jar of spark-avro as `jar` of the source, or a mirror as REPLICATOR_MAVEN_REPOSITORY"
 
 
 def avro_jar(session: Any, source: SourceConfig, env: Mapping[str, str]) -> Path:
-    """Raises ConfigError for a Spark that needs another one, else as `fetch` does."""
+    """Returns the jar. Raises ConfigError for a configured jar that is missing and for a Spark version that requires
+    another one, otherwise the errors of `fetch`."""
     if source.jar:
         if not (given := Path(source.jar).expanduser()).is_file():
             raise ConfigError(f"the jar {given} of a source is not there", hint="check `jar` of the source")

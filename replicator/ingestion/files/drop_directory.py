@@ -1,7 +1,7 @@
-"""The directory of a table in a drop zone at one moment: its files, and which of its days are closed.
+"""A snapshot of a table's directory in a drop zone: its files, and which of its days are closed.
 
-Whoever fills it writes what it likes: names are only names, and a symbolic link would let rows be read that its owner
-may not read, so there must be none.
+The content is untrusted: names are treated as plain names, and symbolic links are refused, because they would expose
+files that the writer may not read.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from replicator.errors import Error, SourceMissing, SourceRefused
 from replicator.ingestion.files.description import Days, Description, refuse_link
 
 MOST = 100_000
-"""Files of one job: their names are held in memory. More are packed, or landed by day."""
+"""Maximum files of one job: their names are held in memory. More files must be packed, or landed by day."""
 
 DEEPEST = 32
-"""Directories within each other."""
+"""Maximum nesting depth of directories."""
 
-_HIDDEN, _COPYING = ("_", "."), "._COPYING_"  # the second: what `hdfs dfs -put` has not written to its end
+_HIDDEN, _COPYING = ("_", "."), "._COPYING_"  # the second: incomplete files of `hdfs dfs -put`
 
 
 class SourceChanged(Error):
-    """Files came, went or grew while they were read."""
+    """Files were added, removed or extended while they were read."""
 
     exit_code = 75
     transient = True
@@ -37,9 +37,9 @@ class SourceChanged(Error):
 
 @dataclass(frozen=True)
 class Listing:
-    """names: of files to land, relative to the table's directory, in order; bytes: theirs. digest: of names, sizes and
-    times of all, also in days that have landed. days: the digests of the closed days to land, by "YYYY-MM-DD"; empty
-    where the directory has none. open: days that are not closed."""
+    """names: of files to land, relative to the table's directory, in order; bytes: their total size. digest: of names,
+    sizes and times of all files, including those of landed days. days: the digests of the closed days to land, by
+    "YYYY-MM-DD"; empty if the directory has no days. open: number of days that are not closed."""
 
     names: tuple[str, ...]
     bytes: int
@@ -49,7 +49,7 @@ class Listing:
 
 
 def table_directory(path: str, schema: str, table: str) -> Place:
-    """Of a table in a drop zone. Raises SourceMissing where there is none, SourceRefused for a link."""
+    """Returns the directory of a table in a drop zone. Raises SourceMissing without one, SourceRefused for a link."""
     place = located(path)
     for name in (schema, table):
         if not re.fullmatch(r"\w+", name, re.ASCII):
@@ -65,12 +65,12 @@ def table_directory(path: str, schema: str, table: str) -> Place:
 def listing_of(
     directory: Place, description: Description, now: datetime, landed: Mapping[str, str] | None = None
 ) -> Listing:
-    """landed: digests of days that need not land again. Raises SourceRefused for links and for too many files to land,
-    SourceMissing for none."""
+    """Lists the files to land. landed: digests of days that are skipped if unchanged. Raises SourceRefused for links
+    and for too many files to land, SourceMissing if the watermark is missing."""
     days = description.days
     until = _written_until(directory, days, now) if days else now
     names, total, digest, closed, opened = list[str](), 0, _Digest(), dict[str, str](), 0
-    # a day is one directory, so its files follow each other
+    # a day is one directory, so its files are consecutive
     for day, files in groupby(_files(directory, "", 0), lambda file: _day_of(directory, days, file[0])):
         if days is not None and day is not None and not _is_closed(day, days, until):
             opened += 1
@@ -109,7 +109,7 @@ def _day_of(directory: Place, days: Days | None, name: str) -> date | None:
 
 
 def day_of(days: Days, name: str) -> date | None:
-    """The day of a file, by its name below the table's directory; None where it has none."""
+    """Returns the day of a file, by its name below the table's directory; None if it has none."""
     found = re.match(days.pattern + "/", name)
     if not found:
         return None
@@ -120,7 +120,7 @@ def day_of(days: Days, name: str) -> date | None:
 
 
 def directory_of(days: Days, day: str) -> str:
-    """The directory of a day, below the table's."""
+    """Returns the directory of a day, relative to the table's."""
     year, month, number = day.split("-")
     return days.layout.replace("%Y", year).replace("%m", month).replace("%d", number)
 
@@ -146,7 +146,7 @@ def _written_until(directory: Place, days: Days, now: datetime) -> datetime:
 
 
 def _files(directory: Place, below: str, depth: int) -> Iterator[tuple[str, Child]]:
-    """Files that Spark would read, with their names relative to the table's directory."""
+    """Yields files that Spark would read, with their names relative to the table's directory."""
     if depth > DEEPEST:
         raise SourceRefused(f"{directory}: directories lie too deep in each other", hint=f"{DEEPEST} at most")
     for child in directory.children():
@@ -163,8 +163,8 @@ def _files(directory: Place, below: str, depth: int) -> Iterator[tuple[str, Chil
 
 
 def _refuse_what_spark_reads(directory: Place, name: str, is_directory: bool) -> None:
-    """Names that are hidden here, and not to Spark (`HadoopFSUtils.shouldFilterOutPathName`): nobody would have looked
-    whether they are links, nor counted their rows."""
+    """Raises SourceRefused for names that are hidden here, but not to Spark (`HadoopFSUtils.shouldFilterOutPathName`):
+    such files would be neither checked for links nor counted."""
     summary = is_directory and name.startswith(("_metadata", "_common_metadata"))
     if summary or (name.startswith("_") and "=" in name and not name.endswith(_COPYING)):
         raise SourceRefused(
@@ -174,7 +174,7 @@ def _refuse_what_spark_reads(directory: Place, name: str, is_directory: bool) ->
 
 
 class _Digest:
-    """Of files, in any order."""
+    """A digest of files, independent of their order."""
 
     def __init__(self) -> None:
         self._sum = 0

@@ -1,8 +1,8 @@
-"""Figures of files at their source, by other readers than Spark's: pyarrow, Python's own for JSON and XML, and for Avro
-the one that purges use.
+"""Statistics of source files, computed by readers other than Spark's: pyarrow, Python's own for JSON and XML, and for
+Avro the one that purges use.
 
-What each can say is compared with what was landed: rows, values that are not NULL and sums of csv, json, parquet, orc
-and binary files; rows of avro and xml.
+The available statistics are compared with the landed rows: rows, values that are not NULL and sums of csv, json,
+parquet, orc and binary files; rows of avro and xml.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from replicator.lifecycle.purge.rewrite.avro import count_avro
 _OPENED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _ARROW = {".zst": "zstd", ".lz4": "lz4", ".snappy": "snappy"}
 LONGEST = 256 << 20
-"""Bytes of a row of csv."""
+"""Maximum bytes of a row of csv."""
 
 TASKS = 4
-"""For each that runs at once."""
+"""Number of tasks per parallel slot."""
 
 
 class FilesTask(msgspec.Struct, frozen=True):
-    """Some files of a table's directory. parts: see `nesting`; columns of them that are summed."""
+    """Some files of a table's directory. parts: see `nesting`; their columns state which ones are summed."""
 
     directory: str
     names: tuple[str, ...]
@@ -55,8 +55,9 @@ Counted = dict[str, tuple[int, dict[str, int], dict[str, str]]]
 def file_figures(
     engine: Engine, directory: Place, names: Sequence[str], description: Description, parts: Sequence[Part]
 ) -> dict[str, Figures]:
-    """By the part's name. Raises SourceRefused for a file that is not as described, FormatError for one that cannot be
-    read. Without counts where only rows are counted; without a part where not even these are."""
+    """Returns statistics by the part's name: without counts if only rows are counted; parts whose rows are not counted
+    are omitted. Raises SourceRefused for a file that does not match the description, FormatError for an unreadable
+    one."""
     some = max(1, -(-len(names) // (TASKS * engine.parallelism)))
     tasks = (
         FilesTask(str(directory), tuple(names[at : at + some]), description, tuple(parts))
@@ -106,7 +107,7 @@ def figures_of_some(task: FilesTask) -> Counted:
 
 
 class _Tally:
-    """Figures of parts that grow. below: parts by the name of the one whose lists they are."""
+    """Accumulated statistics of parts. below: parts by the name of their parent."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {part.name: part for part in parts}
@@ -123,7 +124,7 @@ class _Tally:
             self.totals[part][name] = EXACT.add(self.totals[part].get(name, Decimal(0)), total)
 
     def add_row(self, row: Any, part: str = "") -> None:
-        """One row of a part, and those of its lists."""
+        """Adds one row of a part, and those of its lists."""
         self.rows[part] += 1
         for column in self.parts[part].columns:
             value = _at(row, column.path)
@@ -134,7 +135,7 @@ class _Tally:
                 self.add_row(each, below.name)
 
     def take(self, other: _Tally) -> None:
-        """What another one of the same parts has, too."""
+        """Adds the statistics of another tally of the same parts."""
         for part, rows in other.rows.items():
             self.rows[part] += rows
             for name, count in other.counts[part].items():
@@ -168,13 +169,13 @@ def _entries(value: Any, is_map: bool) -> Iterator[Any]:
         return
     if not is_map:
         yield from value
-    else:  # of JSON, or as pyarrow writes one
+    else:  # of JSON, or as pyarrow returns one
         for key, each in value.items() if isinstance(value, Mapping) else value:
             yield {"key": key, "value": each}
 
 
 def _opened(raw: BinaryIO, name: str) -> Any:
-    """As it was before it was compressed, by the end of its name: as Spark does."""
+    """Returns the decompressed stream; the compression is determined by the file extension, as in Spark."""
     end = f".{name.rpartition('.')[2]}"
     if end in _OPENED:
         return _OPENED[end](raw)
@@ -182,7 +183,7 @@ def _opened(raw: BinaryIO, name: str) -> Any:
 
 
 def _csv(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
-    """pyarrow reads blocks, and no row may be longer than one: where one is, the file is read again."""
+    """pyarrow reads blocks, and no row may be longer than one: if one is, the file is read again with larger blocks."""
     size = 1 << 20
     while True:
         raw.seek(0)
@@ -219,7 +220,7 @@ def _csv_in_blocks(raw: BinaryIO, name: str, description: Description, tally: _T
     data = _opened(raw, name)
     first = data.read(1)
     if not first:
-        return  # pyarrow takes an empty file for an error
+        return  # pyarrow raises an error for an empty file
     file = pa.PythonFile(_Behind(first, data), mode="r")
     with csv.open_csv(file, read, parse, convert) as reader:
         if reader.schema.names != columns:
@@ -232,7 +233,7 @@ def _csv_in_blocks(raw: BinaryIO, name: str, description: Description, tally: _T
 
 
 class _Behind(io.RawIOBase):
-    """A stream of which the first bytes were read already."""
+    """A stream whose first bytes were read already."""
 
     def __init__(self, first: bytes, rest: Any) -> None:
         self._first, self._rest = first, rest
@@ -256,7 +257,7 @@ def _sum_of_texts(values: pa.Array) -> Decimal:
 
 
 def _json(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> None:
-    """Numbers with a point are exact: Python's own `float` has them no better than Spark's."""
+    """Reads decimal fractions exactly, because `float` is not more precise than Spark's double."""
     text = io.TextIOWrapper(_opened(raw, name), encoding=description.encoding)
     if description.multiline:
         found = json.load(text, parse_float=Decimal, object_pairs_hook=_named_once)
@@ -269,7 +270,7 @@ def _json(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> 
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Spark keeps one of two values of a name, and says nothing."""
+    """Raises ValueError for a repeated name, of which Spark would silently keep one value."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
@@ -290,7 +291,7 @@ def _orc(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> N
 
 def _add_batch(batch: pa.RecordBatch, tally: _Tally) -> None:
     times = [at for at, field in enumerate(batch.schema) if pa.types.is_timestamp(field.type)]
-    for at in times:  # only whether there is one is asked for, and Python's times end in 9999
+    for at in times:  # only NULLs are counted, and Python's times end in 9999
         batch = batch.set_column(at, batch.schema.names[at], batch.column(at).cast(pa.int64()))
     for row in batch.to_pylist():
         tally.add_row(row)
@@ -311,16 +312,16 @@ def _xml(raw: BinaryIO, name: str, description: Description, tally: _Tally) -> N
                 count += 1
                 _refuse_repeated(element, shapes)
         if event == "end" and not inside:
-            root.clear()  # else it keeps an element for each row
+            root.clear()  # else an element of each row is retained
     tally.only_rows(count)
 
 
 Path = tuple[str, ...]
-"""Of tags, from a part's row."""
+"""A path of tags, from a part's row."""
 
 
 def _shape_of(tally: _Tally, part: str) -> tuple[dict[Path, str], set[Path]]:
-    """Of a part's rows in xml: the lists, and the names of their parts; the tags that stand once."""
+    """Returns the shape of a part's rows in xml: the lists, with the names of their parts; the tags that occur once."""
     lists = {_tags(below.via): below.name for below in tally.below[part] if not below.is_map}
     paths = [*(_tags(column.path) for column in tally.parts[part].columns), *lists]
     return lists, {path[:length] for path in paths for length in range(1, len(path) + 1)} - lists.keys()
@@ -329,7 +330,7 @@ def _shape_of(tally: _Tally, part: str) -> tuple[dict[Path, str], set[Path]]:
 def _refuse_repeated(
     row: ElementTree.Element, shapes: Mapping[str, tuple[dict[Path, str], set[Path]]], part: str = ""
 ) -> None:
-    """Of tags that stand more than once where the table has one value, Spark keeps the last, and says nothing."""
+    """Raises ValueError for repeated tags where the table has one value: Spark would silently keep the last."""
     lists, single = shapes[part]
 
     def look(element: ElementTree.Element, at: Path) -> None:
@@ -348,7 +349,7 @@ def _refuse_repeated(
 
 
 def _tag(name: str) -> str:
-    """Without its namespace: Spark's names have a prefix, the parser's a URI."""
+    """Returns a name without its namespace: Spark's names have a prefix, the parser's a URI."""
     return name.rpartition("}")[2].rpartition(":")[2].lower()
 
 

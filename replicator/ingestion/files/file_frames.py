@@ -1,5 +1,5 @@
-"""Files as rows: a DataFrame of Spark by their description. What does not fit is refused by column, with an example,
-before a row is copied."""
+"""Files as rows: a Spark DataFrame built from their description. Values that do not fit are refused by column, with an
+example, before any row is copied."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from replicator.ingestion.reading.source_errors import give_drivers
 from replicator.lifecycle.purge.search.ids import hadoop_place
 
 DAY = "day"
-"""The column, or the partition key, of what lies in a directory for each day."""
+"""The column, or the partition key, of rows from a directory for each day."""
 
 CORRUPT = "_corrupt_record"
 
 LARGEST = 256 << 20
-"""Bytes of a binary file, whose content is a value."""
+"""Maximum bytes of a binary file, whose content is one value."""
 
 
 def rows_of(session: Any, directory: Place, paths: Sequence[str], description: Description, avro: Path | None) -> Any:
-    """The files' rows, and as `day` that of their directory, where there is one for each. paths: of directories or
+    """Returns the files' rows, and the day of their directory as `day`, if each day has one. paths: of directories or
     files, relative to the table's. avro: the jar of Spark's reader. Raises SourceRefused and TypeRefused."""
     for key, value in {**SETTINGS, "spark.sql.session.timeZone": "UTC"}.items():
         session.conf.set(key, value)
@@ -68,7 +68,7 @@ def _options(description: Description) -> dict[str, str]:
             "emptyValue": description.null,
             "multiLine": str(description.multiline).lower(),
             "maxCharsPerColumn": "-1",
-            "columnPruning": "false",  # it would count the fields of no row
+            "columnPruning": "false",  # else the number of fields is not checked
         }
     if description.format == "json":
         return {**given, "multiLine": str(description.multiline).lower(), "encoding": description.encoding}
@@ -78,13 +78,14 @@ def _options(description: Description) -> dict[str, str]:
 def _day(directory: Place, description: Description) -> str:
     assert description.days is not None
     home = "/".join(str(directory).rstrip("/").split("/")[-2:])
-    pattern = quoted_text(f"^.*?/{home}/{description.days.pattern}/.*")  # the first: below it, names are only names
+    pattern = quoted_text(f"^.*?/{home}/{description.days.pattern}/.*")  # the first match: names below it are arbitrary
     year, month, day = (f"regexp_extract(_metadata.file_path, {pattern}, {n})" for n in description.days.order)
     return f"CAST(concat_ws('-', {year}, {month}, {day}) AS date)"
 
 
 def _with_values(session: Any, files: Any, description: Description) -> Any:
-    """Binary files with what describes each. Raises SourceRefused for one that nothing describes, and for a large."""
+    """Returns binary files with their descriptive values. Raises SourceRefused for a file without a description, and
+    for one that is too large."""
     rows = files.selectExpr(
         "element_at(split(path, '/'), -1) AS name",
         "modificationTime AS modified",
@@ -109,7 +110,7 @@ def _with_values(session: Any, files: Any, description: Description) -> Any:
 
 
 def _value(description: Description, key: str) -> str:
-    """Of the file by itself, else of all."""
+    """Returns SQL for a value of the file itself, otherwise the default for all files."""
     own = quoted_name(f"of {key}")
     return f"coalesce({own}, {quoted_text(description.values[key])})" if key in description.values else own
 
@@ -124,7 +125,7 @@ def _refuse_corrupt(rows: Any, directory: Place) -> None:
         raise SourceRefused(told, hint="check the format that the description says")
     bad = f"{CORRUPT} IS NOT NULL"
     asked = (f"first(CASE WHEN {bad} THEN {each} END, true)" for each in ("_metadata.file_name", CORRUPT))
-    read = (f"count({quoted_name(each)})" for each in others)  # else Spark looks at no value, and finds nothing bad
+    read = (f"count({quoted_name(each)})" for each in others)  # else Spark parses no value, and detects no bad row
     count, file, example, *_ = rows.selectExpr(f"count_if({bad})", *asked, *read).first()
     if count:
         raise SourceRefused(

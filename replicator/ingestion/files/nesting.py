@@ -1,6 +1,6 @@
-"""Nested rows taken apart: structures become columns, lists and maps tables of their own, which join back.
+"""Flattening of nested rows: structures become columns; lists and maps become tables of their own, which join back.
 
-A row has a `row_id`; a row of a list has the `parent_id` of the row that holds the list, and its `position` in it.
+A row has a `row_id`; a row of a list has the `parent_id` of the row that contains the list, and its `position` in it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from replicator.errors import TypeRefused
 ROW, PARENT, POSITION = "row_id", "parent_id", "position"
 
 DEEPEST = 20
-"""Lists within each other."""
+"""Maximum nesting depth of lists."""
 
 Type = str | Mapping[str, Any]
-"""As Spark writes a type in JSON."""
+"""A type in Spark's JSON representation."""
 
 _TYPES = {
     "byte": "tinyint",
@@ -34,14 +34,14 @@ _TYPES = {
     "date": "date",
     "timestamp": "timestamp",
     "timestamp_ntz": "timestamp",
-    "void": "string",  # of which there is no value
+    "void": "string",  # it has no values
 }
 _SIZED = re.compile(r"decimal\(\d+,\d+\)|(char|varchar)\(\d+\)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class PartColumn:
-    """name: as landed, but for its case. path: fields from the part's row. type: in the words of Hive and Spark."""
+    """name: as landed, except for its case. path: fields from the part's row. type: as written in Hive and Spark."""
 
     name: str
     path: tuple[str, ...]
@@ -54,8 +54,8 @@ class PartColumn:
 
 @dataclass(frozen=True)
 class Part:
-    """One of the tables that rows become. name: "" of the rows themselves. parent: the part whose rows hold the list or
-    map that `via` leads to."""
+    """One of the tables into which rows are flattened. name: "" for the rows themselves. parent: the part whose rows
+    contain the list or map at the path `via`."""
 
     name: str
     parent: str
@@ -65,8 +65,8 @@ class Part:
 
 
 def parts_of(schema: Mapping[str, Any]) -> list[Part]:
-    """schema: of a DataFrame, in Spark's JSON. Each part stands behind its parent. Raises TypeRefused, naming the
-    column, also for two lists whose tables would have one name."""
+    """Returns the parts of a schema, each after its parent. schema: of a DataFrame, in Spark's JSON. Raises
+    TypeRefused, naming the column, also for two lists whose tables would have the same name."""
     parts, seen = list(_parts("", "", (), False, schema, 0)), dict[str, Part]()
     for part in parts:
         other = seen.setdefault(part.name.lower(), part)
@@ -95,7 +95,7 @@ def _parts(name: str, parent: str, via: tuple[str, ...], is_map: bool, type_: Ty
 
 
 def _leaves(path: tuple[str, ...], type_: Type) -> Iterator[tuple[tuple[str, ...], Type]]:
-    """Single values, lists and maps below a type."""
+    """Yields single values, lists and maps below a type."""
     if isinstance(type_, Mapping) and type_["type"] == "struct":
         for each in type_["fields"]:
             yield from _leaves((*path, each["name"]), each["type"])
@@ -121,8 +121,8 @@ def _type(found: str, path: tuple[str, ...]) -> str:
 
 
 def frames_of(rows: Any, parts: list[Part], also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """DataFrames of the parts, by name. rows: with `row_id`, where there are several parts. also: columns of the rows
-    that each part has, too."""
+    """Returns DataFrames of the parts, by name. rows: with `row_id` if there are several parts. also: columns of the
+    rows that are added to each part."""
     kept = [quoted_name(each) for each in also]
     if len(parts) == 1:
         return {"": rows.selectExpr(*_columns(parts[0], ()), *kept)}
@@ -146,7 +146,7 @@ def _columns(part: Part, below: tuple[str, ...]) -> list[str]:
 
 
 def keys_of(part: Part, has_lists: bool) -> list[tuple[str, str]]:
-    """Columns of a part's table beside those of its rows: names and types."""
+    """Returns the columns of a part's table in addition to those of its rows: names and types."""
     if part.name:
         return [(ROW, "string"), (PARENT, "string"), (POSITION, "int")]
     return [(ROW, "string")] if has_lists else []

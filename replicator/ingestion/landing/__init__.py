@@ -1,1 +1,1 @@
-"""Landing: copied rows verified, settled, and made those of a table of the warehouse, step by step."""
+"""Landing: verifies copied rows and publishes them as a table of the warehouse, step by step."""

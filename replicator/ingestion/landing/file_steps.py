@@ -1,6 +1,5 @@
-"""What a job does with files of a drop zone instead of a database's table: looks at them, and copies their rows, taken
-apart where they are nested.
-"""
+"""Steps of a job that reads files of a drop zone instead of a database table: inspects the files, and copies their
+rows, flattening nested ones."""
 
 from __future__ import annotations
 
@@ -46,16 +45,17 @@ from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
 
 # ---- publishing days -------------------------------------------------------------------------------------------------
-# Publishing days: each is a partition, which moves to another directory where files came late. May run twice, as all
-# of publishing.
+# Publishing of days: each is a partition, which is switched to another directory if files arrived late. May run twice,
+# like all of publishing.
 
 
 DAY_KEY = Column("day", "date", "the day of the files, in UTC")
-"""The partition key of what lies in a directory for each day."""
+"""The partition key of tables whose source has a directory for each day."""
 
 
 def landed_days(metastore: Metastore, table: Table | None) -> dict[str, str]:
-    """Days that have landed, and the digests of their files. Raises SchemaRefused for a table without days."""
+    """Returns landed days with the digests of their files. Raises SchemaRefused for a table that is not partitioned by
+    day."""
     if table is None:
         return {}
     _refuse_other_keys(table)
@@ -66,8 +66,8 @@ def landed_days(metastore: Metastore, table: Table | None) -> dict[str, str]:
 def publish_days(
     metastore: Metastore, asset: Asset, request: Request, landed: Landed, days: Mapping[str, str]
 ) -> Publication:
-    """days: those whose rows lie in `landed.location`, with the digests of their files. Raises Overtaken, ForeignTable,
-    SchemaRefused; CommitOutcomeUnknown when nobody can look."""
+    """Publishes days as partitions. days: those whose rows are stored in `landed.location`, with the digests of their
+    files. Raises Overtaken, ForeignTable, SchemaRefused; CommitOutcomeUnknown if the outcome cannot be determined."""
     for _ in range(ATTEMPTS):
         try:
             made = _settle_table(metastore, asset, request, landed)
@@ -75,7 +75,7 @@ def publish_days(
                 _settle_partitions(metastore, request, landed, days)
             return Publication(metastore.current_event_id(), made, empty=not days)
         except (CommitOutcomeUnknown, ObjectExists, ObjectNotFound):
-            continue  # the next look says what is true
+            continue  # the next attempt reads the outcome
     raise CommitOutcomeUnknown(
         f"{'.'.join(request.target)}: changes that nobody answers", hint="it is tried again when the metastore answers"
     )
@@ -89,7 +89,7 @@ def _refuse_other_keys(table: Table) -> None:
 
 
 def _settle_table(metastore: Metastore, asset: Asset, request: Request, landed: Landed) -> bool:
-    """Whether it was made, or its columns changed."""
+    """Creates or updates the table. Returns True if it was created or its columns changed."""
     table = landing_of(metastore, asset, request)
     if table is None:
         made = landing_table(asset, request, landed.columns, landed.home, DAY_KEY)
@@ -116,7 +116,7 @@ def _settle_partitions(metastore: Metastore, request: Request, landed: Landed, d
     new, moved = list[Partition](), list[Partition]()
     for day, digest in days.items():
         place = join(landed.location, f"{DAY_KEY.name}={day}")
-        Place(place).mkdirs()  # of a day whose files have no rows, too
+        Place(place).mkdirs()  # also for a day whose files have no rows
         sizes = sizes_of(place)
         parameters = {key: value for key, value in landed.parameters.items() if key != "numRows"}
         parameters |= {FILES: digest, "numFiles": str(sizes["files"]), "totalSize": str(sizes["bytes"])}
@@ -141,8 +141,8 @@ _OWN = (ROW, PARENT, POSITION)
 
 @dataclass(frozen=True)
 class _Drop:
-    """A table's directory at one moment. listing: what is closed at `now` and is to be landed. landed: digests of the
-    days that are there; None: it does not land by day."""
+    """A snapshot of a table's directory. listing: files closed at `now` that are to be landed. landed: digests of the
+    days that have landed; None: the table is not landed by day."""
 
     now: datetime
     directory: Place
@@ -152,7 +152,7 @@ class _Drop:
 
     @property
     def paths(self) -> list[str]:
-        """For Spark, which finds the files in them."""
+        """Paths for Spark, which finds the files in them."""
         days = self.description.days
         return [""] if days is None else [directory_of(days, day) for day in self.listing.days]
 
@@ -162,7 +162,8 @@ class _Drop:
 
 
 def look_at_files(work: Work) -> Facts:
-    """Raises SourceMissing and SourceRefused for what the directory or its description lacks."""
+    """Returns the numbers of source files and open days. Raises SourceMissing and SourceRefused if the directory or its
+    description is missing or invalid."""
     drop = _opened(work)
     return {"source_files": len(drop.listing.names), "open_days": drop.listing.open}
 
@@ -185,8 +186,8 @@ def _opened(work: Work) -> _Drop:
 
 
 def copy_files(work: Work) -> Facts:
-    """Raises SourceChanged where files came or went meanwhile, RowsRefused and TypeRefused for those that cannot be
-    landed."""
+    """Copies the rows of the files. Raises SourceChanged if files were added, removed or changed during the copy,
+    RowsRefused and TypeRefused for files that cannot be landed."""
     began = time.time()
     drop = _opened(work)
     if not drop.listing.names:
@@ -201,7 +202,7 @@ def copy_files(work: Work) -> Facts:
 
 
 def _nothing(work: Work, drop: _Drop) -> Facts:
-    """No day is new. (Without a table nobody knows its columns.)"""
+    """Returns the facts of a copy without new days. (Without a table the columns are unknown.)"""
     table = landing_of(work.metastore, work.asset, work.request)
     if table is None or table.storage is None:
         hint = "a day is closed when it is over, and its lateness"
@@ -210,7 +211,7 @@ def _nothing(work: Work, drop: _Drop) -> Facts:
     place = work.directory("in" if work.settles else "v")
     Place(place).mkdirs()
     source = SourceTable(work.request.schema, work.request.table, ())
-    below = _empty(work, drop, ())  # who may read them may have changed
+    below = _empty(work, drop, ())  # their grants may have changed
     facts = {**_facts(drop, columns, source, place, Figures(0, {}, {})), "days": {}}
     return {**facts, **({"parts": below} if below else {})}
 
@@ -230,7 +231,7 @@ def _copied(work: Work, drop: _Drop) -> Facts:
     listing = drop.listing
     engine = work.engines.for_work(len(listing.names), listing.bytes)
     figures = file_figures(engine, drop.directory, listing.names, drop.description, parts)
-    if nested:  # once: a row has one id in all tables
+    if nested:  # written once, so that a row has the same id in all tables
         ids = quoted_text(f"{work.claimed.job}-{work.claimed.fence}-")
         numbered = rows.selectExpr(f"concat({ids}, monotonically_increasing_id()) AS {ROW}", "*")
         numbered.write.format("parquet").save(hadoop_place(work.directory("st")))
@@ -245,7 +246,7 @@ def _copied(work: Work, drop: _Drop) -> Facts:
 
 
 def _empty(work: Work, drop: _Drop, found: Collection[str]) -> Facts:
-    """Lists that no row has any more: their tables would keep rows that belong to none."""
+    """Returns empty parts for lists that no row has any more: their tables would retain rows without a parent."""
     parts = {}
     for name, before in work.remembered.get("parts", {}).items():
         if name not in found:
@@ -261,7 +262,7 @@ def _empty(work: Work, drop: _Drop, found: Collection[str]) -> Facts:
 
 
 def _written_part(work: Work, drop: _Drop, part: Part, nested: bool, frame: Any, figures: Figures | None) -> Facts:
-    """figures: None where no other reader counts the part."""
+    """Writes the rows of one part, and returns its facts. figures: None if no other reader counts the part."""
     mine = work.part(part.name) if part.name else work
     columns = [Column(name, kind) for name, kind in keys_of(part, nested)]
     columns += [Column(each.name, each.type) for each in part.columns]
@@ -286,7 +287,7 @@ def _written_part(work: Work, drop: _Drop, part: Part, nested: bool, frame: Any,
 
 
 def _columns_of_part(work: Work, columns: Sequence[Column]) -> list[list[str]]:
-    """As `columns_for`: what the request and the asset name is in the rows themselves."""
+    """Like `columns_for`: columns named by the request and the asset are only in the rows themselves."""
     asset = msgspec.structs.replace(work.asset, erasure_ids=None, erasure_column=None)
     return columns_for(replace(work, asset=asset), columns)
 
@@ -310,7 +311,7 @@ def _facts(
 
 
 def _source_of(work: Work, part: Part, nested: bool, figures: Figures | None) -> SourceTable:
-    """Columns: those whose figures are compared."""
+    """Returns a part as a source table. Columns: those whose statistics are compared."""
     counted = figures.counts if figures else {}
     columns = tuple(
         SourceColumn(each.name.lower(), each.type, each.type, True, "", summed=each.summed or each.type == "binary")
@@ -324,8 +325,8 @@ def _source_of(work: Work, part: Part, nested: bool, figures: Figures | None) ->
 
 
 def written(rows: Any, format_: Format, directory: str, facts: Facts) -> None:
-    """Rows into their directory; where days are published, into one for each below it. Raises CopyDiffers for a day
-    that is not published: its rows would be nowhere."""
+    """Writes rows into their directory; if days are published, into a subdirectory for each day. Raises CopyDiffers for
+    a day that is not to be published: its rows would be lost."""
     writer = rows.write.format(format_)
     if "days" not in facts:
         writer.save(hadoop_place(directory))

@@ -1,8 +1,8 @@
-"""Changes of landing tables by others than ingestion: what the metastore and the store have is compared with what was
+"""Detection of changes to landing tables by other writers: compares the metastore and the store with what was
 published. Changes nothing.
 
-A write leaves no event that every metastore has, and an event no user: so the state is compared, and where it differs,
-what tells who it was is looked for: owners of files, the metastore's `last_modified_by`, events since the publication.
+Not every metastore has an event for a write, and events have no user. So the state is compared, and where it differs,
+evidence of the writer is collected: owners of files, the metastore's `last_modified_by`, events since the publication.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
 
 FEW = 5
-"""Names, users and events that are told of each table."""
+"""Maximum numbers of names, users and events reported for each table."""
 
 EVENTS = 20_000
-"""Events after a publication in which those of its table are looked for, at most."""
+"""Maximum number of events after a publication that are searched for those of its table."""
 
 
 JobsOf = Callable[[str, int], Iterable[tuple[int, float, Mapping[str, Any]]]]
@@ -40,9 +40,9 @@ end or begin, and its facts."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True):
-    """As the newest published job left a landing table. target: of the job, DATABASE.TABLE. at: when, in seconds since
-    1970. location: of an appended one, only of its newest partitions. columns: names and types. files, bytes: that lie
-    there; -1: nobody says. sealed: whether its properties were."""
+    """The state of a landing table after its newest published job. target: of the job, DATABASE.TABLE. at: publication
+    time, in seconds since 1970. location: of an appended table, only of its newest partitions. columns: names and
+    types. files, bytes: stored there; -1: unknown. sealed: True if its properties were sealed."""
 
     db: str
     name: str
@@ -60,8 +60,8 @@ class PublishedTable(msgspec.Struct, frozen=True):
 
 
 class ForeignWrite(msgspec.Struct, frozen=True):
-    """what: differs from what was published, each a sentence. by: users, as far as anything tells; empty: nobody knows.
-    events: of the metastore since the publication, "ID KIND"."""
+    """what: differences from what was published, each a sentence. by: users, as far as known; may be empty. events: of
+    the metastore since the publication, "ID KIND"."""
 
     table: str
     asset: str
@@ -72,7 +72,7 @@ class ForeignWrite(msgspec.Struct, frozen=True):
 
 
 class PlaceTask(msgspec.Struct, frozen=True):
-    """A directory that one publication wrote. files, bytes: that were written; -1: nobody says."""
+    """A directory written by one publication. files, bytes: that were written; -1: unknown."""
 
     about: str
     location: str
@@ -83,7 +83,8 @@ class PlaceTask(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Look:
-    """of: a table. what: by the metastore alone. places: to be compared with what lies there."""
+    """The state of a table. of: the table. what: differences found in the metastore alone. places: directories whose
+    content is to be compared."""
 
     of: PublishedTable
     what: list[str]
@@ -92,8 +93,8 @@ class _Look:
 
 
 def published_of(job: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[PublishedTable]:
-    """The tables of a published job: its own, and those that its rows were taken apart into. job: id, asset, target,
-    mode, event_id and the time of its end or begin."""
+    """Yields the tables of a published job: its own, and those into which its rows were flattened. job: id, asset,
+    target, mode, event_id and the time of its end or begin."""
     db, _, name = str(job["target"]).partition(".")
     for table, found in {
         name: facts,
@@ -117,8 +118,8 @@ def published_of(job: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[P
 
 
 def partitions_of(table: PublishedTable, jobs: Iterable[tuple[int, float, Mapping[str, Any]]]) -> dict[str, PlaceTask]:
-    """The partitions that these published jobs have made of a landing table, by value, as the newest job of each left
-    it. What lies in a day's directory only its properties say."""
+    """Returns the partitions that these published jobs created in a landing table, by value, as of the newest job of
+    each. The content of a day's directory is recorded in its properties only."""
     part, found = table.name.removeprefix(table.target.partition(".")[2]).removeprefix("__"), dict[str, PlaceTask]()
     about = f"{table.db}.{table.name}"
     for job, at, facts in jobs:
@@ -135,7 +136,7 @@ def partitions_of(table: PublishedTable, jobs: Iterable[tuple[int, float, Mappin
 def foreign_writes(
     metastore: Metastore, engines: AutoEngine, tables: Iterable[PublishedTable], jobs: JobsOf
 ) -> Iterator[ForeignWrite]:
-    """tables: of one database after the other. jobs: see `JobsOf`."""
+    """Yields the tables that other writers have changed. tables: grouped by database. jobs: see `JobsOf`."""
     some: list[PublishedTable] = []
     for each in tables:
         if some and (each.db != some[0].db or len(some) >= 500):
@@ -151,7 +152,7 @@ def _of_database(
 ) -> Iterator[ForeignWrite]:
     try:
         there = {table.name: table for table in metastore.tables(tables[0].db, [each.name for each in tables])}
-    except ObjectNotFound:  # the whole database
+    except ObjectNotFound:  # the entire database
         there = {}
     looks = [_look(metastore, each, there.get(each.name), jobs) for each in tables]
     tasks = [task for look in looks for task in look.places]
@@ -197,7 +198,7 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
         strange = [part for part in parts if marked(part.parameters) == (0, 0)]
         what += [f"partition {'/'.join(part.values)} was added" for part in strange[:FEW]]
         wanted = partitions_of(of, jobs(of.target, _number(given.get(SINCE), of.job)))
-        if given.get(REMOVE_EXPIRED, "").lower() != "true":  # else they go by and by
+        if given.get(REMOVE_EXPIRED, "").lower() != "true":  # else housekeeping removes them
             gone = sorted(wanted.keys() - {part.values[0] for part in parts})
             what += [f"partition {each} is gone" for each in gone[:FEW]]
         places = list[PlaceTask]()
@@ -217,7 +218,7 @@ def _look(metastore: Metastore, of: PublishedTable, table: Table | None, jobs: J
 
 
 def _is_published(location: str, published: str) -> bool:
-    """Also where a purge has moved it since."""
+    """Returns True if a location is the published one, or one to which a purge has moved it since."""
     there = Place(location)
     return there == Place(published) or (
         name_of(there.parent.text).startswith(SIBLING) and there.parent.parent == Place(published).parent
@@ -225,8 +226,8 @@ def _is_published(location: str, published: str) -> bool:
 
 
 def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[str, PlaceTask]:
-    """How a place differs from where it was published, or "", and what has to lie there: as the store says, which a
-    writer does not change, else, also where a purge wrote it, as the properties do. says: whether these must."""
+    """Returns how a location differs from the published one, or "", and its expected content: as in the store, which a
+    writer cannot change; otherwise, also after a purge, as in the properties. says: True if these are required."""
     location = of.location or ""
     if published.location and not _is_published(location, published.location):
         return f"its rows lie at {location}, not at {published.location}", published
@@ -241,12 +242,12 @@ def _place(of: Table | Partition, published: PlaceTask, says: bool) -> tuple[str
 
 
 def _number(text: str | None, otherwise: int) -> int:
-    """Of a property, which anybody may have written."""
+    """Parses a property, which any user may have written."""
     return int(text) if text and re.fullmatch(r"\d{1,18}", text, re.ASCII) else otherwise
 
 
 def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
-    """(table, how its directory differs, or "", owners of files that are newer than the publication)."""
+    """Returns (table, how its directory differs, or "", owners of files that are newer than the publication)."""
     place = located(task.location) if task.location else None
     if place is None or not place.exists():
         return task.about, f"{task.location} is gone", ()
@@ -273,7 +274,7 @@ def compare_place(task: PlaceTask) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _owner(file: str) -> str:
-    """Of a local file; other stores do not tell one here."""
+    """Returns the owner of a local file; "" for other stores, where it is not available."""
     if not is_local(file):
         return ""
     try:
@@ -283,7 +284,7 @@ def _owner(file: str) -> str:
 
 
 def _events(metastore: Metastore, of: PublishedTable) -> tuple[str, ...]:
-    """The first ones of the table behind its publication."""
+    """Returns the first events of the table after its publication."""
     found, after, seen = list[str](), of.event, 0
     while seen < EVENTS and len(found) < FEW:
         some = metastore.next_events(after)

@@ -1,7 +1,7 @@
-"""The log of ingestion as a table of the warehouse: a row for each change of a job's state, for auditors and for SQL.
+"""The log of ingestion as a table of the warehouse: a row for each change of a job's state, for auditors and SQL.
 
-The store numbers the rows, and hands them out in batches that it remembers: a batch that is appended again has the same
-files of the same names. Corrections are new rows.
+The store numbers the rows and returns them in batches that it records: a batch that is appended again writes the same
+files with the same names. Corrections are new rows.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from replicator.ingestion.landing.publishing import columns_of, landing_of
 from replicator.metastore.client import Metastore
 
 # ---- landing work ----------------------------------------------------------------------------------------------------
-# A claimed job at work: all that its steps work with.
+# A claimed job in execution, with all resources of its steps.
 
 
 Facts = dict[str, Any]
-"""What the steps of a job have found so far: JSON."""
+"""Results of a job's steps so far: JSON."""
 
 
 class CopyDiffers(Error):
-    """The rows that arrived are not those of the source."""
+    """The rows that arrived differ from those of the source."""
 
     exit_code = 75
     transient = True
@@ -43,9 +43,9 @@ class CopyDiffers(Error):
 
 @dataclass(frozen=True)
 class Work:
-    """A claimed job, and all that its steps work with. session: a Spark session on the landing warehouse, of this job's
-    own. remembered: what the newest published job of the same request has found. kept: of another job, by its number,
-    the directories that are to stay once it has ended; None: all of them."""
+    """A claimed job, with all resources of its steps. session: a Spark session on the landing warehouse, used by this
+    job only. remembered: facts of the newest published job of the same request. kept: returns, for another job by its
+    number, the directories to retain after it has ended; None: all of them."""
 
     claimed: Claimed
     asset: Asset
@@ -67,7 +67,7 @@ class Work:
 
     @property
     def settles(self) -> bool:
-        """Whether rows are not published as they came."""
+        """True if rows are transformed between copy and publication."""
         return self.request.mode == "merge" or bool(self.asset.erasure_ids and self.asset.erasure_column)
 
     @property
@@ -75,19 +75,20 @@ class Work:
         return self.config.sources[self.request.source]
 
     def part(self, name: str) -> Work:
-        """The same for a table that nested rows were taken apart into."""
+        """Returns the same work for a table into which nested rows were flattened."""
         table = f"{self.request.table}__{name}".lower()
         given = msgspec.structs.asdict(self.request) | {"table": table}
         asked = PartRequest(**given, whole=self.request.table, part=name.lower())
         return replace(self, claimed=replace(self.claimed, request=asked))
 
     def directory(self, kind: str) -> str:
-        """Of this claim: "v", what is published, "in", rows as they came, or "st", rows not yet taken apart."""
+        """Returns a directory of this claim: "v" for published rows, "in" for rows as copied, "st" for nested rows
+        before they are flattened."""
         return join(self.home, f"{kind}-{self.claimed.job}-{self.claimed.fence}")
 
 
 def sizes_of(directory: str) -> dict[str, int]:
-    """Files below a directory, and their bytes; without those that readers do not see."""
+    """Returns the number of files below a directory, and their bytes, without files that readers ignore."""
     files = bytes_ = 0
     for child in Place(directory).children():
         name = name_of(child.path)
@@ -102,8 +103,8 @@ def sizes_of(directory: str) -> dict[str, int]:
 
 
 def columns_for(work: Work, found: Sequence[Column]) -> list[list[str]]:
-    """The columns that the landing table will have, of those of its source. Raises SchemaRefused, and RowsRefused for a
-    column that the request or the asset names and that is not there."""
+    """Returns the columns that the landing table will have, derived from those of its source. Raises SchemaRefused, and
+    RowsRefused if a column named by the request or the asset does not exist."""
     wanted = landed_columns(found)
     names = {column.name for column in wanted}
     erased = work.asset.erasure_column if work.asset.erasure_ids else None
@@ -158,8 +159,8 @@ _SCHEMA = pa.schema([(column.name, _ARROW[column.type]) for column in COLUMNS])
 
 
 def append(metastore: Metastore, directory: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Appends a batch to "db.table". May run twice with the same batch. rows: by the names of `COLUMNS`; `at` in
-    seconds since 1970. Raises Error where the table is another one."""
+    """Appends a batch to "db.table". May run twice with the same batch. rows: keyed by the names of `COLUMNS`; `at` in
+    seconds since 1970. Raises Error if the table is not a log of ingestion."""
     db, _, table = name.partition(".")
     log = _table(metastore, directory, db, table)
     days: dict[str, list[Mapping[str, Any]]] = {}
@@ -201,7 +202,7 @@ def _write(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _announce(metastore: Metastore, log: Table, day: str, place: str) -> None:
-    """The partition is there, or has one file more: either is an event."""
+    """Adds the partition, or updates its statistics: either creates an event."""
     assert log.storage is not None
     files = bytes_ = 0
     for child in Place(place).children():
@@ -218,19 +219,19 @@ def _announce(metastore: Metastore, log: Table, day: str, place: str) -> None:
 
 
 # ---- in doubt --------------------------------------------------------------------------------------------------------
-# A job that somebody has cancelled while it published: only the metastore knows whether readers see it.
+# A job that was cancelled while it published: only the metastore determines whether readers see it.
 
 
 def is_there(work: Work, facts: Facts) -> bool:
-    """Whether anything of the job is there, in its table or one that nested rows were taken apart into; so is a table
-    missing that it may have dropped to make it again. Changes nothing."""
+    """Returns True if any of the job's rows are published, in its table or in one into which nested rows were
+    flattened, or if a table is missing that it may have dropped in order to recreate it. Changes nothing."""
     before = work.remembered.get("parts", {})
     parts = {name: name in before for name in facts.get("parts", ())}
     return _is_there(work, bool(work.remembered)) or any(_is_there(work.part(name), had) for name, had in parts.items())
 
 
 def _is_there(work: Work, had: bool) -> bool:
-    """had: whether there was a table before the job."""
+    """had: True if the table existed before the job."""
     db, name = work.request.target
     try:
         table = work.metastore.table(db, name)
@@ -243,21 +244,21 @@ def _is_there(work: Work, had: bool) -> bool:
 
 
 # ---- granting --------------------------------------------------------------------------------------------------------
-# Grants: consumers of an asset may read its landing tables; granted after each publish, and read back.
+# Grants: consumers of an asset may read its landing tables. They are granted after each publication, and verified.
 
 
 _KINDS = {"group": "GROUP", "user": "USER", "role": "ROLE"}
 
 
 class GrantMissing(Error):
-    """The metastore took a grant, and does not have it; or a revocation, and has the grant."""
+    """The metastore accepted a grant but does not list it, or accepted a revocation but still lists the grant."""
 
     transient = True
 
 
 def principals(consumers: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of GROUP, USER or ROLE and a name, of texts such as "analysts", "user:ann", "role:readers". Raises
-    UsageError for another kind."""
+    """Returns pairs of GROUP, USER or ROLE and a name, parsed from texts such as "analysts", "user:ann",
+    "role:readers". Raises UsageError for another kind."""
     found = []
     for each in consumers:
         kind, colon, name = each.partition(":")
@@ -270,8 +271,8 @@ def principals(consumers: Sequence[str]) -> list[tuple[str, str]]:
 def grant(
     metastore: Metastore, db: str, table: str, consumers: Sequence[str], by: str, former: Sequence[str] = ()
 ) -> list[str]:
-    """Who was given the right now; it is taken from `former` consumers that are none any more. May run twice. Raises
-    GrantMissing."""
+    """Grants SELECT to consumers without it, and revokes it from `former` consumers that are none any more. Returns the
+    names that were granted now. May run twice. Raises GrantMissing."""
     wanted = principals(consumers)
     readers = metastore.readers(db, table)
     if leaving := [each for each in principals(former) if each in readers and each not in wanted]:

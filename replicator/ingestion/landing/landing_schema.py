@@ -1,4 +1,4 @@
-"""The schema of a landing table: its columns, and whether a source's new ones may replace them. Pure."""
+"""The schema of a landing table: its columns, and whether changed columns of the source may replace them. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from replicator.lifecycle.purge.swapping import PURGED, WRITTEN
 from replicator.metastore.client import Metastore
 
 PREFIX = "replicator.ingestion."
-"""Of the parameters in which a landing table names its origin."""
+"""The prefix of the parameters by which a landing table records its origin."""
 
 JOB, FENCE, ASSET, SOURCE, SCHEMA_HASH, WATERMARK, FILES, SINCE, SEAL = (
     PREFIX + each for each in ("job", "fence", "asset", "source", "schema-hash", "watermark", "files", "since", "seal")
 )
 LOAD = Column("landed", "bigint", "the job that brought the rows")
-"""The partition key of a table to which jobs append: a job's rows appear with its partition, at once."""
+"""The partition key of a table to which jobs append: a job's rows become visible with its partition, atomically."""
 
 DESCRIPTOR = "dataset.descriptor"
-"""In which a purge looks for the column of people."""
+"""The parameter in which a purge finds the column that identifies data subjects."""
 
 _LIFECYCLE = (DESCRIPTOR, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD)
 _SEALED = (ASSET, SOURCE, *_LIFECYCLE, REMOVE_EXPIRED)
@@ -51,16 +51,16 @@ _FORMATS: dict[Format, tuple[str, str, str]] = {
 
 
 class SchemaRefused(Error):
-    """The source's columns differ from the landing table's in a way that the request does not allow."""
+    """The source's columns differ from the landing table's in a way that the request does not permit."""
 
 
 class RowsRefused(Error):
-    """Rows of the source cannot be landed as it was asked; the message says which."""
+    """Rows of the source cannot be landed as requested; the message contains the reason."""
 
 
 def landed_columns(found: Sequence[Column]) -> tuple[Column, ...]:
-    """A source's columns as a landing table has them: a metastore keeps names in lower case. Raises SchemaRefused for
-    two names that would be one, and for the name of the partition key."""
+    """Returns a source's columns as columns of a landing table: a metastore stores names in lower case. Raises
+    SchemaRefused for two names that would be equal, and for the name of the partition key."""
     seen: dict[str, str] = {}
     for column in found:
         name = column.name.lower()
@@ -74,13 +74,13 @@ def landed_columns(found: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def schema_hash(columns: Sequence[Column], format: Format, appended: bool) -> str:
-    """Of all that counts as the schema: names, types, format, partition key. Comments and nullability do not."""
+    """Returns a hash of names, types, format and partition key. Comments and nullability are not part of the schema."""
     said = [[column.name, column.type] for column in columns], format, appended
     return hashlib.blake2s(msgspec.json.encode(said), digest_size=16).hexdigest()
 
 
 def settled_columns(now: Sequence[Column], wanted: Sequence[Column], policy: SchemaPolicy) -> tuple[Column, ...]:
-    """The columns that a landing table has from now on, in their order. Raises SchemaRefused, naming columns."""
+    """Returns the columns that a landing table has from now on, in order. Raises SchemaRefused, naming columns."""
     types = {column.name: column.type for column in now}
     asked = {column.name: column.type for column in wanted}
     if types == asked:
@@ -103,8 +103,7 @@ def _change(name: str, was: str, is_now: str | None) -> str:
 def landing_table(
     asset: Asset, request: Request, columns: Sequence[Column], location: str, key: Column = LOAD
 ) -> Table:
-    """A landing table that is not there yet. location: of its rows, or of a table whose partitions, by `key`, hold
-    them."""
+    """Returns a new landing table. location: of its rows, or of a table whose partitions, by `key`, contain them."""
     db, name = request.target
     parameters = {"EXTERNAL": "TRUE", ASSET: asset.name, SOURCE: request.place}
     return Table(
@@ -119,7 +118,7 @@ def landing_table(
 
 
 def seal_of(parameters: Mapping[str, str]) -> str:
-    """Of the properties by which purge and housekeeping know a landing table."""
+    """Returns a checksum of the properties by which purge and housekeeping recognise a landing table."""
     said = {key: parameters[key] for key in _SEALED if key in parameters}
     return hashlib.blake2s(msgspec.json.encode(said, order="sorted"), digest_size=8).hexdigest()
 
@@ -129,8 +128,8 @@ def sealed(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_lifecycle(parameters: Mapping[str, str], asset: Asset, columns: Sequence[Column]) -> dict[str, str]:
-    """A table's properties, sealed, with those of its asset as it is now: by which housekeeping removes versions that
-    were replaced, and after how long, and by which a purge knows the column of people."""
+    """Returns a table's properties, sealed, with those of its asset as it is now: whether and after what period
+    housekeeping deletes replaced versions, and the column by which a purge identifies data subjects."""
     found = {key: value for key, value in parameters.items() if key not in _LIFECYCLE} | {REMOVE_UNREFERENCED: "true"}
     if asset.retention is not None:
         found[UNREFERENCED_PERIOD] = f"PT{int(parse_duration(asset.retention).total_seconds())}S"
@@ -140,7 +139,7 @@ def with_lifecycle(parameters: Mapping[str, str], asset: Asset, columns: Sequenc
 
 
 def stored_as(format: Format, columns: Sequence[Column], location: str) -> Storage:
-    """Rows of these columns in files of a format."""
+    """Returns the storage of rows with these columns in files of a format."""
     input_format, output_format, serde = _FORMATS[format]
     return Storage(
         columns=tuple(columns),
@@ -152,13 +151,13 @@ def stored_as(format: Format, columns: Sequence[Column], location: str) -> Stora
 
 
 def format_of(table: Table) -> Format | None:
-    """The format of a landing table; None for another one."""
+    """Returns the format of a landing table; None for another table."""
     found = table.storage.input_format if table.storage else None
     return next((name for name, classes in _FORMATS.items() if classes[0] == found), None)
 
 
 def marked(parameters: dict[str, str]) -> tuple[int, int]:
-    """The job and the fencing number that a table or a partition was published with; (0, 0) for one that was not."""
+    """Returns the job and the fencing number with which a table or a partition was published; (0, 0) if it was not."""
     try:
         return int(parameters.get(JOB, "0")), int(parameters.get(FENCE, "0"))
     except ValueError:
@@ -166,19 +165,19 @@ def marked(parameters: dict[str, str]) -> tuple[int, int]:
 
 
 def written_text(files: int, size: int) -> str:
-    """What a publication wrote, as it stands in parameters: others who write there update `numFiles`, and not this."""
+    """Returns the size of a publication as recorded in parameters: other writers update `numFiles`, but not this."""
     return f"{files} files, {size} bytes"
 
 
 def written_sizes(parameters: Mapping[str, str], purged: bool) -> tuple[int, int] | None:
-    """Files and bytes of `written_text`, purged: as a purge wrote it anew; None where it is not said."""
-    end = PURGED if purged else f"({PURGED})?"  # what it was before, where a purge was undone
+    """Returns files and bytes of `written_text`, purged: as rewritten by a purge; None if they are not recorded."""
+    end = PURGED if purged else f"({PURGED})?"  # the former text, if a purge was undone
     found = re.fullmatch(rf"(\d+) files, (\d+) bytes{end}", parameters.get(WRITTEN, ""), re.ASCII)
     return (int(found[1]), int(found[2])) if found else None
 
 
 # ---- source keys -----------------------------------------------------------------------------------------------------
-# Constraints of a source as those of its landing table: nobody enforces them, and planners profit of those that hold
+# Constraints of a source as those of its landing table. They are not enforced, but planners profit from those that hold
 # (RELY).
 
 
@@ -186,10 +185,10 @@ log = logging.getLogger(__name__)
 
 
 def constraints_of(source: SourceTable, request: Request) -> list[Constraint]:
-    """Of a landing table: its primary key, and foreign keys to tables of the same source schema, which land beside
-    it. A table to which rows are appended has none: a row that has changed stands there twice. A planner may rely on
-    the primary key where all rows are replaced, or merged by it; on no foreign key: the other table lands at another
-    moment."""
+    """Returns the constraints of a landing table: its primary key, and foreign keys to tables of the same source
+    schema, which land next to it. An append table has none: a changed row occurs in it twice. A planner may rely on the
+    primary key if all rows are replaced, or merged by it; it may not rely on foreign keys, because the other table
+    lands at another time."""
     if request.mode == "append":
         return []
     db, table = request.target
@@ -213,8 +212,8 @@ def constraints_of(source: SourceTable, request: Request) -> list[Constraint]:
 
 
 def keep_constraints(metastore: Metastore, request: Request, wanted: Sequence[Constraint]) -> list[str]:
-    """Makes a table's constraints the wanted ones; those that its metastore refuses now, such as a foreign key to a
-    table that has not landed yet. May run twice."""
+    """Updates a table's constraints to the wanted ones. Returns those that its metastore refuses now, such as a foreign
+    key to a table that has not landed yet. May run twice."""
     db, table = request.target
     there = metastore.constraints(db, [table]).get(table, ())
     refused = []
@@ -235,10 +234,10 @@ def keep_constraints(metastore: Metastore, request: Request, wanted: Sequence[Co
 
 @contextmanager
 def without_keys(metastore: Metastore, table: Table, changes: bool) -> Iterator[None]:
-    """changes: whether the table's columns change meanwhile: a metastore refuses that for a table that has keys, or to
-    which keys of others refer. The others' keys are there again afterwards, where they still can be, and its own where
-    the change failed; else these are made by the step after the publication. Keys that a crash here has left out come
-    with the next landing of their table."""
+    """Drops keys inside the block. changes: True if the table's columns change in it: a metastore refuses that for a
+    table that has keys, or is referenced by keys of others. Afterwards the others' keys are restored, where still
+    possible, and the table's own if the change failed; otherwise a step after the publication creates those. Keys lost
+    by a crash here are created by the next landing of their table."""
     dropped = list[tuple[str, Constraint]]()
     if changes:
         for name, found in metastore.constraints(table.db, metastore.table_names(table.db)).items():
@@ -257,7 +256,7 @@ def without_keys(metastore: Metastore, table: Table, changes: bool) -> Iterator[
 
 
 def _put_back(metastore: Metastore, db: str, table: str, key: Constraint) -> None:
-    """Not where the metastore refuses it: the landing continues, and the table's next one makes its keys."""
+    """Restores a key. If it is refused, the landing continues, and the table's next landing creates its keys."""
     try:
         metastore.add_constraint(db, table, key)
     except MetastoreError as error:
@@ -279,12 +278,12 @@ def _facts(one: Constraint) -> tuple[object, ...]:
 
 
 # ---- watermarks ------------------------------------------------------------------------------------------------------
-# Watermarks: up to where a table's rows have landed. The metastore says it, with what was published: a job that died
-# after its publication, before it could say so, is not landed twice.
+# Watermarks: the value up to which a table's rows have landed. It is stored in the metastore, atomically with the
+# publication, so that a job killed after its publication, before it could record it, is not landed twice.
 
 
 def watermark_text(request: Request, value: str | None) -> str | None:
-    """As it stands in parameters: the column, and its greatest landed value."""
+    """Returns the column and its greatest landed value, as stored in parameters."""
     if request.watermark is None or value is None:
         return None
     return msgspec.json.encode([request.watermark.lower(), value]).decode()
@@ -298,10 +297,10 @@ def landed_until(
     job: int,
     remembered: Mapping[str, Any],
 ) -> str | None:
-    """The greatest value that has landed, but for this job's own partition; None: all rows are new, also to a merge
-    into other columns than `columns`, whose rows would have no value in a new one. remembered: what the newest
-    published job of the same request has found, and its number as `job`. Raises RowsRefused where rows were appended
-    by another column: nobody could say which of them are there."""
+    """Returns the greatest landed value, ignoring this job's own partition; None: all rows are new, also for a merge
+    into columns other than `columns`, where existing rows would have no value in a new one. remembered: facts of the
+    newest published job of the same request, and its number as `job`. Raises RowsRefused if rows were appended by
+    another column: it is unknown which of them have landed."""
     if table is None or table.storage is None or request.watermark is None:
         return None
     if request.mode == "merge" and _named(table.storage.columns) != _named(columns):
@@ -332,16 +331,16 @@ def _of_partition(metastore: Metastore, table: Table, job: int) -> str | None:
 
 
 def _kept(table: Table, remembered: Mapping[str, Any]) -> str | None:
-    """Of a table whose partitions have expired; what jobs had landed in one that was dropped before is not there."""
+    """Returns the watermark of a table whose partitions have expired; jobs of a table dropped before do not count."""
     since = table.parameters.get(SINCE, "")
     is_of_it = remembered.get("job", 0) >= (int(since) if since.isdecimal() else 0)
     return remembered.get("watermark") if is_of_it else None
 
 
 def window(database: SourceDatabase, table: SourceTable, request: Request, low: str | None) -> tuple[str, str | None]:
-    """Which rows are new, as a condition, and the greatest value among them; None: there are none. A merge reads those
-    of the value `low` again: others may have got it since, and it knows rows by their key. Raises RowsRefused for rows
-    without a value, which would never come."""
+    """Returns a condition for new rows, and the greatest value among them; None: there are none. A merge reads rows
+    with the value `low` again, because rows may have been added with it since, and duplicates are resolved by key.
+    Raises RowsRefused for rows without a value, which would never be read."""
     assert request.watermark
     name = table.column(request.watermark).name
     if nulls := database.nulls(table, name):
@@ -353,5 +352,5 @@ def window(database: SourceDatabase, table: SourceTable, request: Request, low: 
     high = database.greatest(table, name, after)
     if high is None:
         return after, None
-    until = f"NOT ({database.after(table, name, high)})"  # what comes meanwhile, comes with the next job
+    until = f"NOT ({database.after(table, name, high)})"  # rows added concurrently are read by the next job
     return f"({after}) AND {until}" if after else until, high

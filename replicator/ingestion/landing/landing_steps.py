@@ -1,13 +1,13 @@
-"""The steps of a job, in their order: each may be repeated, and what it found is written with its end.
+"""The steps of a job, in order: each may run twice, and its results are stored when it completes.
 
-describe   the table at the source, and whether its columns may be landed
-copy       its rows into a directory of this claim's own, read at one moment where the source offers one
-verify     the directory's rows against the source's figures, by another reader
-settle     rows without erased people, merged into those that are there, where the asset or the request wants it
-publish    the one call of the metastore after which they are there
-constrain  the source's keys, which nobody enforces
-grant      read rights of the consumers
-clean      directories of earlier claims of this job
+describe   checks the table at the source, and whether its columns may be landed
+copy       copies its rows into a directory of this claim, from one snapshot if the source offers one
+verify     compares the directory's rows with the source's statistics, by another reader
+settle     removes erased data subjects and merges into existing rows, if the asset or the request requires it
+publish    makes the rows visible by a single metastore call
+constrain  adds the source's keys, which are not enforced
+grant      grants read privileges to the consumers
+clean      deletes directories of earlier claims of this job
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from replicator.lifecycle.purge.search.ids import hadoop_place
 from replicator.metastore.client import Metastore
 
 SETTLED = 900.0
-"""Seconds for which the list of erased people that was applied is new enough to publish."""
+"""Seconds for which the applied list of erased data subjects is recent enough to publish."""
 
 ATTEMPTS = 3
-"""Merges of an increment into a table that is replaced meanwhile."""
+"""Maximum number of merges of an increment into a table that is replaced concurrently."""
 
 
 _OF_A_CLAIM = re.compile(r"(?:v|(in|st))-(?P<job>\d+)-\d+(?(1)(?:-\d+)?)")
-"""Directories that only a step before the publication writes."""
+"""Directories that are written only by steps before the publication."""
 
 
 def describe(work: Work, facts: Facts) -> Facts:
     _check_scope(work, ())
     kept = {"base": _base(work), "consumers": work.remembered.get("consumers", [])}
-    kept["erasure_ids"] = work.remembered.get("erasure_ids", 0)  # also of a job that has no rows to apply the list to
+    kept["erasure_ids"] = work.remembered.get("erasure_ids", 0)  # also for a job without rows to apply the list to
     if work.source.path:
         return {**look_at_files(work), **kept}
     with opened(work.session, work.request.source, work.source) as database:
@@ -71,7 +71,7 @@ def describe(work: Work, facts: Facts) -> Facts:
 
 
 def _check_scope(work: Work, parts: Iterable[str]) -> None:
-    """Raises OutOfScope. parts: tables that nested rows were taken apart into."""
+    """Raises OutOfScope. parts: tables into which nested rows were flattened."""
     db, table = work.request.target
     check_scope(work.asset, db, [table, *(work.part(name).request.target[1] for name in parts)], work.config)
 
@@ -81,8 +81,8 @@ def _columns_of(work: Work, source: SourceTable) -> list[list[str]]:
 
 
 def _base(work: Work, before: str | None = None) -> str | None:
-    """Where the rows are into which others are merged. before: where they were; they are there yet where a table that
-    was to be made with other columns is gone, and count."""
+    """Returns the location of the rows into which others are merged. before: their former location; it is still valid,
+    and its rows count, if the table is missing because it was being recreated with other columns."""
     if work.request.mode != "merge":
         return None
     if table := landing_of(work.metastore, work.asset, work.request):
@@ -95,7 +95,7 @@ def copy(work: Work, facts: Facts) -> Facts:
 
 
 def _copy_table(work: Work, end: str = "") -> Facts:
-    """Into a directory of this claim whose name has this end."""
+    """Copies a table into a directory of this claim. end: a suffix of the directory's name."""
     request, source = work.request, work.source
     directory = work.directory("in" if work.settles else "v") + end
     began = time.time()
@@ -137,8 +137,8 @@ def _copy_table(work: Work, end: str = "") -> Facts:
 
 
 def verify(work: Work, facts: Facts) -> Facts:
-    """Copies once more what an earlier claim has found to differ. Raises CopyDiffers, but where the source changed
-    during a copy for which it offers no single moment: that is what `consistent` says."""
+    """Compares the copy with the source; a copy of an earlier claim that differs is repeated. Raises CopyDiffers,
+    unless the source changed during a copy without a snapshot: `consistent` records that."""
     found = _compared(work, facts)
     is_ours = facts["directory"] == work.directory("in" if work.settles else "v")
     if found["differs"] and not facts["changed_meanwhile"] and not is_ours:
@@ -154,8 +154,8 @@ def _agreed(work: Work, found: Facts) -> Facts:
 
 
 def _compared(work: Work, facts: Facts) -> Facts:
-    """The facts with the rows that arrived, of all tables that they were taken apart into, and with what differs from
-    the source."""
+    """Returns the facts, with the numbers of rows that arrived in all tables into which they were flattened, and with
+    differences from the source."""
     parts = {name: _compared(work.part(name), part) for name, part in facts.get("parts", {}).items()}
     landed = _figures(work, facts["directory"], facts)
     figures = facts["figures"]
@@ -180,8 +180,8 @@ def settle(work: Work, facts: Facts) -> Facts:
 
 
 def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
-    """In a directory of this claim whose name has this end. Raises CopyDiffers where not all rows arrive there, and
-    RowsRefused for those that cannot be landed."""
+    """Writes the rows to be published into a directory of this claim. end: a suffix of its name. Raises CopyDiffers if
+    not all rows arrive there, and RowsRefused for rows that cannot be landed."""
     came = facts.get("parts", {})
     if not work.settles or ("days" in facts and not facts["came"]):
         return {**_as_they_came(facts), **_with({name: _as_they_came(part) for name, part in came.items()})}
@@ -205,7 +205,7 @@ def _settled(work: Work, facts: Facts, end: str = "") -> Facts:
         some = read(work.session, part["directory"], work.request.format, _columns(part))
         rows = read(work.session, of, work.request.format, [Column(ROW, "string")])
         kept = some.join(rows.selectExpr(f"{ROW} AS {PARENT}"), PARENT, "left_semi").select(*some.columns)
-        if erased and (work.asset.erasure_column or "").lower() in kept.columns:  # somebody else than its parent
+        if erased and (work.asset.erasure_column or "").lower() in kept.columns:  # may be another data subject
             belonging = kept.count()
             kept = without_erased(work.session, kept, work.asset, _columns(part))[0]
             done["erased_rows"] += belonging - kept.count()
@@ -218,7 +218,7 @@ def _as_they_came(facts: Facts) -> Facts:
 
 
 def _arrived(work: Work, facts: Facts, rows: Any, end: str) -> Facts:
-    """Writes rows, and counts them by another reader."""
+    """Writes rows, and counts them by another reader. Raises CopyDiffers."""
     location, wanted = work.directory("v") + end, rows.count()
     written(rows, work.request.format, location, facts)
     landed = _figures(work, location, facts).rows
@@ -236,7 +236,7 @@ def refuse_empty_list(work: Work, known: Erased) -> None:
 
 
 def _columns(facts: Facts) -> tuple[Column, ...]:
-    """Of the files: where each day has a directory, the day is in its name."""
+    """Returns the columns of the files: if each day has a directory, the day is in its name."""
     day = [Column(DAY, "date")] if facts.get("days") else []
     return (*_named(facts["columns"]), *day)
 
@@ -249,7 +249,7 @@ def publish_rows(work: Work, facts: Facts) -> Facts:
     _check_scope(work, facts.get("parts", ()))
     make_database(work.metastore, work.asset, work.request, parent(work.home))
     if work.settles and facts["came"] and time.time() - facts.get("settled", 0.0) > SETTLED:
-        facts = _settled_again(work, facts)  # who was erased since then must not come back
+        facts = _settled_again(work, facts)  # data subjects erased since then must not be restored
     for _ in range(ATTEMPTS):
         try:
             return _published(work, facts)
@@ -259,7 +259,8 @@ def publish_rows(work: Work, facts: Facts) -> Facts:
 
 
 def _settled_again(work: Work, facts: Facts, *, copied: bool = False) -> Facts:
-    """Beside what may have been published, by a call whose answer was lost. copied: copied again before."""
+    """Settles again into another directory, because the former one may have been published by a call whose response was
+    lost. copied: copies again first."""
     left = [*facts.get("left", []), facts["location"]]
     end = f"-{len(left)}"
     if copied:
@@ -272,7 +273,7 @@ def _settled_again(work: Work, facts: Facts, *, copied: bool = False) -> Facts:
 
 
 def _published(work: Work, facts: Facts) -> Facts:
-    """Tables that rows were taken apart into come first: whoever sees the rows finds these."""
+    """Publishes the rows. Tables into which they were flattened come first, so that readers of the rows find them."""
     parts = {name: _published(work.part(name), part) for name, part in facts.get("parts", {}).items()}
     columns = _named(facts["columns"])
     landed = Landed(
@@ -295,7 +296,7 @@ def _published(work: Work, facts: Facts) -> Facts:
         done = publish(work.metastore, work.asset, work.request, landed)
     said = schema_hash(columns, work.request.format, work.request.mode == "append")
     found = {"event": done.event, "schema_changed": done.schema_changed, "schema_hash": said}
-    found["sealed"] = work.request.mode != "append"  # those to which jobs append are, once, when they are made
+    found["sealed"] = work.request.mode != "append"  # append tables are sealed once, on creation
     return {**facts, **_with(parts), **found, **({"location": ""} if done.empty else {})}
 
 
@@ -315,23 +316,23 @@ def grant_reading(work: Work, facts: Facts) -> Facts:
 
 
 def clean(work: Work, facts: Facts) -> Facts:
-    """Removes what this job's other claims left, and jobs of this table that ended before: copies that were never
-    published, also those that somebody wrote who woke up late. What may have been published for a moment is
-    housekeeping's."""
+    """Deletes directories of this job's other claims, and of earlier jobs of this table that have ended: copies that
+    were never published, including those of holders that resumed late. Directories that may have been published are
+    left to housekeeping."""
     mine = frozenset(places_of(facts))
     _remove(work, lambda job: mine if job == work.claimed.job else work.kept(job) if job < work.claimed.job else None)
     return {}
 
 
 def discard(work: Work) -> None:
-    """Removes all that a job has written that ends before its publication."""
+    """Deletes all directories of a job that ends before its publication."""
     _remove(work, lambda job: frozenset() if job == work.claimed.job else None)
 
 
 def _remove(work: Work, kept: Callable[[int], frozenset[str] | None]) -> None:
-    """In the table's directory, and in those of the tables that its rows were taken apart into. kept: of a job; None:
-    all that it has. What a table or a partition names stays, whoever's it is: another store, such as one that was
-    lost, may have had jobs of the same numbers."""
+    """Deletes directories of the table, and of the tables into which its rows were flattened. kept: directories of a
+    job to retain; None: all. Locations of a table or a partition are always retained: another store, such as a lost
+    one, may have had jobs with the same numbers."""
     own = Place(work.home)
     homes = [own]
     if work.source.path and own.parent.exists():
@@ -351,7 +352,7 @@ def _is_left(place: Place, kept: Callable[[int], frozenset[str] | None]) -> bool
 
 
 def _used(metastore: Metastore, db: str, name: str) -> list[Place]:
-    """Where the metastore says that rows of a table lie."""
+    """Returns the locations of a table's rows according to the metastore."""
     try:
         table = metastore.table(db, name)
     except ObjectNotFound:
@@ -371,10 +372,10 @@ STEPS: Mapping[str, Callable[[Work, Facts], Facts]] = {
     "grant": grant_reading,
     "clean": clean,
 }
-"""By their names, in their order."""
+"""Steps by name, in order."""
 
 
 def remaining(first: str) -> list[str]:
-    """The steps from one on; all of them from none on."""
+    """Returns the names of the steps from `first` on; of all steps if it is empty."""
     names = list(STEPS)
     return names[names.index(first) :] if first else names

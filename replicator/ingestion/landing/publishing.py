@@ -1,8 +1,8 @@
-"""Publishing: the one call of the metastore with which landed rows appear. Before it nobody sees them; after it nothing
-takes them back.
+"""Publishing: the single metastore call that makes landed rows visible. Before it no reader sees them; after it they
+are not withdrawn.
 
-A call whose answer is lost is settled by looking: so each may run twice. What is published names its job and its
-fencing number; who finds a greater one has been overtaken, and changes nothing.
+If the response of a call is lost, the outcome is determined by reading the metastore, so each call may run twice.
+Published objects record their job and fencing number; a job that finds a greater one was overtaken and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from replicator.lifecycle.purge.swapping import WRITTEN
 from replicator.metastore.client import Metastore
 
 ATTEMPTS = 5
-"""Looks at a table that others change meanwhile."""
+"""Maximum number of attempts on a table that is changed concurrently."""
 
 
 _REPLACED = ("COLUMN_STATS_ACCURATE", "rawDataSize", WATERMARK)
@@ -57,11 +57,11 @@ class Overtaken(Error):
 
 
 class ForeignTable(Error):
-    """The table is there, and no landing table of this asset."""
+    """The table exists, but is not a landing table of this asset."""
 
 
 class BaseChanged(Error):
-    """The rows to which an increment was copied are not those of the table any more."""
+    """The existing rows on which an increment is based are not those of the table any more."""
 
     exit_code = 75
     transient = True
@@ -69,9 +69,9 @@ class BaseChanged(Error):
 
 @dataclass(frozen=True)
 class Landed:
-    """Rows that lie in their directory. figures: rows, files and bytes. base: the location whose rows are among them
-    (merge); None: there was no table. watermark: see `watermarks`. low, remembered: what `landed_until` said when they
-    were copied, and was given."""
+    """Rows stored in their directory. figures: rows, files and bytes. base: the location whose rows they include
+    (merge); None: there was no table. watermark: see `watermarks`. low, remembered: result and input of `landed_until`
+    when they were copied."""
 
     job: int
     fence: int
@@ -99,18 +99,18 @@ class Landed:
         }
 
     def is_at(self, part: Partition) -> bool:
-        """Whether a partition is what these rows were published as."""
+        """Returns True if a partition is the publication of these rows."""
         return marked(part.parameters) == (self.job, self.fence) and self.lies_at(part.location)
 
     def lies_at(self, location: str | None) -> bool:
-        """Whether a location is its own, however a metastore writes it."""
+        """Returns True if a location equals that of these rows, regardless of path normalisation by the metastore."""
         return bool(location) and Place(location or "") == Place(self.location)
 
 
 @dataclass(frozen=True)
 class Publication:
-    """event: the newest event of the log afterwards. schema_changed: whether the table was made or its columns
-    changed. empty: there was nothing to append."""
+    """The result of a publication. event: the newest event of the log afterwards. schema_changed: True if the table was
+    created or its columns changed. empty: there was nothing to append."""
 
     event: int
     schema_changed: bool
@@ -119,7 +119,7 @@ class Publication:
 
 
 def landing_of(metastore: Metastore, asset: Asset, request: Request) -> Table | None:
-    """The landing table; None where there is none yet. Raises ForeignTable."""
+    """Returns the landing table; None if it does not exist yet. Raises ForeignTable."""
     db, name = request.target
     try:
         table = metastore.table(db, name)
@@ -139,7 +139,8 @@ def landing_of(metastore: Metastore, asset: Asset, request: Request) -> Table | 
 
 
 def _is_of(request: Request, table: Table) -> bool:
-    """Whether a landing table has the rows of a request's source. Earlier releases called a part as a table."""
+    """Returns True if a landing table has the rows of a request's source. Earlier releases named the source of a part
+    like that of a table."""
     there = table.parameters.get(SOURCE, request.place)
     if isinstance(request, PartRequest) and table.storage and PARENT in {each.name for each in table.storage.columns}:
         return there in (request.place, f"{request.source}:{request.schema}.{request.table}")
@@ -147,7 +148,7 @@ def _is_of(request: Request, table: Table) -> bool:
 
 
 def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) -> tuple[Column, ...]:
-    """Those that the landing table will have. Raises SchemaRefused."""
+    """Returns the columns that the landing table will have. Raises SchemaRefused."""
     if table is None or table.storage is None:
         return tuple(wanted)
     appends = request.mode == "append" and request.schema_policy == "recreate"
@@ -160,7 +161,7 @@ def columns_of(table: Table | None, wanted: Sequence[Column], request: Request) 
 
 
 def make_database(metastore: Metastore, asset: Asset, request: Request, home: str) -> None:
-    """The database of the landing table. May run twice."""
+    """Creates the database of the landing table. May run twice."""
     db, _ = request.target
     try:
         metastore.database(db)
@@ -171,8 +172,8 @@ def make_database(metastore: Metastore, asset: Asset, request: Request, home: st
 
 
 def publish(metastore: Metastore, asset: Asset, request: Request, landed: Landed) -> Publication:
-    """Makes landed rows the table's, or a partition of it. May run twice. Raises Overtaken, ForeignTable, BaseChanged,
-    SchemaRefused; CommitOutcomeUnknown when nobody can look."""
+    """Publishes landed rows as the table's rows, or as a partition of it. May run twice. Raises Overtaken,
+    ForeignTable, BaseChanged, SchemaRefused; CommitOutcomeUnknown if the outcome cannot be determined."""
     for _ in range(ATTEMPTS):
         table = landing_of(metastore, asset, request)
         if table is not None and request.mode != "append":
@@ -188,7 +189,7 @@ def publish(metastore: Metastore, asset: Asset, request: Request, landed: Landed
                 return Publication(metastore.current_event_id(), True)
             return _flip(metastore, asset, request, table, landed)
         except (CommitOutcomeUnknown, ObjectExists, ObjectNotFound):
-            continue  # the next look says what is true
+            continue  # the next attempt reads the outcome
     raise CommitOutcomeUnknown(
         f"{'.'.join(request.target)}: changes that nobody answers", hint="it is tried again when the metastore answers"
     )
@@ -203,10 +204,10 @@ def _refuse_if_overtaken(there: tuple[int, int], landed: Landed, request: Reques
 
 
 def _refuse_other_rows(metastore: Metastore, table: Table | None, request: Request, landed: Landed) -> None:
-    """Raises BaseChanged where other rows are there now than those without which these were copied: a call of another
-    job that the server held back, or a drop. Rows would be there twice, or be missing."""
+    """Raises BaseChanged if the existing rows are not those assumed when these were copied: because of a delayed call
+    of another job, or a drop. Rows would be duplicated or missing."""
     if table is not None and marked(table.parameters)[0] == landed.job:
-        return  # these rows are on top of those of an earlier claim
+        return  # these rows are based on those of an earlier claim
     if landed_until(metastore, table, request, landed.columns, landed.job, landed.remembered) != landed.low:
         told = f"{'.'.join(request.target)} has not the rows any more that it had when these were copied"
         raise BaseChanged(told, hint="they are copied again")
@@ -220,7 +221,7 @@ def _made(asset: Asset, request: Request, landed: Landed, location: str) -> Tabl
 
 
 def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, landed: Landed) -> Publication:
-    """The table's rows are the landed ones from now on; readers in flight keep the files that they have."""
+    """Switches the table's location to the landed rows; running readers keep the files that they have."""
     assert table.storage is not None
     if request.mode == "merge" and table.location != landed.base:
         raise BaseChanged(f"{table.db}.{table.name} lies at {table.location} now, not at {landed.base}")
@@ -242,12 +243,13 @@ def _flip(metastore: Metastore, asset: Asset, request: Request, table: Table, la
 
 
 def _retyped(before: Sequence[Column], after: Sequence[Column]) -> bool:
-    """Whether a place among the columns has another type: a server may refuse that, as it makes no number of a text."""
+    """Returns True if a column position has another type: a server may refuse this, such as text to number."""
     return any(one.type != other.type for one, other in zip(before, after, strict=False))
 
 
 def _recreate(metastore: Metastore, table: Table, new: Table) -> None:
-    """A drop that leaves the rows, and another table of the same name; the former one again where that is refused."""
+    """Drops the table but not its rows, and creates one of the same name; restores the former one if that is
+    refused."""
     metastore.drop_table(table.db, table.name)
     try:
         metastore.create_table(new)
@@ -258,7 +260,7 @@ def _recreate(metastore: Metastore, table: Table, new: Table) -> None:
 
 
 def _is_stale(key: str) -> bool:
-    """Of what rows that were there before say of themselves."""
+    """Returns True for a parameter that describes the rows that were replaced."""
     return key in _REPLACED or key.startswith("spark.sql.")
 
 
@@ -281,8 +283,8 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
     storage = msgspec.structs.replace(table.storage, location=landed.location)
     part = Partition(values=(str(landed.job),), storage=storage, parameters=landed.parameters)
     if there is None:
-        metastore.add_partitions(table.db, table.name, [part])  # leaves one that another claim has added meanwhile
-    else:  # of an earlier claim, or of rows that were copied before
+        metastore.add_partitions(table.db, table.name, [part])  # keeps one that another claim has added since then
+    else:  # of an earlier claim, or of an earlier copy
         metastore.alter_partitions(table.db, table.name, [part])
     there = _own_partition(metastore, table, landed)
     if there is None or not landed.is_at(there):
@@ -293,8 +295,8 @@ def _append(metastore: Metastore, asset: Asset, request: Request, table: Table |
 def settle_table(
     metastore: Metastore, asset: Asset, request: Request, table: Table, landed: Landed
 ) -> tuple[Table, bool]:
-    """A table with partitions, now with the columns of landed rows and the properties of its asset as it is; whether
-    its columns changed. May run twice. Raises SchemaRefused."""
+    """Updates a partitioned table with the columns of landed rows and the current properties of its asset. Returns the
+    table, and True if its columns changed. May run twice. Raises SchemaRefused."""
     assert table.storage is not None
     wanted = columns_of(table, landed.columns, request)
     changed = wanted != table.storage.columns
@@ -310,7 +312,8 @@ def settle_table(
 
 
 def _refuse_if_replaced(metastore: Metastore, table: Table, landed: Landed) -> None:
-    """A later job begins when this one is over, and its rows have these among them: who wakes up then is too late."""
+    """Raises Overtaken if a later job has a partition: it starts after this one is over, and its rows include these, so
+    a holder that continues after a pause is too late."""
     later = [name for name in metastore.partition_names(table.db, table.name) if _job_of(name) > landed.job]
     if later:
         raise Overtaken(f"{table.db}.{table.name}: {max(later, key=_job_of)} is there", hint="nothing is lost")
@@ -322,7 +325,7 @@ def _job_of(partition: str) -> int:
 
 
 def _own_partition(metastore: Metastore, table: Table, landed: Landed) -> Partition | None:
-    """The job's. Raises Overtaken for one of a later claim."""
+    """Returns the job's partition. Raises Overtaken if a later claim published it."""
     name = f"{LOAD.name}={landed.job}"
     found = [each for some in metastore.partitions(table.db, table.name, [name]) for each in some]
     there = marked(found[0].parameters)[1] if found else 0

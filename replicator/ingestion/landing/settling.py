@@ -1,7 +1,8 @@
-"""Settling: copied rows made what the landing table shall have: without erased people, and merged into what is there.
+"""Settling: transforms copied rows into those to be published: without erased data subjects, and merged into existing
+rows.
 
-Who was erased here does not come back because a source still has the person: the asset's list of ids is applied to all
-rows before they are published, whatever the request says.
+Data subjects erased here must not be restored because a source still has them: the asset's list of ids is applied to
+all rows before they are published, regardless of the request.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from replicator.lifecycle.purge.search.ids import hadoop_place, split_ids, value
 
 @dataclass(frozen=True)
 class Erased:
-    """ids: that the list has. strange: those of them that no value of the column can equal."""
+    """Statistics of the list. ids: on it. strange: those of them that no value of the column can equal."""
 
     ids: int
     strange: int
 
 
 def prepare(session: Any) -> None:
-    """Foreign text stays text in this session."""
+    """Configures the session so that Spark does not interpret quoted text, which may come from outside."""
     for key, value in SETTINGS.items():
         session.conf.set(key, value)
 
 
 def read(session: Any, place: str, format: Format, columns: Sequence[Column]) -> Any:
-    """A DataFrame of a directory's rows, with these columns: null where its files have none of that name. One without
-    files has none: where each day has a directory, nothing is written for no rows."""
+    """Returns a DataFrame of a directory's rows, with these columns: null where its files have none of that name.
+    Without files there are no rows: Spark writes no file for zero rows if each day has a directory."""
     if not sizes_of(place)["files"]:
         return session.createDataFrame([], ", ".join(f"{quoted_name(each.name)} {each.type}" for each in columns))
     frame = session.read.format(format).load(hadoop_place(place))
@@ -49,8 +50,8 @@ def read(session: Any, place: str, format: Format, columns: Sequence[Column]) ->
 
 
 def merged(base: Any, increment: Any, key: Sequence[str]) -> Any:
-    """The base's rows but for those whose key the increment has, and the increment's. Raises RowsRefused for an
-    increment in which a key is null or stands twice: nobody could say which row is meant."""
+    """Returns the base's rows except those whose key is in the increment, and the increment's rows. Raises RowsRefused
+    if a key in the increment is null or not unique: it would be ambiguous which row counts."""
     names = [quoted_name(each.lower()) for each in key]
     null = increment.where(" OR ".join(f"{name} IS NULL" for name in names)).limit(1).count()
     if null:
@@ -63,8 +64,8 @@ def merged(base: Any, increment: Any, key: Sequence[str]) -> Any:
 
 
 def without_erased(session: Any, rows: Any, asset: Asset, columns: Sequence[Column]) -> tuple[Any, Erased]:
-    """The rows of nobody who was erased, and what the list has. Raises RowsRefused where the list or the column cannot
-    be had: then nothing may be published."""
+    """Returns the rows without erased data subjects, and statistics of the list. Raises RowsRefused if the list or the
+    column is not available: then nothing may be published."""
     assert asset.erasure_ids and asset.erasure_column
     table, column = split_ids(asset.erasure_ids)
     db, _, name = table.partition(".")

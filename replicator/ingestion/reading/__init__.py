@@ -1,1 +1,1 @@
-"""Reading of databases through JDBC: what a table is, in which ranges it is read, and whether all of it arrived."""
+"""Reading of databases through JDBC: table definitions, ranges of parallel readers, completeness."""

@@ -1,6 +1,5 @@
-"""Figures of a copy: rows, values and sums of its columns, at the source and in the files that were written. The files
-are read by pyarrow, as Spark wrote them.
-"""
+"""Statistics of a copy: rows, values and sums of its columns, at the source and in the written files. pyarrow reads the
+files that Spark wrote."""
 
 from __future__ import annotations
 
@@ -36,14 +35,14 @@ from replicator.lifecycle.purge.rewrite.orc_footer import (
 )
 
 # ---- dialects --------------------------------------------------------------------------------------------------------
-# What the SQL of a kind of database must do for reading it. Names come into it quoted, values as literals.
+# The SQL of a kind of database that reading requires. Names in it are quoted, values are literals.
 
 
 SAMPLE = 10_000
-"""Rows of a sample: a range's share is then known to a twentieth with 16 readers."""
+"""Rows of a sample: with 16 readers, a range's share is then known to within a twentieth."""
 
 TEXT = 64
-"""Letters of a text by which rows are put in order."""
+"""Characters of a text by which rows are sorted."""
 
 MASK = HASHES - 1
 
@@ -51,57 +50,57 @@ Another = Callable[[], AbstractContextManager[Control]]
 
 
 class Dialect(Protocol):
-    """A kind of database."""
+    """The SQL dialect of a kind of database."""
 
     def properties(self, patience: Patience, url: str) -> dict[str, str]:
-        """Of each connection, in the driver's words."""
+        """Returns properties of each connection, as the driver names them."""
         ...
 
     def begin(self, patience: Patience) -> str:
-        """A statement with which the control connection begins."""
+        """Returns a statement that initialises the control connection."""
         ...
 
     def begin_reader(self, patience: Patience, snapshot: Snapshot | None) -> str:
-        """A statement, or several, with which a reader begins."""
+        """Returns one or more statements that initialise a reader."""
         ...
 
     def name(self, *parts: str) -> str:
-        """Quoted, with dots between."""
+        """Returns the quoted name, parts separated by dots."""
         ...
 
     def literal(self, compared: str, value: str) -> str:
-        """A value of a sample, as the sample has it, as a literal of the type `compared`."""
+        """Returns a value of a sample, encoded as in the sample, as a literal of the type `compared`."""
         ...
 
     def describe(self, control: Control, schema: str, name: str) -> SourceTable | None:
-        """None where there is no such table. Raises TypeRefused."""
+        """Returns the table; None if it does not exist. Raises TypeRefused."""
         ...
 
     def sample(self, table: SourceTable, column: SourceColumn, where: str, *, whole: bool) -> str:
-        """A query for one text: `HEX:ROWS,...` of the values of a sample, ascending, `!` for NULL. whole: of all pages,
-        however many."""
+        """Returns a query for one text: `HEX:ROWS,...` of the values of a sample, ascending, `!` for NULL. whole:
+        samples all pages, regardless of their number."""
         ...
 
     def hashed(self, table: SourceTable) -> str:
-        """SQL for a number in 0 ... `MASK`, of a row."""
+        """Returns SQL for a hash of a row, in 0 ... `MASK`."""
         ...
 
     def as_text(self, expression: str) -> str: ...
 
     def counted(self, column: SourceColumn) -> str:
-        """SQL that is NULL where the landed value is; cheaper than the value itself where it can be."""
+        """Returns SQL that is NULL where the landed value is; cheaper than the value itself where possible."""
         ...
 
     def greatest(self, column: SourceColumn) -> str:
-        """SQL for the greatest value as text."""
+        """Returns SQL for the greatest value as text."""
         ...
 
     def after(self, column: SourceColumn, text: str, *, same: bool = False) -> str:
-        """A condition: greater than this text of `greatest`. same: or equal to it."""
+        """Returns a condition: greater than this result of `greatest`. same: or equal to it."""
         ...
 
     def snapshot(self, control: Control, another: Another, schema: str, name: str) -> AbstractContextManager[Snapshot]:
-        """For reading one table. another: opens a second control connection."""
+        """Yields a snapshot for reading one table. another: opens a second control connection."""
         ...
 
 
@@ -109,12 +108,12 @@ _PLAIN = re.compile(r"[\w:+. -]*", re.ASCII)
 
 
 def plain(text: str) -> bool:
-    """Whether a text is one between quotes by whatever rules: numbers, times, UUIDs."""
+    """Returns True if a text can be quoted without escaping by any rules: numbers, times, UUIDs."""
     return _PLAIN.fullmatch(text) is not None
 
 
 def alike(columns: tuple[SourceColumn, ...]) -> str:
-    """Why columns cannot be one table's in the warehouse, where names have no case; "" where they can."""
+    """Returns why columns cannot be in one table of the warehouse, where names are case-insensitive; "" if they can."""
     seen: dict[str, str] = {}
     for column in columns:
         if (other := seen.setdefault(column.name.lower(), column.name)) != column.name:
@@ -123,7 +122,7 @@ def alike(columns: tuple[SourceColumn, ...]) -> str:
 
 
 def comparable(column: SourceColumn) -> SourceColumn:
-    """The same. Raises SourceRefused where its values have no order."""
+    """Returns the column. Raises SourceRefused if its values have no order."""
     if not column.compared:
         raise SourceRefused(
             f"column {column.name} ({column.source_type}) has no order by which rows could be told apart",
@@ -136,16 +135,16 @@ def comparable(column: SourceColumn) -> SourceColumn:
 
 
 TOGETHER = 300
-"""Columns of one query: PostgreSQL's answers have 1,664 at most."""
+"""Columns of one query: PostgreSQL's results have 1,664 at most."""
 
 _HIDDEN = ("_", ".")
 EXACT = Context(prec=400)
-"""Python's own sums have 28 digits."""
+"""Python's default context has 28 digits."""
 
 
 class Figures(Value, frozen=True):
-    """rows; by column: counts of its values that are not NULL; sums of integers and decimals, as exact texts (none:
-    of no value)."""
+    """Statistics of a table. rows; by column: counts of its values that are not NULL; sums of integers and decimals, as
+    exact texts (missing if there is no value)."""
 
     rows: int
     counts: dict[str, int]
@@ -153,7 +152,8 @@ class Figures(Value, frozen=True):
 
 
 def source_figures(control: Control, dialect: Dialect, table: SourceTable, where: str) -> Figures:
-    """Raises TypeRefused, naming the column, where values have no place in the warehouse."""
+    """Returns the statistics at the source. Raises TypeRefused, naming the column, for values that do not fit its
+    type."""
     rows, counts, sums = 0, {}, {}
     place = dialect.name(table.schema, table.name) + (f" WHERE ({where})" if where else "")
     for at in range(0, max(1, len(table.columns)), TOGETHER):
@@ -193,7 +193,7 @@ def _unfit(control: Control, dialect: Dialect, table: SourceTable, column: Sourc
 
 
 class FiguresTask(msgspec.Struct, frozen=True):
-    """Each `of`th file of a directory from the `number`th on. columns: names, and whether they are summed."""
+    """Each `of`th file of a directory, starting at the `number`th. columns: names, and whether they are summed."""
 
     directory: str
     format: str
@@ -205,7 +205,7 @@ class FiguresTask(msgspec.Struct, frozen=True):
 def landed_figures(
     engine: Engine, directory: str, columns: Sequence[SourceColumn], format_: str = "parquet", tasks: int = 0
 ) -> Figures:
-    """Of all files below `directory`; raises FormatError for one that cannot be read."""
+    """Returns the statistics of all files below `directory`. Raises FormatError for a file that cannot be read."""
     wanted = tuple((column.name, column.summed) for column in columns)
     count = tasks or engine.parallelism
     rows, counts, totals = 0, dict.fromkeys((column.name for column in columns), 0), dict[str, Decimal]()
@@ -230,7 +230,7 @@ def figures_of_files(task: FiguresTask) -> Figures:
             with located(join(str(place), name)).open_read() as file:
                 if task.format == "orc":
                     tally.add_orc(file)
-                else:  # Spark's times of 96 bits, in nanoseconds, would end in 2262
+                else:  # Spark's INT96 times, in nanoseconds, would end in 2262
                     for batch in pq.ParquetFile(file, coerce_int96_timestamp_unit="us").iter_batches():
                         tally.rows += batch.num_rows
                         tally.add(batch)
@@ -240,7 +240,7 @@ def figures_of_files(task: FiguresTask) -> Figures:
 
 
 class _Tally:
-    """Figures that grow. columns: names, and whether they are summed."""
+    """Accumulated statistics. columns: names, and whether they are summed."""
 
     def __init__(self, columns: Sequence[tuple[str, bool]]) -> None:
         self.rows = 0
@@ -257,7 +257,7 @@ class _Tally:
                     self.totals[column] = EXACT.add(self.totals.get(column, Decimal(0)), _sum(values))
 
     def add_orc(self, file: BinaryIO) -> None:
-        """pyarrow reads no time behind 2262, of which sentinels are: times are counted as the file's footer does."""
+        """Adds an ORC file. pyarrow reads no times after 2262, such as sentinels: they are counted from the footer."""
         tail, opened = read_tail(file), orc.ORCFile(file)
         self.rows += opened.nrows
         kinds_, statistics = kinds(tail.footer)[1:], all_of(tail.footer, STATISTICS)[1:]
@@ -270,7 +270,7 @@ class _Tally:
 
 
 def differences(one: Figures, other: Figures) -> list[str]:
-    """What the second has otherwise, each a sentence that names the column; empty: nothing."""
+    """Returns how the second differs from the first, each a sentence that names the column; may be empty."""
     found = [f"{one.rows:,} rows, and then {other.rows:,}"] if one.rows != other.rows else []
     for name in sorted(one.counts.keys() | other.counts.keys()):
         before, after = one.counts.get(name), other.counts.get(name)
@@ -286,12 +286,12 @@ def _number(count: int | None) -> str:
 
 
 def first_bytes(content: bytes) -> int:
-    """A number that tells contents apart, and that can be summed."""
+    """Returns a number that distinguishes contents and can be summed."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
 
 
 def _sum(values: pa.Array) -> Decimal:
-    """Exact: neither overflows. Of bytes, the sum of their `first_bytes`."""
+    """Returns the exact sum; neither part overflows. For bytes, the sum of their `first_bytes`."""
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
         return Decimal(sum(first_bytes(each.as_py()) for each in values if each.is_valid))
     if pa.types.is_decimal(values.type):
@@ -302,6 +302,6 @@ def _sum(values: pa.Array) -> Decimal:
 
 
 def exact_text(number: Decimal) -> str:
-    """Without zeros at the end. (normalize() would round to the context's digits.)"""
+    """Formats a number without trailing zeros. (normalize() would round to the context's digits.)"""
     text = format(number, "f")
     return (text.rstrip("0").rstrip(".") if "." in text else text) or "0"

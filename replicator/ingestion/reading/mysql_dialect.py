@@ -36,14 +36,14 @@ _INTEGERS = {  # signed, unsigned
 }
 _TEXTS = ("varchar", "tinytext", "text", "mediumtext", "longtext")
 _PADDED = ("char", "enum", "set", "json", "time", "uuid", "inet4", "inet6")
-"""Spark makes all values as long as the longest of what drivers call CHAR."""
+"""Types that drivers report as CHAR: Spark would pad their values to the maximum length."""
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _DIGITS = 38
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII)
 
 
 class MySqlDialect:
-    """See `Dialect`. A schema is a database."""
+    """The dialect of MariaDB and MySQL; see `Dialect`. A schema is a database."""
 
     def properties(self, patience: Patience, url: str) -> dict[str, str]:
         found = {
@@ -80,7 +80,7 @@ class MySqlDialect:
         if not found:
             return None
         columns = tuple(self._column(row) for row in control.rows(_COLUMNS, *asked))
-        control.rows(f"SELECT * FROM {self.name(schema, name)} LIMIT 0")  # the catalog hides columns without a right
+        control.rows(f"SELECT * FROM {self.name(schema, name)} LIMIT 0")  # the catalog hides unreadable columns
         keys: dict[tuple[str, str], list[Row]] = {}
         for row in control.rows(_KEYS, *asked):
             keys.setdefault((row[0] or "", row[1] or ""), []).append(row)
@@ -112,11 +112,11 @@ class MySqlDialect:
                 raise TypeRefused(f"column {name} has the type {declared}: at most {_DIGITS} digits fit", hint=hint)
             landed = f"decimal({digits},{places})"
             return SourceColumn(name, declared, landed, nullable, own, split=own, compared="number", summed=True)
-        if base in ("float", "double"):  # a float as it is written has six digits, as a double all that it has
+        if base in ("float", "double"):  # a float as text has six digits, as a double all of them
             value = f"({own} + 0e0)"
             return SourceColumn(name, declared, base, nullable, value, split=value, compared="number")
         if base in ("date", "datetime", "timestamp"):
-            # 0000-00-00 and 2020-01-00 are no days. `+ 0`: they are no literals either, as numbers all are in order
+            # 0000-00-00 and 2020-01-00 are not days, and not valid literals; as numbers (`+ 0`) all are ordered
             is_day = f"MONTH({own}) > 0 AND DAY({own}) > 0"
             value = f"CASE WHEN {is_day} THEN CAST({own} AS CHAR) END"
             first = f"CONCAT(LPAD(YEAR({own}), 4, '0'), '-', MONTH({own}), '-1')"
@@ -175,7 +175,7 @@ class MySqlDialect:
 
     def greatest(self, column: SourceColumn) -> str:
         own = self.name(comparable(column).name)
-        value = f"({own} + 0e0)" if column.type == "float" else own  # as text, MySQL writes six digits of one
+        value = f"({own} + 0e0)" if column.type == "float" else own  # MySQL converts a float to text with six digits
         return f"CAST(MAX({value}) AS CHAR)"
 
     def after(self, column: SourceColumn, text: str, *, same: bool = False) -> str:
@@ -192,6 +192,6 @@ class MySqlDialect:
 
 
 def _session(patience: Patience) -> str:
-    """Times are those of UTC, whatever the server's zone is."""
+    """Returns the session's variables. Times are in UTC, regardless of the server's zone."""
     waits = f"lock_wait_timeout={patience.lock},innodb_lock_wait_timeout={patience.lock}"
     return f"time_zone='+00:00',{waits}"

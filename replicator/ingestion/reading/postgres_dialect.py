@@ -12,7 +12,7 @@ from replicator.ingestion.reading.source_errors import Control, Patience, Row
 from replicator.ingestion.reading.source_table import ForeignKey, Snapshot, SourceColumn, SourceTable
 
 PAGES = 2000
-"""Of a larger table, the sample is of about so many pages."""
+"""Approximate number of pages in the sample of a larger table."""
 
 _TABLE = """SELECT c.oid, c.relkind,
   (c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid))::int
@@ -32,7 +32,7 @@ _COLUMNS = """WITH RECURSIVE of AS (
   FROM of JOIN pg_catalog.pg_type y ON y.oid = of.type WHERE y.typtype = 'd')
 SELECT attname, CASE WHEN filled THEN 'no' ELSE 'yes' END, declared, y.typname, y.typtype, y.typcategory, modifier
 FROM of JOIN pg_catalog.pg_type y ON y.oid = of.type WHERE y.typtype <> 'd' ORDER BY attnum"""
-"""Domains are what they are made of, to the bottom."""
+"""Domains are resolved recursively to their base types."""
 
 _KEYS = """SELECT conname, contype, n.nspname, f.relname,
   (SELECT json_agg(a.attname ORDER BY k.at) FROM unnest(conkey) WITH ORDINALITY k (number, at)
@@ -54,14 +54,14 @@ _PLAIN_TYPES = {  # (in the warehouse, type of literals)
     "timestamptz": ("timestamp", "timestamptz"),
 }
 _AS_TEXT = {"uuid": "uuid", "time": "time", "timetz": "timetz"}
-"""Types that are landed as text, but put in order as what they are."""
+"""Types that are landed as text, but sorted by their own order."""
 
 _TEXTS = ("text", "varchar", "bpchar", "name", "citext", "char")
 _DIGITS, _PLACES = 38, 18
 
 
 class PostgresDialect:
-    """See `Dialect`."""
+    """The dialect of PostgreSQL; see `Dialect`."""
 
     def properties(self, patience: Patience, url: str) -> dict[str, str]:
         found = {
@@ -94,7 +94,7 @@ class PostgresDialect:
         found = control.rows(_TABLE, schema, name)
         if not found:
             return None
-        oid, kind, has_heirs = int(found[0][0] or 0), found[0][1], found[0][2] == "1"  # whose keys nobody compares
+        oid, kind, has_heirs = int(found[0][0] or 0), found[0][1], found[0][2] == "1"  # not covered by its keys
         columns = tuple(self._column(row) for row in control.rows(_COLUMNS.format(oid=oid)))
         table = kind in ("r", "p", "m")
         pages = control.rows(_PAGES.format(oid=oid))[0][0] if table else "0"
@@ -140,7 +140,7 @@ class PostgresDialect:
                 landed,
                 nullable,
                 f"CAST({value} AS numeric(19, 2))",
-                unfit=f"{value} <> round({value}, 2)",  # a currency of three places
+                unfit=f"{value} <> round({value}, 2)",  # a currency with three decimal places
                 split=value,
                 compared="numeric",
                 summed=True,
@@ -181,7 +181,7 @@ class PostgresDialect:
             parts = ", ".join(f"{self.name(each)}::text" for each in table.primary_key)
             text = f"concat_ws(',', {parts})"
         else:
-            text = "ctid::text"  # views are not cut so
+            text = "ctid::text"  # views are not divided by hash
         return f'(hashtext({text} COLLATE "C") & {MASK})'
 
     def as_text(self, expression: str) -> str:
@@ -199,13 +199,14 @@ class PostgresDialect:
 
     @contextmanager
     def snapshot(self, control: Control, another: Another, schema: str, name: str) -> Iterator[Snapshot]:
-        """On a standby too; it lasts as long as the other connection's transaction. The table is locked first, and the
-        snapshot is later: to an earlier one, a table that another transaction empties, rewrites or replaces meanwhile
-        has no rows at all. Rows of a foreign table are another server's, of one moment for each connection."""
+        """Exports a snapshot, also on a standby; it lasts as long as the other connection's transaction. The table is
+        locked first, and the snapshot is taken later: in an earlier one, a table that another transaction truncates,
+        rewrites or replaces concurrently would have no rows. Rows of a foreign table are another server's, consistent
+        per connection only."""
         with another() as holder, holder.transaction(), control.transaction():
             holder.run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
             found = holder.rows(_TABLE, schema, name)
-            if found:  # who asks for its columns says that there is none
+            if found:  # else the query for its columns reports it missing
                 holder.rows(f"SELECT 1 FROM {self.name(schema, name)} LIMIT 0")
             exported = holder.rows("SELECT pg_export_snapshot()")[0][0] or ""
             taken = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -214,8 +215,8 @@ class PostgresDialect:
 
 
 def _session(patience: Patience) -> str:
-    """Texts of times and intervals are the same whatever the server's settings are. A policy by which this user sees
-    only some rows is an error."""
+    """Returns the session's settings. Texts of times and intervals do not depend on the server's settings. A row
+    security policy that hides rows from this user is an error."""
     return (
         f"SET lock_timeout = '{patience.lock}s'; SET TIME ZONE 'UTC'; SET intervalstyle = 'iso_8601'; "
         "SET row_security = off"
@@ -223,17 +224,17 @@ def _session(patience: Patience) -> str:
 
 
 _SAME = "SET synchronize_seqscans = off; SET max_parallel_workers_per_gather = 0"
-"""Of readers: each one that scans a table comes upon its rows in the same order."""
+"""Settings of readers: all that scan a table encounter its rows in the same order."""
 
 
 def _literal(text: str, type_: str = "") -> str:
-    """Without a type: one that the server finds by itself."""
+    """Returns a literal; without a type, the server infers it."""
     written = f"'{text}'" if plain(text) else f"convert_from(decode('{text.encode().hex()}', 'hex'), 'UTF8')"
     return f"CAST({written} AS {type_})" if type_ else written
 
 
 def _numeric(name: str, declared: str, own: str, modifier: int, *, nullable: bool) -> SourceColumn:
-    """PostgreSQL's numbers have any number of digits, and are NaN or infinite now and then."""
+    """Describes a numeric column. PostgreSQL's numbers have any number of digits, and may be NaN or infinite."""
     if modifier < 0:
         landed = f"decimal({_DIGITS},{_PLACES})"
         value = f"CAST({own} AS numeric({_DIGITS}, {_PLACES}))"

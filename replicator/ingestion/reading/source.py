@@ -1,6 +1,7 @@
-"""A source, opened: its tables, one snapshot, ranges for parallel readers, the rows as a DataFrame of Spark, figures.
+"""An open source: its tables, a snapshot, ranges for parallel readers, the rows as a Spark DataFrame, statistics.
 
-Spark is the session that the caller gives; nothing here imports it."""
+The caller provides the Spark session; nothing here imports Spark.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from replicator.ingestion.reading.source_table import ONE, Ranges, Snapshot, Sou
 from replicator.ingestion.reading.splits import Piece, plan_readers
 
 FEW = 1000
-"""Rows that one reader reads: to plan takes longer."""
+"""Maximum rows that a single reader reads: for fewer, planning takes longer than it saves."""
 
 PATIENT = Patience()
 
 VALUE, HASH = "s", "h"
-"""Names of what predicates compare, beside the columns."""
+"""Names of the values that predicates compare, in addition to the columns."""
 
 _DIALECTS: dict[str, type[PostgresDialect] | type[MySqlDialect]] = {
     "postgresql": PostgresDialect,
@@ -40,7 +41,7 @@ _DIALECTS: dict[str, type[PostgresDialect] | type[MySqlDialect]] = {
 
 @dataclass(frozen=True, repr=False)
 class SourceDatabase:
-    """An open source; for one thread at a time. Raises SourceUnreachable, SourceLocked, SourceRefused."""
+    """An open source, for one thread at a time. Raises SourceUnreachable, SourceLocked, SourceRefused."""
 
     session: Any
     name: str
@@ -50,7 +51,7 @@ class SourceDatabase:
     patience: Patience
 
     def table(self, schema: str, name: str) -> SourceTable:
-        """Raises SourceMissing, and TypeRefused for a column that cannot be landed."""
+        """Returns a table's description. Raises SourceMissing, and TypeRefused for a column that cannot be landed."""
         found = self.dialect.describe(self.control, schema, name)
         if found is None:
             raise SourceMissing(
@@ -62,12 +63,12 @@ class SourceDatabase:
         return found
 
     def snapshot(self, schema: str, name: str) -> AbstractContextManager[Snapshot]:
-        """What is read of a table in it, by whomever, is of one moment where it is consistent."""
+        """A snapshot of a table: if it is consistent, all readers within it see the same state."""
         another = partial(_connected, self.session, self.name, self.source, self.patience)
         return self.dialect.snapshot(self.control, another, schema, name)
 
     def ranges(self, table: SourceTable, split: Split, readers: int, where: str = "") -> Ranges:
-        """For at most `readers`. Raises SourceRefused for a column that `split` names and that has no order."""
+        """Returns ranges for at most `readers` readers. Raises SourceRefused if the column of `split` has no order."""
         named = split.column or (next(iter(table.primary_key), None) if table.kind == "table" else None)
         count = min(split.readers or readers, readers)
         if named is None or count < 2:
@@ -83,7 +84,7 @@ class SourceDatabase:
             return ONE
         hashed = any(piece.hashes for reader in planned for piece in reader.pieces)
         if hashed and table.kind == "view":
-            return ONE  # a row of a view may be another one to each reader, as of one with now()
+            return ONE  # a view may return different rows to each reader, as with now()
         return Ranges(
             column.name,
             tuple(" OR ".join(self._condition(column, piece) for piece in reader.pieces) for reader in planned),
@@ -93,7 +94,8 @@ class SourceDatabase:
         )
 
     def frame(self, table: SourceTable, ranges: Ranges, snapshot: Snapshot | None, where: str = "") -> Any:
-        """A DataFrame with the table's columns, by their names and types of the warehouse; one partition a range."""
+        """Returns a DataFrame with the table's columns, by their names and types in the warehouse; a partition per
+        range."""
         given = {
             **self._properties(),
             "driver": CLASSES[self.source.kind],
@@ -122,14 +124,15 @@ class SourceDatabase:
             raise source_error(error, self.name, self._secret()) from None
 
     def figures(self, table: SourceTable, snapshot: Snapshot | None = None, where: str = "") -> Figures:
-        """Within `snapshot` as long as its block lasts. Raises TypeRefused for values that have no place."""
+        """Returns statistics, within `snapshot` while its block lasts. Raises TypeRefused for values that do not
+        fit."""
         return source_figures(self.control, self.dialect, table, where)
 
     def counted(
         self, table: SourceTable, snapshot: Snapshot, where: str, write: Callable[[], None]
     ) -> tuple[Figures, Figures]:
-        """The figures from before and from after `write`, which copies the rows with Spark in this thread. Where both
-        are of one moment they are asked for once, meanwhile; where they refuse a column, the copy ends."""
+        """Returns the statistics before and after `write`, which copies the rows with Spark in this thread. In a
+        consistent snapshot they are computed once, concurrently; if they refuse a column, the copy is cancelled."""
         if not snapshot.consistent:
             before = self.figures(table, snapshot, where)
             write()
@@ -147,17 +150,17 @@ class SourceDatabase:
         return found, found
 
     def greatest(self, table: SourceTable, column: str, where: str = "") -> str | None:
-        """The greatest value of a column as a text that `after` takes; None where there is none."""
+        """Returns the greatest value of a column as a text for `after`; None if there is no value."""
         place = self.dialect.name(table.schema, table.name) + (f" WHERE ({where})" if where else "")
         return self.control.rows(f"SELECT {self.dialect.greatest(table.column(column))} FROM {place}")[0][0]
 
     def nulls(self, table: SourceTable, column: str) -> int:
-        """Rows of the whole table without a value in a column."""
+        """Returns the number of rows of the entire table without a value in a column."""
         own, place = self.dialect.name(table.column(column).name), self.dialect.name(table.schema, table.name)
         return int(self.control.rows(f"SELECT count(*) FROM {place} WHERE {own} IS NULL")[0][0] or 0)
 
     def after(self, table: SourceTable, column: str, value: str, *, same: bool = False) -> str:
-        """A condition for `where`: rows whose column is greater than `value`. same: or equal to it."""
+        """Returns a condition for `where`: rows whose column is greater than `value`. same: or equal to it."""
         return self.dialect.after(table.column(column), value, same=same)
 
     def _sample(self, table: SourceTable, column: SourceColumn, where: str) -> tuple[list[tuple[str, int]], int]:
@@ -197,8 +200,8 @@ class SourceDatabase:
 
 @contextmanager
 def opened(session: Any, name: str, source: SourceConfig, patience: Patience = PATIENT) -> Iterator[SourceDatabase]:
-    """session: a SparkSession with the driver of `source` (see `driver_jars`). name: as in `[ingestion.sources]`. The
-    secret is read now, and again by each frame."""
+    """Yields an open source. session: a SparkSession with the driver of `source` (see `driver_jars`). name: as in
+    `[ingestion.sources]`. The secret is read now, and again by each frame."""
     with _connected(session, name, source, patience) as control:
         yield SourceDatabase(session, name, source, control, _DIALECTS[source.kind](), patience)
 
@@ -221,7 +224,7 @@ def _landed(alias: str, column: SourceColumn) -> str:
 
 
 def _read_sample(text: str | None) -> tuple[list[tuple[str, int]], int]:
-    """Values with their rows, and rows without a value."""
+    """Returns values with their numbers of rows, and the number of rows without a value."""
     values, nulls = [], 0
     for each in text.split(",") if text else ():
         value, _, rows = each.partition(":")

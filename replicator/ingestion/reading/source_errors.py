@@ -1,6 +1,5 @@
-"""Errors of databases, Spark and drivers, told apart: whether to try again, to wait, or to ask somebody. Knows neither
-py4j nor pyspark: an error of Java is what has a `java_exception`, or an `_origin`.
-"""
+"""Classification of errors of databases, Spark and drivers: whether to retry, to wait, or to require a change. Depends
+on neither py4j nor pyspark: a Java error is an object with a `java_exception` or an `_origin`."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _STATES: tuple[tuple[str, Kind], ...] = (
     ("55006", "lock"),
     ("40", "lock"),  # deadlock, serialization, recovery conflicts
     ("08", "component"),
-    ("57", "component"),  # shut down, cancelled
+    ("57", "component"),  # shutdown, cancelled
     ("53", "component"),  # too many connections, no space
     ("58", "component"),
     ("XX", "component"),
@@ -52,10 +51,10 @@ _STATES: tuple[tuple[str, Kind], ...] = (
     ("0A", "user"),
     ("22", "type"),
 )
-"""By the beginning of the SQLSTATE; the first that fits."""
+"""By the prefix of the SQLSTATE; the first match counts."""
 
 _CODES: dict[int, Kind] = {1205: "lock", 1213: "lock", 3572: "lock", 1130: "user", 1040: "component", 1053: "component"}
-"""Of MySQL and MariaDB, which have no SQLSTATE of their own for these."""
+"""Error codes of MySQL and MariaDB, which have no SQLSTATE of their own for these."""
 
 _WORDS: tuple[tuple[str, Kind], ...] = (
     (r"lock timeout|lock wait timeout|deadlock|could not serialize|conflict with recovery", "lock"),
@@ -64,7 +63,7 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
     (r"permission denied|authentication failed|access denied|does not exist|doesn't exist|unknown column", "user"),
     (r"out of range|overflow|bad value|invalid input syntax|cast_invalid|cannot be (cast|represented)", "type"),
 )
-"""By what is said, where a job of Spark has only told the text."""
+"""By the message, where a Spark job has only passed on the text."""
 
 _HINTS: dict[Kind, str] = {
     "component": "check that the database of [ingestion.sources.{name}] answers; this is tried again",
@@ -87,7 +86,7 @@ _DEEP = 20
 
 
 def classify(error: BaseException) -> Kind:
-    """component: try again; lock: try again later; user, type: not before something was changed."""
+    """Returns an error's kind. component: retry; lock: retry later; user, type: do not retry before a change."""
     if isinstance(error, AnyError):
         return _of_ours(error)
     words = ""
@@ -101,7 +100,7 @@ def classify(error: BaseException) -> Kind:
 
 
 def said(error: BaseException) -> str:
-    """What the database said, in a line."""
+    """Returns the database's message, in one line."""
     if isinstance(error, AnyError):
         return error.message
     text = str(error)
@@ -116,8 +115,8 @@ def said(error: BaseException) -> str:
 
 
 def source_error(error: BaseException, name: str, secret: str = "", *, of_files: bool = False) -> Error:
-    """The error of ours for one of source `name`, a database or a drop zone; what is `secret` is left out, whoever said
-    it."""
+    """Returns the project's error for one of source `name`, a database or a drop zone. `secret` is removed from the
+    message, regardless of its origin."""
     if isinstance(error, Error):
         return error
     kind, text = classify(error), said(error)
@@ -137,7 +136,7 @@ def _of_ours(error: AnyError) -> Kind:
 
 
 def _causes(error: BaseException) -> Iterator[Any]:
-    """The Java exceptions, the outermost first; none where Java is gone."""
+    """Yields the Java exceptions, the outermost first; none if the JVM is gone."""
     throwable = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     for _ in range(_DEEP):
         if throwable is None:
@@ -147,7 +146,7 @@ def _causes(error: BaseException) -> Iterator[Any]:
 
 
 def _state(throwable: Any) -> str:
-    """The SQLSTATE of a driver's exception, or of one of Spark's."""
+    """Returns the SQLSTATE of an exception of a driver or of Spark."""
     methods = dir(throwable)
     for method in ("getSQLState", "getSqlState"):
         if method in methods:
@@ -160,13 +159,13 @@ def _by_state(throwable: Any) -> Kind | None:
     if "getErrorCode" in dir(throwable) and (kind := _CODES.get(throwable.getErrorCode())) is not None:
         return kind
     if state == "42704" and "snapshot" in str(throwable.getMessage()):
-        return "component"  # the connection that exported it is gone
+        return "component"  # the connection that exported it is closed
     return next((kind for begin, kind in _STATES if state and state.startswith(begin)), None)
 
 
 # ---- control ---------------------------------------------------------------------------------------------------------
-# The control connection of a source: one connection of its JDBC driver in Spark's Java process. By it the catalog is
-# read, a snapshot held, figures asked for. Answers are texts; what a value is, its SQL says.
+# The control connection of a source: one connection of its JDBC driver in Spark's JVM, by which the catalog and
+# statistics are read and a snapshot is held. Results are texts, which the SQL formats.
 
 
 Row = tuple[str | None, ...]
@@ -176,8 +175,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds. login: for a connection; lock: for a lock that others hold; answer: for the first rows of a query, also
-    of a database that went silent."""
+    """Timeouts in seconds. login: for a connection; lock: for a lock held by others; answer: for the first rows of a
+    query, also if the database stops responding."""
 
     login: int = 30
     lock: int = 60
@@ -185,7 +184,7 @@ class Patience:
 
 
 class Control:
-    """Not for several threads at once. Raises errors of ours (see `source_errors`)."""
+    """A control connection, for one thread at a time. Raises the project's errors (see `source_errors`)."""
 
     def __init__(self, connection: Any, name: str, secret: str, patience: Patience) -> None:
         self._connection, self._name, self._secret, self._patience = connection, name, secret, patience
@@ -195,7 +194,7 @@ class Control:
             asked.execute(statement)
 
     def rows(self, query: str, *parameters: str) -> list[Row]:
-        """Of a query with `?` for each parameter; without any, `?` is just a letter."""
+        """Returns the rows of a query with `?` for each parameter; without parameters, `?` is a plain character."""
         with self._ours():
             if not parameters:
                 with self._statement() as asked:
@@ -211,7 +210,7 @@ class Control:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Which changes nothing, and is undone at its end."""
+        """A transaction that changes nothing, and is rolled back at its end."""
         with self._ours():
             self._connection.setAutoCommit(False)
         try:
@@ -220,11 +219,11 @@ class Control:
             try:
                 self._connection.rollback()
                 self._connection.setAutoCommit(True)
-            except Exception as error:  # its server is gone, and with it the transaction
+            except Exception as error:  # the server is gone, and with it the transaction
                 log.info("source %s: a transaction ended by itself: %s", self._name, said(error))
 
     def close(self) -> None:
-        """Also where the server is gone."""
+        """Closes the connection, also if the server is gone."""
         try:
             self._connection.close()
         except Exception as error:
@@ -250,7 +249,8 @@ class Control:
 def connect(
     session: Any, driver: str, url: str, properties: Mapping[str, str], name: str, patience: Patience
 ) -> Control:
-    """session: the SparkSession whose jars have the class `driver`. Raises ConfigError where they have not."""
+    """Connects to a source. session: the SparkSession whose jars have the class `driver`. Raises ConfigError if they do
+    not."""
     jvm, secret = session.sparkContext._jvm, properties.get("password", "")
     given = jvm.java.util.Properties()
     for key, value in properties.items():
@@ -280,10 +280,11 @@ def _texts(answer: Any) -> list[Row]:
 
 
 # ---- drivers ---------------------------------------------------------------------------------------------------------
-# The JDBC drivers of sources: fetched once into the cache, or those that the configuration names.
+# The JDBC drivers of sources: downloaded once into the cache, or those that the configuration names.
 #
-# MySQL is read by MariaDB's driver, too: it streams rows as they are asked for (MySQL's own reads a whole answer into
-# memory first), and it may be given with this program's licence. It takes URLs of MySQL only where they say so.
+# MySQL is read by MariaDB's driver, too: it streams rows on demand (MySQL's own reads an entire result into memory
+# first), and its licence permits distribution with this program. It accepts MySQL URLs only if they permit it
+# explicitly.
 
 
 POSTGRES = Artifact(
@@ -297,14 +298,15 @@ CLASSES = {
     "mariadb": "org.mariadb.jdbc.Driver",
     "mysql": "org.mariadb.jdbc.Driver",
 }
-"""Of each kind of source."""
+"""Driver classes by kind of source."""
 
 _ARTIFACTS = {"postgresql": POSTGRES, "mariadb": MARIADB, "mysql": MARIADB}
 _HINT = "give the driver's jar as `jar` of the source, or a mirror as REPLICATOR_MAVEN_REPOSITORY"
 
 
 def driver_jars(sources: Iterable[SourceConfig], java: Java, env: Mapping[str, str]) -> list[Path]:
-    """For `spark.jars`, each once; directories need none. Raises ConfigError for a missing jar, and as `fetch` does."""
+    """Returns the jars for `spark.jars`; drop zones require none. Raises ConfigError for a missing jar, and as `fetch`
+    does."""
     wanted: dict[Path, Artifact | None] = {}
     kept = cache_directory(env) / "jars"
     for source in sources:
@@ -323,15 +325,15 @@ def driver_jars(sources: Iterable[SourceConfig], java: Java, env: Mapping[str, s
 
 
 def give_drivers(session: Any, jars: Iterable[Path]) -> None:
-    """Lets this thread's reading with a session find the drivers, also in a Spark that somebody else has started, and
-    in the second one of a JVM: it has `spark.jars` for its executors only. May run twice."""
+    """Makes the drivers available to this thread's reads with a session, also if another program started Spark, or if
+    it is the second session of a JVM: there `spark.jars` applies to the executors only. May run twice."""
     for jar in map(str, jars):
         session._jsparkSession.sessionState().resourceLoader().addJar(jar)
 
 
 def spark_url(source: SourceConfig) -> str:
-    """The URL by which both Spark and the driver know the database: Spark quotes names as MySQL does only behind
-    `jdbc:mysql`, else it reads a column as the text of its name."""
+    """Returns the URL by which both Spark and the driver recognise the database: Spark quotes names as in MySQL only
+    for `jdbc:mysql`; otherwise it reads a column as the text of its name."""
     if source.kind == "postgresql":
         return source.url
     url = "jdbc:mysql:" + source.url.split(":", 2)[2]

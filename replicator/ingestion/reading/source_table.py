@@ -1,4 +1,4 @@
-"""Tables of a source as values: what its catalog says, and how each column is landed."""
+"""Tables of a source as values: their catalog entries, and how each column is landed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from replicator.errors import SourceMissing
 
 
 class SourceColumn(Value, frozen=True, omit_defaults=True):
-    """name: as the source has it. source_type: as it was declared there. type: what it is in the warehouse, in the
-    words of Hive and Spark. expression: SQL of the source for the landed value. cast: how Spark makes that value of
-    what it reads (`{}`). unfit: SQL of the source for rows whose value has no place in `type`. split: SQL by which rows
-    are put in order, and `compared` the type of its literals; both empty where a column has no order. summed: whether
-    sums are compared."""
+    """name: as at the source. source_type: as declared there. type: in the warehouse, as written in Hive and Spark.
+    expression: SQL of the source for the landed value. cast: Spark SQL that converts the read value (`{}`) to the
+    landed one. unfit: SQL of the source for rows whose value does not fit `type`. split: SQL by which rows are sorted,
+    and `compared` the type of its literals; both empty if a column has no order. summed: True if sums are compared."""
 
     name: str
     source_type: str
@@ -38,8 +37,8 @@ class ForeignKey(Value, frozen=True):
 
 
 class SourceTable(Value, frozen=True, omit_defaults=True):
-    """kind: table or view (of which rows have no address). pages: of the table, where the source knows. unique: sets
-    of columns, but for the primary key."""
+    """kind: table or view (whose rows have no address). pages: of the table, if the source provides it. unique: sets of
+    columns, except for the primary key."""
 
     schema: str
     name: str
@@ -51,7 +50,7 @@ class SourceTable(Value, frozen=True, omit_defaults=True):
     pages: int = 0
 
     def column(self, name: str) -> SourceColumn:
-        """By its name; in another case where only one is so called. Raises SourceMissing."""
+        """Returns a column by its name, or by a unique case-insensitive match. Raises SourceMissing."""
         same = [each for each in self.columns if each.name == name]
         alike = [each for each in self.columns if each.name.lower() == name.lower()]
         found = same or alike
@@ -63,8 +62,8 @@ class SourceTable(Value, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """name: by which other connections see the same rows; empty where they cannot. consistent: whether all readers and
-    all figures see the same rows."""
+    """name: by which other connections see the same rows; empty if they cannot. consistent: True if all readers and all
+    statistics see the same rows."""
 
     name: str
     consistent: bool
@@ -72,9 +71,9 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Ranges:
-    """How a table is read. column: None: by none. predicates: SQL of the source, one for each reader; each row meets
-    exactly one. method: one, quantiles, or quantiles+hash. shares: of the rows for each reader, by the sample. hidden:
-    names that predicates use beside the table's columns, with their SQL."""
+    """How a table is read. column: None: not by a column. predicates: SQL of the source, one for each reader; each row
+    meets exactly one. method: one, quantiles, or quantiles+hash. shares: estimated fraction of the rows for each
+    reader. hidden: names that predicates use in addition to the table's columns, with their SQL."""
 
     column: str | None
     predicates: tuple[str, ...]

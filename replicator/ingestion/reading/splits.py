@@ -1,8 +1,8 @@
-"""The plan of parallel reading: which values, of a sample in order, each reader reads. Pure; SQL is made elsewhere.
+"""Planning of parallel reads: which values of a sorted sample each reader reads. Pure; generates no SQL.
 
-All rows lie on a line, NULL first. The line is cut into equal lengths. A cut that falls on a value that few rows have
-goes to its nearer end; one on a value that many have goes through it, by a hash of the row. So each reader has one
-interval of values, and at most a part of the value at either end.
+All rows are on a line, NULL first. The line is cut into equal lengths. A cut within a value with few rows moves to its
+nearer end; a cut within a value with many rows divides it by a hash of the row. So each reader has one interval of
+values, and at most a part of the value at either end.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 HASHES = 1024
-"""Hashes that cut the rows of one value run from 0 to here."""
+"""Number of hash values that divide the rows of one value: 0 to `HASHES` - 1."""
 
 HEAVY = 0.25
-"""Of a reader's share: a value with more rows may be cut. At most half of this is lost at either end of a range."""
+"""Fraction of a reader's share: a value with more rows may be cut. Each end of a range is off by at most half of it."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of an interval of values, or of one value. lower, upper: None: no end; `lower` itself belongs to it where
-    `from_lower`, `upper` never does. null: the rows without a value. value, hashes: rows of one value (None with
-    `null`) whose hash is in [from, to)."""
+    """Rows of an interval of values, or of one value. lower, upper: None: unbounded; `lower` itself is included if
+    `from_lower`, `upper` never is. null: the rows without a value. value, hashes: rows of one value (None with `null`)
+    whose hash is in [from, to)."""
 
     lower: str | None = None
     from_lower: bool = True
@@ -34,22 +34,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reader:
-    """A row is read where one piece has it. share: of all rows, by the sample."""
+    """A reader of the rows in any of its pieces. share: estimated fraction of all rows."""
 
     pieces: tuple[Piece, ...]
     share: float
 
 
 Cut = tuple[int, int]
-"""Before the value of this index, but for its rows with a smaller hash."""
+"""Before the value of this index, but after its rows with a smaller hash."""
 
 FIRST: Cut = (1, 0)
-"""Behind NULL, before all values."""
+"""After NULL, before all values."""
 
 
 def plan_readers(values: Sequence[tuple[str, int]], nulls: int, readers: int, *, nullable: bool) -> list[Reader]:
-    """At most `readers`; each row, whatever its value, is in exactly one piece. values: of a sample, ascending in the
-    source's order, each with its rows; nulls: rows without one. nullable: whether such rows may be there at all."""
+    """Plans at most `readers`; each row, regardless of its value, is in exactly one piece. values: of a sample,
+    ascending in the source's order, each with its number of rows; nulls: rows without one. nullable: True if such rows
+    may exist."""
     masses = [nulls, *(count for _, count in values)]  # 0 is NULL, value k is at k + 1
     total = sum(masses)
     if total == 0 or readers < 2:
@@ -65,7 +66,7 @@ def plan_readers(values: Sequence[tuple[str, int]], nulls: int, readers: int, *,
 
 
 def _cuts(masses: Sequence[int], total: int, readers: int) -> list[Cut]:
-    """Ascending and distinct, from the line's begin to its end."""
+    """Returns cuts, ascending and distinct, from the start of the line to its end."""
     ideal = total / readers
     cuts: list[Cut] = [(0, 0)]
     index, before = 0, 0
@@ -86,8 +87,8 @@ def _cuts(masses: Sequence[int], total: int, readers: int) -> list[Cut]:
 
 
 def _pieces(names: Sequence[str], begin: Cut, end: Cut) -> list[Piece]:
-    """Of the line between two cuts. Values that the sample has not lie between those that it has: those below the
-    first one are with whatever follows NULL."""
+    """Returns the pieces of the line between two cuts. Values outside the sample are between sampled ones: those below
+    the first one belong to the piece after NULL."""
     (first, skipped), (last, taken) = begin, end
     pieces = []
     if first == 0 and (skipped or last == 0):

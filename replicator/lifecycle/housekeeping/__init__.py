@@ -1,1 +1,1 @@
-"""Housekeeping: removal of unreferenced data and expired tables, by Beekeeper's table properties."""
+"""Housekeeping: deletes unreferenced data and expired tables, by Beekeeper's table properties."""

@@ -1,12 +1,12 @@
-"""Cleaning: due items go, a page at a time. `plan` decides about a page, `Cleaning.carry_out` acts on it.
+"""Cleaning: due items are removed, a page at a time. `plan` decides about a page, `Cleaning.carry_out` acts on it.
 
 The order, for a crash between any two of its steps:
-1. what stays is noted, and what goes is marked as begun;
-2. partitions and tables are dropped, metadata only: from here on no reader is led to their data;
-3. their paths, to which nothing may refer any more at that moment, are recycled into `$cmroot`;
-4. the items are DELETED.
-A killed run leaves items that are due still. The next one finds the object gone and the path there, and continues at 3;
-or finds neither, and continues at 4. So no data is left behind, and none goes that something refers to.
+1. retained items get their reason, and items to be removed are marked as begun;
+2. partitions and tables are dropped, metadata only: from here on readers do not find their data;
+3. their paths, which nothing may refer to any more at that time, are recycled into `$cmroot`;
+4. the items are DELETED. The items of a killed run are still due. The next run finds the object dropped and the path
+   present, and continues at 3; or finds neither, and continues at 4. So no data is left behind, and no referenced data
+   is removed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from replicator.lifecycle.removal.remove import Remover, measured
 from replicator.metastore.client import Metastore, MetastoreReader
 
 # ---- housekept -------------------------------------------------------------------------------------------------------
-# What a run of housekeeping did, as its report tells it.
+# The report of a run of housekeeping.
 
 
 @dataclass
 class Housekept(Removals):
-    """What a run did. run: its name in the audit record; position: of the captured log, up to which all is scheduled.
-    scheduled, cancelled, detached: items that the log brought about, that are not to go any more, whose object is gone.
-    due: items whose time had come; removed: those that went; waiting: those that wait for something else first.
-    invalid: tables whose properties were found to be wrong in this run. plan: of a rehearsal, the items. databases:
-    those that the root captures, the only ones that housekeeping knows of; warnings: databases outside whose tables
-    have properties for it."""
+    """The report of a run. run: its name in the audit record; position: of the captured log, up to which everything is
+    scheduled. scheduled, cancelled, detached: items from the log that are new, no longer to be removed, or whose object
+    no longer exists. due: items whose time has come; removed: items removed; waiting: items that wait for another
+    condition first. invalid: tables whose properties were found invalid in this run. plan: the items of a rehearsal.
+    databases: those that the root captures, the only ones in the scope of housekeeping; warnings: other databases whose
+    tables have properties for it."""
 
     root: str
     store: str
@@ -73,7 +73,7 @@ class Housekept(Removals):
 
     @property
     def is_whole(self) -> bool:
-        """Nothing was refused, failed, or could not be understood."""
+        """Returns True if nothing was refused, failed or invalid."""
         return not (self.refused or self.failed or self.invalid)
 
 
@@ -81,15 +81,15 @@ class Housekept(Removals):
 
 
 FIRST_RETRY, LONGEST_RETRY = 300, 86_400
-"""Seconds to the next try after a failure; twice as many after each."""
+"""Seconds until the next try after a failure, doubled after each."""
 
 LATER = 3600
-"""Seconds until what a rule forbids, or what still waits for something, is looked at again."""
+"""Seconds until a refused or waiting item is checked again."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A plan for some due items."""
+    """The plan for some due items."""
 
     going: list[Going] = field(default_factory=list)
     staying: list[Staying] = field(default_factory=list)
@@ -105,8 +105,8 @@ def plan(
     sized: bool = False,
     page: int = PAGE,
 ) -> Iterator[Page]:
-    """What is due at `now`, page by page: partitions and paths, then tables. Each page is decided when it is asked for.
-    sized: count files and bytes, too. Changes nothing."""
+    """Yields the items that are due at `now`, page by page: partitions and paths, then tables. Each page is decided
+    when it is requested. sized: count files and bytes, too. Changes nothing."""
     for tables in (False, True):
         for items in store.due(now, tables=tables, page=page):
             facts = look(metastore, items, defaults)
@@ -138,7 +138,7 @@ def _sized(page: Page, engine: AutoEngine) -> Page:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Carries plans out. Safe to run twice: see the module."""
+    """The execution of plans. May run twice: see the module."""
 
     store: ItemStore
     metastore: Metastore
@@ -146,8 +146,8 @@ class Cleaning:
     done: Housekept
 
     def carry_out(self, page: Page) -> None:
-        """Raises what cannot be an item's fault: a metastore or a store that is away, a lease that is held. What was
-        done until then is recorded."""
+        """Carries out a page. Raises errors that are not of a single item: an unreachable metastore or store, a held
+        lease. Everything done until then is recorded."""
         now, event = int(self.remover.clock()), max(1, self.metastore.current_event_id()) if page.going else 0
         self.remover.audit.refused(
             [Refusal(each.refused, each.reason) for each in page.staying if each.refused and _is_new(each)]
@@ -186,7 +186,7 @@ class Cleaning:
     # ---- the metastore --------------------------------------------------------------------------------------------
 
     def _drop(self, going: Sequence[Going]) -> dict[int, str]:
-        """Drops objects; which items failed, and why. What somebody has dropped meanwhile counts as dropped."""
+        """Drops objects. Returns the items that failed, and why. An object dropped elsewhere counts as dropped."""
         failed: dict[int, str] = {}
         by_table: dict[tuple[str, str], list[Going]] = defaultdict(list)
         for each in going:
@@ -219,7 +219,7 @@ class Cleaning:
     # ---- the store ------------------------------------------------------------------------------------------------
 
     def _stays(self, each: Staying, now: int) -> Item | None:
-        """The change that notes why an item stays; None when there is none."""
+        """Returns the item with the reason for which it is retained; None if nothing changes."""
         one = each.item
         if each.refused:
             return self._refused(one, each.reason, now, each.status)
@@ -228,12 +228,12 @@ class Cleaning:
             self.done.cancelled += each.status == "DISABLED"
             return _after(one, now, status=each.status, reason=each.reason)
         self.done.waiting += 1
-        if each.reason == UNCAPTURED:  # the next capture tells
+        if each.reason == UNCAPTURED:  # the next capture resolves it
             return None if one.reason == each.reason else _after(one, now, reason=each.reason)
         return _after(one, now, reason=each.reason, next_try=now + LATER)
 
     def _refused(self, one: Item, why: str, now: int, status: str = "") -> Item:
-        """No attempt is counted: a rule that forbids is no failure, and may pass."""
+        """Records a refusal. No attempt is counted: a rule that forbids is not a failure, and may change."""
         self.done.refused.append(f"{one.name} at {one.path}: {why}")
         self.done.skipped += status == "SKIPPED"
         return _after(one, now, status=status or SCHEDULED, reason=why, next_try=0 if status else now + LATER)
@@ -254,10 +254,10 @@ class Cleaning:
 
 
 def _is_new(each: Staying) -> bool:
-    """What is refused each hour is recorded once."""
+    """Returns True for a new refusal: repeated ones are recorded once."""
     return each.item.reason != each.reason
 
 
 def _after(one: Item, now: int, **changes: Any) -> Item:
-    """An item as it is from now on; tried again at once, unless it is said."""
+    """Returns the changed item; it is tried again at once unless `next_try` is set."""
     return msgspec.structs.replace(one, **({"next_try": 0, "modified": now} | changes))

@@ -1,7 +1,7 @@
-"""What a change in the captured log means for housekeeping: from a record and the state before it to operations. Pure.
+"""The effect of a change in the captured log on housekeeping: from a record and the state before it to operations.
+Pure.
 
-Compatible with Beekeeper, but for what loses data there; see docs/migrating.md. Carrying the operations out is
-`schedule`.
+Compatible with Beekeeper, except where that loses data; see docs/migrating.md. `schedule` carries the operations out.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from replicator.lifecycle.housekeeping.settings import (
 from replicator.lifecycle.housekeeping.writing import NOT_ASKED, TABLES_STAY
 
 # ---- operations ------------------------------------------------------------------------------------------------------
-# What is to be done to items when the captured log says that something changed: values of the decider. Pure.
+# Operations on items that follow from a change in the captured log: values of the decider. Pure.
 
 
 @dataclass(frozen=True)
 class Put:
-    """Items that wait from now on, of one table and one period. again: their time begins now, also where it has begun
-    before. dropped: they come of a drop, which may be one of our own."""
+    """Adds waiting items of one table and one period. restarted: their time begins now, even if it has begun before.
+    dropped: they result from a drop, which may be one of housekeeping itself."""
 
     items: list[Item]
     period: Period
@@ -49,7 +49,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Detach:
-    """These objects are gone; partitions None: the whole table."""
+    """Marks these objects as no longer existing; partitions None: the complete table."""
 
     db: str
     table: str
@@ -58,7 +58,7 @@ class Detach:
 
 @dataclass(frozen=True)
 class Disable:
-    """The owner does not want it any more."""
+    """Cancels a lifecycle that the table's owner has turned off."""
 
     db: str
     table: str
@@ -68,7 +68,7 @@ class Disable:
 
 @dataclass(frozen=True)
 class Revive:
-    """The owner wants the locations that it has left to go again, this long after `begins`."""
+    """Schedules locations that the table left again, this long after `begins`: its owner has enabled the lifecycle."""
 
     db: str
     table: str
@@ -78,7 +78,7 @@ class Revive:
 
 @dataclass(frozen=True)
 class Retime:
-    """The period is another one."""
+    """Changes the period."""
 
     db: str
     table: str
@@ -88,7 +88,7 @@ class Retime:
 
 @dataclass(frozen=True)
 class Switch:
-    """Whether the table itself may go is said differently."""
+    """Changes whether the table itself may be dropped."""
 
     db: str
     table: str
@@ -97,7 +97,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Follow:
-    """(db, table, partition or None) is called differently; moved: its directory went along, from, to."""
+    """Renames (db, table, partition or None); moved: its directory was moved as well, from, to."""
 
     before: tuple[str, str, str | None]
     after: tuple[str, str, str | None]
@@ -106,7 +106,7 @@ class Follow:
 
 @dataclass(frozen=True)
 class Again:
-    """These paths are referred to, by an object."""
+    """Cancels these paths, as an object refers to them again."""
 
     paths: tuple[str, ...]
     by: str
@@ -114,14 +114,14 @@ class Again:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A table's properties cannot be understood."""
+    """Records invalid properties of a table."""
 
     item: Item
 
 
 @dataclass(frozen=True)
 class Settle:
-    """They can be again, or they are gone."""
+    """Resolves a Trouble: the properties are valid again, or removed."""
 
     db: str
     table: str
@@ -138,7 +138,7 @@ LIFECYCLES = (UNREFERENCED, EXPIRED)
 
 
 class Known(Protocol):
-    """What was there before a record: the fold of the log."""
+    """The state before a record: the fold of the log."""
 
     def databases(self) -> list[Database]: ...
 
@@ -153,7 +153,7 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides about one record. known: as of before it, while operations are iterated; now: when, in seconds since
+    """A decider for one record. known: the state before it, while operations are iterated; now: in seconds since
     1970."""
 
     defaults: LifecycleDefaults
@@ -162,7 +162,7 @@ class Decider:
     record: ChangeRecord
 
     def operations(self) -> Iterator[Operation]:
-        """Those that the record leads to, in order."""
+        """Yields the operations of the record, in order."""
         match self.record.change:
             case kinds.CreateTable(table=table):
                 yield from self._gone(table.db, table.name)
@@ -185,7 +185,7 @@ class Decider:
                 return
 
     def reconsidered(self, before: LifecycleDefaults) -> Iterator[Operation]:
-        """The defaults were others before: what that changes for every table that there is."""
+        """Yields the operations for every known table after a change of the defaults, which were `before`."""
         for database in self.known.databases():
             for name in self.known.table_names(database.name):
                 table = self.known.table(database.name, name)
@@ -196,7 +196,7 @@ class Decider:
     # ---- tables ---------------------------------------------------------------------------------------------------
 
     def _table(self, before: Table | None, table: Table, old: LifecycleSettings) -> Iterator[Operation]:
-        """What a table's properties ask for that they did not before (`old`). Items have the name of before until
+        """Yields the operations for properties that differ from `old`. Items have the previous name of the table until
         `Follow`."""
         new = read_settings(table, self.defaults)
         db, name = (before.db, before.name) if before else (table.db, table.name)
@@ -221,7 +221,7 @@ class Decider:
             yield from self._expiring(before, table, old, new)
 
     def _revived(self, before: Table, table: Table, period: Period) -> Iterator[Operation]:
-        """What it left before it did not ask, without what it refers to by now."""
+        """Revives locations that the table left while the lifecycle was off, except those that it refers to now."""
         yield Revive(before.db, before.name, period, self.record.time)
         yield Again(_paths(before.location, table.location), _name(table))
         for partitions in self.known.partitions(before.db, before.name):
@@ -250,7 +250,7 @@ class Decider:
     def _altered(self, change: kinds.AlterTable) -> Iterator[Operation]:
         table, before = change.table, self.known.table(change.db, change.name)
         if change.renames:
-            yield from self._gone(table.db, table.name)  # whoever had the name
+            yield from self._gone(table.db, table.name)  # any table that had the name
         yield from self._table(before, table, read_settings(before, self.defaults))
         old = change.location_before or (before.location if before else None)
         if change.renames:
@@ -317,7 +317,7 @@ class Decider:
         before = self.known.partitions_by_name(db, name, [change.before]).get(change.before)
         old = change.location_before or (before.location if before else None)
         if change.before != change.name:
-            yield Detach(db, name, (change.name,))  # whoever had the name
+            yield Detach(db, name, (change.name,))  # any partition that had the name
             moved = (old, partition.location) if change.moved and old and partition.location else None
             yield Follow((db, name, change.before), (db, name, change.name), moved)
         if not _differ(old, partition.location):
@@ -340,7 +340,7 @@ class Decider:
     def _lives(
         self, db: str, table: str, named: Sequence[tuple[str, Partition]], period: Period, *, restarted: bool
     ) -> Iterator[Operation]:
-        """Partitions that have a time to live, from when they were made."""
+        """Schedules partitions with a time to live, from their creation."""
         items = [
             self._item(EXPIRED, db, table, name, each.location, each.create_time or self.record.time, period)
             for name, each in dict(named).items()
@@ -352,7 +352,7 @@ class Decider:
     def _left(
         self, db: str, table: str, left: Sequence[tuple[str, str]], period: Period, dropped: bool = False
     ) -> Iterator[Operation]:
-        """Locations that partitions have left behind."""
+        """Schedules locations that partitions no longer use."""
         items = [self._item(UNREFERENCED, db, table, part, old, self.record.time, period) for part, old in left]
         if items:
             yield Put(_distinct(items), period, dropped=dropped)
@@ -379,7 +379,7 @@ class Decider:
 
 
 def _distinct(items: Sequence[Item]) -> list[Item]:
-    """One item a place: partitions may share one."""
+    """Returns one item a path, which several partitions may share."""
     return list({each.place: each for each in items}.values())
 
 

@@ -1,5 +1,5 @@
-"""Asking for items: Beekeeper's REST filters, as conditions; and what a person may do about single items. Acts for the
-latter only."""
+"""Queries of items: Beekeeper's REST filters, as conditions; and manual actions on single items. Only the latter
+act."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ COLUMNS = (
     *("modifiedTimestamp", "cleanupTimestamp", "cleanupDelay", "cleanupAttempts", "lifecycleType", "clientId"),
     *("reason", "nextTry", "event", "detached"),
 )
-"""Of `Item.as_json`."""
+"""Columns of `Item.as_json`."""
 
 
 @dataclass
 class ItemPage(Rows):
-    """A page of items. total: of all pages; page: from 0; size: items of a page; states: all items of the store by
-    state, empty where nobody asked. Its JSON is that of Beekeeper's REST API."""
+    """A page of items. total: of all pages; page: from 0; size: items of a page; states: number of items of the store
+    by state, empty if not requested. Its JSON is that of Beekeeper's REST API."""
 
     listed = "content"
     columns = COLUMNS
@@ -73,7 +73,7 @@ class ItemPage(Rows):
 
 @dataclass
 class ItemsChanged(Rows):
-    """What became of items: status "cancelled" or "armed". items: those that were not so already."""
+    """The result of an action on items: status "cancelled" or "armed". items: those that it changed."""
 
     listed = "items"
     columns = COLUMNS
@@ -85,9 +85,9 @@ class ItemsChanged(Rows):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """All that are given must hold; texts are equal, regardless of case; path: in any spelling of the place. deleted_*:
-    of the planned time, also of items that were never deleted, as Beekeeper has it; registered_*: of the beginning of
-    their time. Both strictly."""
+    """Conditions on items; all that are set must hold. Texts are compared for equality, ignoring case; path: in any
+    form of the same path. deleted_*: of the planned time, including items that were never deleted, as in Beekeeper;
+    registered_*: of the begin of their time. Both are strict."""
 
     db: str | None = None
     table: str | None = None
@@ -101,7 +101,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     registered_after: int | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """Raises UsageError for a state that there is not."""
+        """Returns the SQL conditions. Raises UsageError for an unknown state."""
         if self.status and self.status.upper() not in STATES:
             raise UsageError(f"{self.status!r} is no state of an item", hint=f"states: {', '.join(STATES)}")
         lower = {item.c.database_name: self.db, item.c.table_name: self.table}  # as metastores have them: by the index
@@ -142,7 +142,7 @@ _SORTED = {
 
 
 def order_of(sort: Sequence[str]) -> list[ColumnElement[Any]]:
-    """Columns of "cleanupTimestamp" or "cleanupTimestamp,desc" texts. Raises UsageError."""
+    """Returns the columns of "cleanupTimestamp" or "cleanupTimestamp,desc" texts. Raises UsageError."""
     found: list[ColumnElement[Any]] = []
     for text in sort:
         name, _, way = text.partition(",")
@@ -155,8 +155,8 @@ def order_of(sort: Sequence[str]) -> list[ColumnElement[Any]]:
 def list_items(
     store: ItemStore, wanted: Filter, *, size: int = PAGE, page: int = 0, sort: Sequence[str] = ()
 ) -> tuple[list[Item], int]:
-    """A page of items, by `sort` (as `order_of`) and id, and how many there are in all. With a path, places are looked
-    at one by one."""
+    """Returns a page of items, by `sort` (as `order_of`) and id, and their total number. With a path, the paths of
+    items are compared one by one."""
     conditions, order = wanted.conditions(), order_of(sort)
     if wanted.path is not None:
         conditions.append(item.c.place.in_(_spellings(store, wanted.path, conditions)))
@@ -164,13 +164,13 @@ def list_items(
 
 
 def _spellings(store: ItemStore, path: str, conditions: list[ColumnElement[bool]]) -> list[str]:
-    """The places of items that are a path, however both are written and whichever links lead there."""
+    """Returns the paths of items that are equal to a path, after path normalisation and resolution of links."""
     real, text = spelled(normal(path)), normal(path).lower()
     return [place for place in store.places(*conditions) if place.lower() == text or _leads_to(place, real)]
 
 
 def _leads_to(place: str, real: str) -> bool:
-    """False where nobody can tell."""
+    """Returns True if both are the same directory, False if this cannot be determined."""
     try:
         return spelled(place) == real
     except (Error, OSError):
@@ -178,14 +178,13 @@ def _leads_to(place: str, real: str) -> bool:
 
 
 def cancel(store: ItemStore, ids: list[int], why: str, clock: Callable[[], float]) -> list[Item]:
-    """Items that wait are not to go: DISABLED, with the reason. Raises ObjectNotFound or UsageError, and changes
-    nothing, when one of them is not there or does not wait. May run twice: those that are DISABLED stay so."""
+    """Cancels waiting items: DISABLED, with the reason. Raises ObjectNotFound or UsageError, and changes nothing, if
+    one of them does not exist or is not waiting. May run twice: DISABLED items remain so."""
     return _change(store, ids, (SCHEDULED, FAILED, SKIPPED, EXHAUSTED, INVALID_CONFIG, DISABLED), DISABLED, why, clock)
 
 
 def rearm(store: ItemStore, ids: list[int], clock: Callable[[], float]) -> list[Item]:
-    """Items that were given up are tried again, with the next run and as if never before: SCHEDULED. Raises as
-    `cancel`."""
+    """Schedules abandoned items again, for the next run and with all attempts: SCHEDULED. Raises as `cancel`."""
     return _change(store, ids, (EXHAUSTED, FAILED, SKIPPED, DISABLED, SCHEDULED), SCHEDULED, "", clock)
 
 
@@ -217,7 +216,7 @@ def _change(
 
 
 def waiting_by_day(store: ItemStore) -> list[tuple[int, str, str, int]]:
-    """Items that wait for their time: the day (since 1970, UTC), lifecycle, delay, and how many, by day."""
+    """Returns the waiting items: the day (since 1970, UTC), lifecycle, delay, and their number, by day."""
     groups = (item.c.cleanup_timestamp // 86_400, item.c.lifecycle_type, item.c.cleanup_delay)
     query = select(*groups, func.count()).where(item.c.housekeeping_status.in_(ACTIVE)).group_by(*groups)
     with store.transaction() as work:

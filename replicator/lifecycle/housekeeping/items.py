@@ -1,4 +1,4 @@
-"""An item of housekeeping: one path, partition or table that is to go at a time; its states, and its answer as JSON."""
+"""An item of housekeeping: one path, partition or table with the time of its removal; its states, and its JSON form."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG = (
     "EXHAUSTED",
     "INVALID_CONFIG",
 )
-"""States. SCHEDULED: waits for its time. FAILED: could not be removed, is tried again. DELETED: gone, its files are in
-`$cmroot`. DISABLED: cancelled, by the owner, a person, or because something refers to it again. SKIPPED: will not be
-removed, the reason says why. EXHAUSTED: failed too often, waits for a person. INVALID_CONFIG: the table's properties
-cannot be understood; the item stands for the table."""
+"""States. SCHEDULED: waits for its time. FAILED: could not be removed, is tried again. DELETED: removed, its files are
+in `$cmroot`. DISABLED: cancelled, by the owner, an operator, or because an object refers to it again. SKIPPED: will not
+be removed, see the reason. EXHAUSTED: failed too often, waits for an operator. INVALID_CONFIG: the table's properties
+are invalid; the item represents the table."""
 
 STATES = (SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG)
 ACTIVE = (SCHEDULED, FAILED)
 OPEN = (SCHEDULED, FAILED, SKIPPED, EXHAUSTED)
-"""States of which an object has one item at most, which later events go on with."""
+"""States of which an object has one item at most, which later events continue."""
 
 MAX_ATTEMPTS = 10
 FROM_LOG, FROM_VACUUM = "captured-log", "vacuum"
-"""Who scheduled an item."""
+"""Origins of an item."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the store. Times are whole seconds since 1970, UTC. partition: escaped name, empty for a table's own
-    item and for paths of tables. place: the path in its one spelling. delay: the ISO period. next_try: not before this
-    moment. detached: the object that the item was made for is gone from the metastore, so what its table says now is
-    not about it. event: from which the item came. begun, ended: the newest event when its removal began, and when it
-    was done; 0 for not yet."""
+    item and for paths of tables. place: the normalised path. delay: the ISO period. next_try: not before this time.
+    detached: the item's object no longer exists in the metastore, so the current properties of its table do not apply.
+    event: the origin of the item. begun, ended: the newest event when its removal began, and when it was completed; 0
+    if not yet."""
 
     id: int = 0
     lifecycle: str
@@ -71,7 +71,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.object}/{self.partition}" if self.partition else self.object
 
     def as_json(self) -> dict[str, Any]:
-        """With the names of Beekeeper's REST API; those it has not: id, reason, nextTry, event, detached, clientId."""
+        """Returns the item in Beekeeper's REST names; added are id, reason, nextTry, event, detached, clientId."""
         return {
             "id": self.id,
             "path": self.path,
@@ -106,7 +106,7 @@ def problem_slot(db: str, table: str, lifecycle: str) -> str:
 
 
 def slot_of(one: Item) -> str | None:
-    """What an item occupies: see `schema.item`."""
+    """Returns the slot that an item occupies: see `schema.item`."""
     if one.status == INVALID_CONFIG:
         return problem_slot(one.db, one.table, one.lifecycle)
     if one.status not in OPEN:

@@ -1,6 +1,6 @@
 """A run of housekeeping: capture, schedule, clean. And its rehearsal, which changes nothing.
 
-`Housekeeping` is what the runs of one program share: with `--follow` the metastore is walked once, then followed by its
+The runs of one program share a `Housekeeping`: with `--follow` the metastore is listed once, then followed by its
 events.
 """
 
@@ -37,19 +37,19 @@ from replicator.metastore.client import Metastore
 
 JOB = "housekeeping"
 REMEMBERED = 182 * 86_400
-"""Seconds for which items that are DELETED or DISABLED stay; the audit stays longer."""
+"""Seconds for which DELETED or DISABLED items are retained; the audit is retained longer."""
 
 LOOK_OUTSIDE = 3600.0
-"""Seconds between two looks at the databases that the root does not capture."""
+"""Seconds between two checks of the databases that the root does not capture."""
 
 SHOWN = 10_000
-"""Items that a rehearsal names; the rest it counts."""
+"""Items listed by a rehearsal; all others are counted."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run does. databases: captured from now on, beside those captured before; everything: all that the
-    metastore has. at: of a rehearsal, the moment for which it tells what is due, in seconds since 1970; None: now."""
+    """The options of a run. databases: to capture, in addition to those captured before; everything: all databases of
+    the metastore. at: the timestamp for which a rehearsal reports due items, in seconds since 1970; None: now."""
 
     defaults: LifecycleDefaults = field(default_factory=LifecycleDefaults)
     captures: bool = True
@@ -61,7 +61,7 @@ class RunOptions:
 
 @dataclass(kw_only=True)
 class Housekeeping(Job[Page, Housekept]):
-    """store: of the items, which a rehearsal only reads."""
+    """The housekeeping job. store: of the items, which a rehearsal only reads."""
 
     name: ClassVar[str] = JOB
     purpose: ClassVar[str] = JOB
@@ -80,7 +80,7 @@ class Housekeeping(Job[Page, Housekept]):
 
     @contextmanager
     def planned(self) -> Iterator[None]:
-        """A rehearsal goes by the captured log as it is, and schedules in a copy of the store."""
+        """Schedules and counts due items. A rehearsal uses the existing captured log and a copy of the store."""
         with ExitStack() as stack:
             self._items, fold = self.store, None
             if self.rehearses:
@@ -112,7 +112,7 @@ class Housekeeping(Job[Page, Housekept]):
         Cleaning(self.store, self.metastore, self.remover, self.done).carry_out(page)
 
     def finish(self) -> None:
-        """Forgets old items once a day: it reads every item."""
+        """Removes old items once a day, as this reads every item."""
         day = str(self._now // 86_400)
         if self.store.state("forgotten") != day:
             with self.store.transaction() as work:
@@ -134,7 +134,7 @@ class Housekeeping(Job[Page, Housekept]):
         self.done.databases = captured
         if (
             self._outside is None or self.runtime.clock() - self._looked > LOOK_OUTSIDE
-        ):  # all of their tables are read for it
+        ):  # this reads all of their tables
             self._outside, self._looked = outside_with_settings(self.metastore, captured), self.runtime.clock()
         if self._outside:
             self.done.warnings.append(
@@ -146,7 +146,7 @@ class Housekeeping(Job[Page, Housekept]):
         return plan(self._items, self.metastore, self.remover, self.options.defaults, self._now, sized=sized)
 
     def _refuse_excess(self) -> None:
-        """Plans all of it once, where there is a limit, and keeps the sums only: of each table, and of all."""
+        """Plans everything once, if there is a limit, and keeps only the sums: of each table, and in total."""
         limits = self.limits
         if self.rehearses or not limits.of_a_whole:
             return
@@ -164,7 +164,7 @@ class Housekeeping(Job[Page, Housekept]):
         refuse_counts(count, size, limits, max(looked_at, count), "places of the databases that are captured")
 
     def show(self, page: Page) -> None:
-        """A page of a rehearsal: the first ones by name, all of them as sums."""
+        """Adds a page of a rehearsal: the first items by name, all of them to the sums."""
         done = self.done
         rows: list[dict[str, Any]] = []
         for going in page.going:
@@ -203,17 +203,17 @@ class Housekeeping(Job[Page, Housekept]):
 
 
 # ---- repetition ------------------------------------------------------------------------------------------------------
-# Housekeeping again and again, until it is to stop.
+# Housekeeping repeated until stopped.
 
 
 LONGEST_WAIT = timedelta(minutes=5)
-"""Between two tries while something is away."""
+"""Maximum between two tries while a service is unreachable."""
 
 
 @dataclass
 class Followed(Report):
-    """Many runs. rounds: those that came to their end; removed: items, by all of them; failures: runs that failed and
-    were tried again. last: what the last one did, whose fields are in the JSON, too."""
+    """The report of many runs. rounds: completed runs; removed: items, in total; failures: runs that failed and were
+    tried again. last: the report of the last run, whose fields are in the JSON, too."""
 
     rounds: int = 0
     removed: int = 0
@@ -232,8 +232,8 @@ def follow(
     tell: Callable[[Housekept], None],
     tell_failure: Callable[[Exception, float], None],
 ) -> Followed:
-    """Runs until `stop`. A run that fails is tried again after 1 to 300 seconds, which `tell_failure` is called with;
-    every failure but those of the configuration. What is interrupted after `stop` has ended, too."""
+    """Runs until `stop`. A run that fails, unless by its configuration, is tried again after 1 to 300 seconds, with
+    which `tell_failure` is called. A run interrupted after `stop` ends the loop, too."""
     done = Followed()
 
     def run() -> float:
@@ -255,20 +255,20 @@ def follow(
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
-# The store of a root's items, opened: to read, alone, or as a copy to try something out with.
+# The store of a root's items, opened: to read, exclusively, or as a copy for trials.
 
 
 @contextmanager
 def opened(root: str, url: str | None, connections: int = 0) -> Iterator[ItemStore]:
-    """The store at `url`, else the root's own. connections: as `Database`. Raises UsageError where it has none,
-    ConfigError for a wrong URL."""
+    """Opens the store at `url`, else the root's own. connections: as `Database`. Raises UsageError if the root cannot
+    have one, ConfigError for a wrong URL."""
     with ItemStore(store_url(root, url), connections) as store:
         yield store
 
 
 @contextmanager
 def alone(cmroot: str, url: str | None) -> Iterator[ItemStore]:
-    """The store, while no run is running; LeaseHeld when one is for longer than a minute."""
+    """Opens the store exclusively. Raises LeaseHeld if a run holds it for longer than a minute."""
     root = open_existing(cmroot)
     with ExitStack() as stack:
         store = stack.enter_context(opened(root.place, url))
@@ -280,7 +280,7 @@ def alone(cmroot: str, url: str | None) -> Iterator[ItemStore]:
 
 @contextmanager
 def copy_of(store: ItemStore, root: ChangeRoot) -> Iterator[ItemStore]:
-    """Items to try something out with; the store is only read."""
+    """Yields a copy of the items for trials; the store is only read."""
     with ExitStack() as stack:
         here = stack.enter_context(scratch("rehearsal"))
         copy = stack.enter_context(store.copied(here / "items.sqlite"))
@@ -289,7 +289,7 @@ def copy_of(store: ItemStore, root: ChangeRoot) -> Iterator[ItemStore]:
 
 
 def time_of(text: str) -> int:
-    """Seconds since 1970 of an ISO 8601 time. Raises UsageError."""
+    """Parses an ISO 8601 time to seconds since 1970. Raises UsageError."""
     try:
         return int(seconds(text))
     except ValueError as error:

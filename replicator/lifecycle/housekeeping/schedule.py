@@ -1,7 +1,7 @@
-"""Scheduling: the captured log, from where the store has come to its end, becomes items. Acts on the store only.
+"""Scheduling: turns the captured log, from the store's position to its end, into items. Acts on the store only.
 
-Items and position become durable in one transaction: a run that is killed schedules nothing twice, and misses nothing.
-What tables were before each change is a fold of the log kept beside it, which can be lost: it is folded again.
+Items and position become durable in one transaction: a killed run schedules nothing twice, and misses nothing. The
+state of tables before each change is a fold of the log in an additional file, which is rebuilt if lost.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from replicator.lifecycle.removal.removal import Removal, depth
 from replicator.metastore.client import MetastoreReader
 
 BATCH = 5000
-"""Records, or partitions in them, that become durable together."""
+"""Records, or partitions in them, in one transaction."""
 
 
 @dataclass
 class Scheduled:
-    """What a scheduling did: records read, items that are new, cancelled, detached; tables whose properties were found
-    to be wrong now, with why; and how far it has come."""
+    """The report of scheduling: records read, items that are new, cancelled, detached; tables whose properties were
+    found invalid, with the reason; and the new position."""
 
     records: int = 0
     scheduled: int = 0
@@ -70,8 +70,8 @@ def schedule(
     clock: Callable[[], float] = clocks.time,
     fold: Path | None = None,
 ) -> Scheduled:
-    """Reads the log to its end; under the run's lease. May run again at any time; a second time it finds nothing.
-    fold: where the fold lies, if not where it belongs."""
+    """Schedules the log to its end, under the run's lease. May run again at any time; a second run finds nothing. fold:
+    the path of the fold, if not the default."""
     log = segments(root.place)
     done = Scheduled(position=store.position())
     with _folded(fold or fold_path(root), log, done.position) as known:
@@ -91,7 +91,7 @@ def schedule(
 
 
 def _reconsider(store: ItemStore, known: Manifest, defaults: LifecycleDefaults, now: int, done: Scheduled) -> None:
-    """Defaults that are others than in the run before hold for the tables that are known, too."""
+    """Applies defaults that differ from the previous run to known tables."""
     before = store.state("defaults")
     if before == defaults.as_text():
         return
@@ -138,10 +138,10 @@ def _carry_out(work: Connection, operation: Operation, event: int, now: int, don
 
 @contextlib.contextmanager
 def _folded(path: Path, log: list[Segment], position: int) -> Iterator[Manifest]:
-    """The state at a position: metadata only, no files."""
+    """Yields the state at a position: metadata only, no files."""
     with opened(path) as known:
         ahead = known.position > position
-    if ahead:  # of a store that was lost, or restored
+    if ahead:  # its store was lost, or restored
         for leftover in path.parent.glob(f"{path.name}*"):
             leftover.unlink()
     with opened(path) as known:
@@ -163,7 +163,7 @@ def _fold(known: Manifest, record: ChangeRecord) -> None:
 
 
 def _batches(log: Iterable[Segment], after: int, until: int | None = None) -> Iterator[list[ChangeRecord]]:
-    """Records with after < position <= until."""
+    """Yields records with after < position <= until."""
     batch: list[ChangeRecord] = []
     weight = 0
     for segment in log:
@@ -180,9 +180,9 @@ def _batches(log: Iterable[Segment], after: int, until: int | None = None) -> It
 
 
 # ---- due -------------------------------------------------------------------------------------------------------------
-# What is to be done about items whose time has come, given what the metastore says at this moment.
+# Decisions about due items, from the current state of the metastore.
 #
-# `look` asks, in batches; `decide` is pure. Whether a path may go is the guard's to say, afterwards.
+# `look` queries it, in batches; `decide` is pure. The guard checks afterwards that the paths may be removed.
 
 
 UNCAPTURED = "metastore and captured log disagree: capture first"
@@ -190,8 +190,8 @@ UNCAPTURED = "metastore and captured log disagree: capture first"
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What the metastore says about some items' objects. What is not in it does not exist. wishes: by table; filled:
-    partitioned tables that have partitions."""
+    """The state of some items' objects in the metastore. Objects that are not listed do not exist. settings: by table;
+    filled: partitioned tables that have partitions."""
 
     tables: Mapping[tuple[str, str], Table] = field(default_factory=dict)
     settings: Mapping[tuple[str, str], LifecycleSettings] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class ObjectFacts:
 
 @dataclass(frozen=True)
 class Going:
-    """An item that is to go: its object first (`drops`: "partition" or "table", or ""), then its path."""
+    """An item to be removed: its object first (`drops`: "partition" or "table", or ""), then its path."""
 
     item: Item
     removal: Removal
@@ -210,8 +210,8 @@ class Going:
 
 @dataclass(frozen=True)
 class Staying:
-    """An item that does not go now. status: its state from now on, or empty when it waits; refused: the removal that a
-    rule forbids."""
+    """An item that is not removed now. status: its new state, or empty if it waits; refused: the removal that a rule
+    forbids."""
 
     item: Item
     reason: str
@@ -220,7 +220,7 @@ class Staying:
 
 
 def look(metastore: MetastoreReader, items: Sequence[Item], defaults: LifecycleDefaults) -> ObjectFacts:
-    """A few calls for a page of items. Raises what the metastore raises: no answer is not "it does not exist"."""
+    """Queries the metastore in a few calls for a page of items. Raises its errors: no answer is not absence."""
     asked: dict[str, set[str]] = defaultdict(set)
     for one in items:
         if not one.detached:
@@ -263,7 +263,7 @@ def _filled(
 
 
 def decide(one: Item, facts: ObjectFacts, now: int, min_depth: int) -> Going | Staying:
-    """Of an item that is due by the store."""
+    """Decides about an item that is due in the store."""
     if depth(one.place) < min_depth:
         why = f"{one.path} lies {depth(one.place)} deep, and no path above depth {min_depth} is removed"
         return Staying(one, why, SKIPPED, _removal(one, "path"))

@@ -1,7 +1,7 @@
-"""What a table's owner asks of housekeeping: TBLPROPERTIES as a value.
+"""The housekeeping settings of a table's owner: TBLPROPERTIES as a value.
 
-Names and meanings are Beekeeper's, so tables work unchanged. What cannot be understood is a problem of that table and
-that lifecycle alone: nothing of it is removed, and a person is warned.
+Names and meanings are Beekeeper's, so tables work unchanged. Invalid properties affect one lifecycle of one table:
+nothing of it is removed, and the operator is warned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replicator.metastore.client import MetastoreReader
 _TABLES = 500  # fetched at once
 
 UNREFERENCED, EXPIRED = "UNREFERENCED", "EXPIRED"
-"""Lifecycles: data that a table or partition has left behind; tables and partitions that have lived long enough."""
+"""Lifecycles: data that a table or partition no longer uses; tables and partitions that have expired."""
 
 REMOVE_UNREFERENCED = "beekeeper.remove.unreferenced.data"
 UNREFERENCED_PERIOD = "beekeeper.unreferenced.data.retention.period"
@@ -41,13 +41,13 @@ DEFAULT_EVENTS = frozenset({ALTER_PARTITION, ALTER_TABLE})
 
 
 def outside_with_settings(metastore: MetastoreReader, captured: Collection[str]) -> list[str]:
-    """Databases other than the captured ones of which a table asks for a lifecycle, sorted. Reads in batches, and of
-    each database no more than up to the first such table."""
+    """Returns databases, other than the captured ones, with a table that sets a lifecycle, sorted. Reads in batches, in
+    each database up to the first such table."""
     return sorted(db for db in metastore.database_names() if db not in captured and _has_settings(metastore, db))
 
 
 def _has_settings(metastore: MetastoreReader, db: str) -> bool:
-    with suppress(ObjectNotFound):  # dropped meanwhile
+    with suppress(ObjectNotFound):  # dropped since
         if is_shadow(metastore.database(db)):
             return False
         names = metastore.table_names(db)
@@ -62,7 +62,7 @@ def _has_settings(metastore: MetastoreReader, db: str) -> bool:
 
 @dataclass(frozen=True)
 class LifecycleDefaults:
-    """What holds where a table does not say. allow_immediate: zero and negative periods are meant."""
+    """The settings of tables without their own. allow_immediate: zero and negative periods are allowed."""
 
     unreferenced: Period = THREE_DAYS
     expired: Period = THIRTY_DAYS
@@ -73,7 +73,7 @@ class LifecycleDefaults:
 
     @classmethod
     def given(cls, unreferenced: str, expired: str, allow_immediate: bool) -> LifecycleDefaults:
-        """Of periods as people write them. Raises UsageError, which names the option."""
+        """Parses periods as users write them. Raises UsageError, which names the option."""
         periods = []
         for text, option in ((unreferenced, "--default-unreferenced"), (expired, "--default-expired")):
             try:
@@ -92,9 +92,9 @@ class LifecycleDefaults:
 
 @dataclass(frozen=True)
 class LifecycleSettings:
-    """unreferenced, expired: how long such data stays; None: it is not to be removed. events: after which changes old
-    locations are scheduled. drops_table: whether an expired table goes itself, not only its partitions. problems: by
-    lifecycle, why its properties cannot be followed."""
+    """The settings of a table. unreferenced, expired: the retention of such data; None: it is not removed. events:
+    changes after which old locations are scheduled. drops_table: an expired table is dropped itself, not only its
+    partitions. problems: by lifecycle, why its properties are invalid."""
 
     unreferenced: Period | None = None
     events: frozenset[str] = DEFAULT_EVENTS
@@ -116,8 +116,8 @@ _LISTED: dict[Format, str] = {
 
 
 def read_settings(table: Table | None, defaults: LifecycleDefaults) -> LifecycleSettings:
-    """Never raises. A view has none, nor has a table whose files are listed in metadata of their own (Iceberg,
-    transactional tables)."""
+    """Reads a table's settings; never raises. Views have none, nor have tables whose files are listed in metadata of
+    their own (Iceberg, transactional tables)."""
     if table is None or table.is_view or not any(key.startswith("beekeeper.") for key in table.parameters):
         return NOTHING
     given = table.parameters
@@ -164,7 +164,7 @@ def _period(given: Mapping[str, str], key: str, default: Period, defaults: Lifec
 
 
 def _events(given: Mapping[str, str]) -> frozenset[str]:
-    """The list replaces the default; what is no event's name is ignored, and an empty list lets nothing through."""
+    """Returns the listed events, which replace the default; unknown names are ignored, an empty list selects none."""
     if EVENTS not in given:
         return DEFAULT_EVENTS
     return frozenset(name.strip().lower() for name in given[EVENTS].split(","))

@@ -1,6 +1,6 @@
-"""The housekeeping store: items in SQLite beside the log, or in PostgreSQL by URL. Opening, migrating, reading.
+"""The housekeeping store: items in SQLite next to the log, or in PostgreSQL by URL. Opening, migrating, reading.
 
-What changes items is `writing`. One run at a time writes (the run's lease); anybody may read.
+`writing` changes items. One run at a time writes (the run's lease); reading requires no lease.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 HEAD = 400
-"""Characters of a place that are indexed, to find what lies below another; PostgreSQL indexes no longer texts whole."""
+"""Characters of a path that are indexed, to find paths below another; PostgreSQL limits the length of indexed texts."""
 
 metadata = MetaData()
-_head = String(HEAD).with_variant(String(HEAD, collation="C"), "postgresql")  # bytes in order, as ranges need
-_number = BigInteger().with_variant(Integer, "sqlite")  # what SQLite counts up by itself
+_head = String(HEAD).with_variant(String(HEAD, collation="C"), "postgresql")  # in byte order, as ranges require
+_number = BigInteger().with_variant(Integer, "sqlite")  # the type that SQLite increments automatically
 
 item = Table(
     "housekeeping_item",
@@ -77,7 +77,7 @@ item = Table(
     Column("client_id", Text, nullable=False),
     Column("event", BigInteger, nullable=False),
 )
-"""`slot`: a digest of what may have one open item only: an attached object, or a path; null for all others."""
+"""`slot`: a digest of what may have one open item only, an attached object or a path; null for all others."""
 
 ACTIVE_ONLY = text("housekeeping_status IN ('SCHEDULED', 'FAILED')")
 
@@ -92,7 +92,7 @@ Index("housekeeping_item_lifecycle", item.c.database_name, item.c.table_name, it
 state = Table(
     "housekeeping_state", metadata, Column("key", String(50), primary_key=True), Column("value", Text, nullable=False)
 )
-"""`root`: the id of the one `$cmroot` whose log is read; `position`: up to where; `defaults`: with which.
+"""`root`: the id of the only `$cmroot` whose log is read; `position`: up to where; `defaults`: those in use.
 `forgotten`: the day, since 1970, when old items were last removed."""
 
 _BEEKEEPERS = {
@@ -109,10 +109,10 @@ _BEEKEEPERS = {
     "client": "client_id",
 }
 _COLUMNS = {name: _BEEKEEPERS.get(name, name) for name in Item.__struct_fields__}
-"""By the names of an item's fields."""
+"""Columns by the names of an item's fields."""
 
 VALUES: dict[str, Callable[[Item], Any]] = {column: attrgetter(name) for name, column in _COLUMNS.items()}
-"""By columns, of an item."""
+"""Values of an item by column."""
 
 VALUES |= {"place_head": lambda one: one.place[:HEAD], "slot": slot_of}
 _values = attrgetter(*_COLUMNS.values())
@@ -123,7 +123,7 @@ def to_item(row: Row[Any]) -> Item:
 
 
 def to_row(one: Item) -> dict[str, Any]:
-    """Without its id, which the store gives."""
+    """Returns a row without the id, which the store assigns."""
     return {column: value(one) for column, value in VALUES.items() if column != "id"}
 
 
@@ -135,11 +135,11 @@ REVISION = "0002"
 
 FILE = "housekeeping.sqlite"
 PAGE = 5000
-"""Items that are decided together: each page asks the metastore what is new, which takes a 2.3 server 0.1 s."""
+"""Items that are decided together: each page reads new events of the metastore, which takes a 2.3 server 0.1 s."""
 
 
 def store_url(root: str, url: str | None) -> str:
-    """Where a root's items are: `url`, or an SQLite file in a local root. Raises UsageError where neither can be."""
+    """Returns the URL of a root's items: `url`, or an SQLite file in a local root. Raises UsageError without either."""
     if url:
         return url
     if not is_local(root):
@@ -151,17 +151,17 @@ def store_url(root: str, url: str | None) -> str:
 
 
 class ItemStore(Database):
-    """Items by what is asked. Raises StoreUnreachable (try again), NoSpace, or Error with the database's words."""
+    """A store of items. Raises StoreUnreachable (try again), NoSpace, or Error with the database's message."""
 
     def __init__(self, url: str, connections: int = 0) -> None:
-        """Nothing is sent before the first query. connections: as `Database`. Raises ConfigError for a URL that
-        names no known database."""
+        """Prepares the connection; nothing is sent before the first query. connections: as `Database`. Raises
+        ConfigError for a URL of an unknown database."""
         super().__init__(url, "housekeeping store", "--store", connections)
 
     # ---- opening --------------------------------------------------------------------------------------------------
 
     def prepare(self, root: ChangeRoot) -> None:
-        """Makes or migrates the tables; under the run's lease. Raises UsageError for the store of another root."""
+        """Creates or migrates the tables, under the run's lease. Raises UsageError for the store of another root."""
         if self._revision() != REVISION:
             self._migrate()
         with self.transaction() as connection:
@@ -175,11 +175,11 @@ class ItemStore(Database):
                 )
 
     def is_new(self) -> bool:
-        """Whether no run has made the tables yet."""
+        """Returns True if no run has created the tables yet."""
         return self._revision() is None
 
     def check(self) -> None:
-        """For those who only look, or change single items. Raises UsageError when no run has made the tables yet."""
+        """Checks the tables before reads, or changes of single items. Raises UsageError if missing or not migrated."""
         found = self._revision()
         if found is None:
             raise UsageError(f"{self.url}: no items yet", hint="`replicator housekeeping run` makes them")
@@ -187,7 +187,7 @@ class ItemStore(Database):
             raise UsageError(f"{self.url}: of an older release", hint="`replicator housekeeping run` migrates it")
 
     def is_made(self) -> bool:
-        """Whether a run has made the tables."""
+        """Returns True if a run has created the tables."""
         return self._revision() is not None
 
     def _revision(self) -> str | None:
@@ -197,13 +197,13 @@ class ItemStore(Database):
         self.migrate(Path(__file__).parent / "migrations")
 
     def copied(self, path: Path) -> ItemStore:
-        """A copy in an SQLite file, for trying out; this store is only read."""
+        """Copies the items to an SQLite file, for trials; this store is only read."""
         copy = ItemStore(f"sqlite:///{path}")
         if self._revision() is None:
             return copy
         if self.file is not None:
             with self.transaction() as connection:
-                connection.exec_driver_sql("COMMIT")  # VACUUM wants no transaction
+                connection.exec_driver_sql("COMMIT")  # VACUUM does not run in a transaction
                 connection.exec_driver_sql("VACUUM INTO ?", (str(path),))
                 connection.exec_driver_sql("BEGIN")
             return copy
@@ -219,17 +219,17 @@ class ItemStore(Database):
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def position(self) -> int:
-        """Of the captured log: everything up to it is scheduled."""
+        """Returns the position of the captured log up to which everything is scheduled."""
         return int(self.state("position") or 0)
 
     def state(self, key: str) -> str | None:
-        """See `schema.state`."""
+        """Returns a value: see `schema.state`."""
         with self.transaction() as connection:
             return _state(connection, key)
 
     def due(self, now: int, *, tables: bool, page: int = PAGE) -> Iterator[list[Item]]:
-        """Active items whose time has come, in pages, earliest first. tables: the items of whole tables, else all
-        others. What changes meanwhile is neither skipped nor given twice."""
+        """Yields active items whose time has come, in pages, earliest first. tables: the items of complete tables, else
+        all others. Items that change concurrently are neither skipped nor returned twice."""
         of_table = (item.c.lifecycle_type == EXPIRED) & (item.c.partition_name == "")
         query = (
             select(item)
@@ -247,7 +247,7 @@ class ItemStore(Database):
             after = (rows[-1].cleanup, rows[-1].id)
 
     def find(self, *conditions: Any, offset: int = 0, limit: int = PAGE, order: Sequence[Any] = ()) -> list[Item]:
-        """Items that meet all conditions (over `schema.item`), in an order, then by id."""
+        """Returns items that meet all conditions (over `schema.item`), in an order, then by id."""
         return self._items(select(item).where(*conditions).order_by(*order, item.c.id).offset(offset).limit(limit))
 
     def count(self, *conditions: Any) -> int:
@@ -255,23 +255,23 @@ class ItemStore(Database):
             return int(connection.execute(select(func.count()).select_from(item).where(*conditions)).scalar_one())
 
     def places(self, *conditions: Any) -> Iterator[str]:
-        """Of items, each place once."""
+        """Yields the paths of items, each once."""
         query = select(item.c.place).where(*conditions).distinct()
         with self.transaction() as connection:
             for row in connection.execution_options(yield_per=PAGE).execute(query):
                 yield str(row.place)
 
     def counts(self) -> dict[str, int]:
-        """Items by state."""
+        """Returns the number of items by state."""
         query = select(item.c.housekeeping_status, func.count()).group_by(item.c.housekeeping_status)
         with self.transaction() as connection:
             return {str(status): int(number) for status, number in connection.execute(query)}
 
     def waiting_below(self, items: Sequence[Item], now: int) -> dict[int, str]:
-        """Of items, those below whose path another active one lies whose time has not come: id -> that path."""
+        """Finds items with an active item below their path whose time has not come. Returns id -> that item's path."""
         due, other = item.alias("due"), item.alias("other")
         beginning = func.substr(other.c.place, 1, func.length(due.c.place) + 1, type_=Text)
-        first = (  # in the order of the index, so that a database takes that one
+        first = (  # in the order of the index, so that a database uses it
             select(other.c.path)
             .where(text(f"other.{ACTIVE_ONLY.text}"), beginning == due.c.place + "/")
             .where(other.c.cleanup_timestamp + 0 > now)

@@ -1,4 +1,4 @@
-"""Vacuum: directories of one table that nothing refers to, from before anybody recorded what was left, become items."""
+"""Vacuum: schedules unreferenced directories of one table, left before such data was recorded, as items."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from replicator.metastore.client import MetastoreReader
 
 @dataclass
 class Vacuumed(Report):
-    """directories: at the depth of the table's partitions; referred: those that something refers to; waiting: those
-    that are items already; paths: the others, which are items now."""
+    """The report of a vacuum. directories: at the depth of the table's partitions; referred: those that are referenced;
+    waiting: those that are items already; paths: the others, which are items now."""
 
     table: str
     directories: int = 0
@@ -37,7 +37,7 @@ class Vacuumed(Report):
 
 @dataclass
 class VacuumPlan(Vacuumed):
-    """What a vacuum would schedule, as paths."""
+    """The plan of a vacuum, with the paths to schedule."""
 
     status: str = "planned"
     warnings: list[str] = field(default_factory=list)
@@ -46,9 +46,9 @@ class VacuumPlan(Vacuumed):
 def vacuum(
     metastore: MetastoreReader, store: ItemStore, db: str, name: str, period: Period, *, dry_run: bool = False
 ) -> Vacuumed:
-    """Schedules what lies in a table's directory as partitions do, and is none, to go after `period`; under the lease.
-    May run again. Nobody may be about to add partitions for what is there; what was added by the time an item is due
-    stays. Raises UsageError for a table without partitions, Refused where partitions lie at several depths."""
+    """Schedules directories at the depth of a table's partitions that are not partitions for removal after `period`,
+    under the lease. May run again. No process may be about to add partitions for them; those added before an item is
+    due are retained. Raises UsageError for a table without partitions, Refused for partitions at several depths."""
     table = metastore.table(db, name)
     done = (VacuumPlan if dry_run else Vacuumed)(f"{db}.{name}")
     depth = _depth(metastore, table)
@@ -69,7 +69,7 @@ def vacuum(
 
 
 def _item(db: str, name: str, place: str, period: Period, now: int) -> Item:
-    """Not attached: the table's properties need not ask for it."""
+    """Returns a detached item: it does not require the table's properties."""
     return Item(
         lifecycle=UNREFERENCED,
         db=db,
@@ -86,7 +86,7 @@ def _item(db: str, name: str, place: str, period: Period, now: int) -> Item:
 
 
 def _depth(metastore: MetastoreReader, table: Table) -> int:
-    """How many names below the table's directory its partitions lie; those elsewhere do not count."""
+    """Returns how many levels below the table's directory its partitions are; those elsewhere do not count."""
     if not table.is_partitioned or not table.location:
         raise UsageError(f"{table.db}.{table.name} has no partitions", hint="only partitioned tables are vacuumed")
     home = normal(table.location) + "/"
@@ -103,7 +103,7 @@ def _depth(metastore: MetastoreReader, table: Table) -> int:
 
 
 def _directories(location: str, depth: int) -> Iterator[str]:
-    """Directories so many names below a location, without hidden ones and links; normal places."""
+    """Yields directories at this depth below a location, without hidden ones and links, as normalised paths."""
     home = normal(location)
     if is_local(home):
         yield from (str(path) for path in _local([Path(local_path(home))], depth))

@@ -1,6 +1,6 @@
-"""Changing items: putting, following, detaching, cancelling them. Everything acts on an open transaction of the store.
+"""Changes of items: add, follow, detach, cancel. All functions act on an open transaction of the store.
 
-The one writer is whoever has the run's lease; so what is read here does not change before it is written.
+The only writer is the holder of the run's lease, so values read here do not change before they are written.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def set_state(work: Connection, key: str, value: str) -> None:
 
 
 def put(work: Connection, items: Sequence[Item], period: Period, *, restarted: bool = False) -> int:
-    """Adds items, or continues with the open ones of the same objects: their path, period and event are the new ones,
-    their time begins where it began (`restarted`: now). How many are new. All have the same period; no two the same
+    """Adds items, or continues the open ones of the same objects: path, period and event are replaced, and their time
+    begins where it began (`restarted`: now). Returns how many are new. All have the same period; no two have the same
     slot."""
     new = 0
     for some in batched(items, CHUNK):
@@ -85,8 +85,8 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, restarted: b
 
 
 def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | None, now: int) -> int:
-    """The objects of these items are gone (partitions None: the table is): the items stay, and go at their time; but
-    that of a table which was not to go itself."""
+    """Detaches items whose objects no longer exist (partitions None: the table's): they remain, and are removed at
+    their time, except the item of a table that was not to be dropped itself."""
     gone = and_(_of(db, table), ~item.c.detached, item.c.housekeeping_status.in_(OPEN))
     if partitions is None:
         kept = and_(gone, item.c.housekeeping_status == SKIPPED, item.c.reason == TABLES_STAY)
@@ -109,8 +109,8 @@ def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | No
 
 
 def disable(work: Connection, db: str, table: str, lifecycle: str, reason: str, now: int) -> int:
-    """Cancels what waits for a table's objects; not what has begun to go, which must come to its end, and not what was
-    made for objects that are gone."""
+    """Cancels the waiting items of a table's objects, but not removals that have begun, which must be completed, nor
+    items whose objects no longer exist."""
     waiting = and_(
         _of(db, table),
         item.c.lifecycle_type == lifecycle,
@@ -123,8 +123,8 @@ def disable(work: Connection, db: str, table: str, lifecycle: str, reason: str, 
 
 
 def revive(work: Connection, db: str, table: str, period: Period, begins: int, event: int, now: int) -> int:
-    """A table asks again for the removal of what it has left: its locations that were cancelled because it did not wait
-    again, one item a place, from this moment on."""
+    """Schedules unreferenced locations again when a table turns their removal on: those that were cancelled when it was
+    off, one item a path, from `begins` on."""
     cancelled = and_(
         _of(db, table),
         item.c.lifecycle_type == UNREFERENCED,
@@ -156,7 +156,7 @@ def revive(work: Connection, db: str, table: str, period: Period, begins: int, e
 
 
 def referenced_again(work: Connection, places: Iterable[str], reason: str, now: int) -> int:
-    """Old locations, and those of objects that are gone, are not to go when something refers to them again."""
+    """Cancels unreferenced locations, and those of dropped objects, when an object refers to them again."""
     found = 0
     values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
     for some in batched(places, CHUNK):
@@ -174,7 +174,7 @@ def referenced_again(work: Connection, places: Iterable[str], reason: str, now: 
 
 
 def retime(work: Connection, db: str, table: str, lifecycle: str, period: Period, now: int) -> int:
-    """The period of a table has changed: the times of all that waits, from where they began."""
+    """Sets the times of all open items of a table after a change of its period, from where they began."""
     waiting = and_(
         _of(db, table), item.c.lifecycle_type == lifecycle, item.c.housekeeping_status.in_(OPEN), ~item.c.detached
     )
@@ -191,7 +191,7 @@ def retime(work: Connection, db: str, table: str, lifecycle: str, period: Period
 
 
 def switch_table(work: Connection, db: str, table: str, drops: bool, now: int) -> None:
-    """Whether the table itself may go was changed."""
+    """Applies a change of whether the table itself may be dropped."""
     own = item.c.slot == object_slot(db, table, "")
     before, after = (SKIPPED, SCHEDULED) if drops else (SCHEDULED, SKIPPED)
     values = {"housekeeping_status": after, "reason": "" if drops else TABLES_STAY, "modified_timestamp": now}
@@ -206,8 +206,8 @@ def follow(
     moved: tuple[str, str] | None,
     now: int,
 ) -> int:
-    """A table (db, name, None) or a partition has another name; attached items go by it. moved: its directory moved
-    along, from, to: paths in it are at new places. All items of a table; of a partition its own."""
+    """Renames a table (db, name, None) or a partition in its attached items. moved: its directory was moved as well,
+    from, to, so paths in it change. Changes all items of a table; of a partition, its own."""
     attached = and_(_of(before[0], before[1]), ~item.c.detached)
     if before[2] is not None:
         attached = and_(attached, item.c.partition_name == before[2])
@@ -225,7 +225,7 @@ def follow(
 
 
 def trouble(work: Connection, one: Item) -> bool:
-    """Notes that a table's properties cannot be understood; whether that is new, or said differently."""
+    """Records that a table's properties are invalid. Returns True if this is new, or the reason has changed."""
     slot = problem_slot(one.db, one.table, one.lifecycle)
     known = work.execute(select(item.c.id, item.c.reason).where(item.c.slot == slot)).first()
     if known is None:
@@ -237,7 +237,7 @@ def trouble(work: Connection, one: Item) -> bool:
 
 
 def settle(work: Connection, db: str, table: str, lifecycle: str, now: int) -> None:
-    """The properties are right again, or gone."""
+    """Resolves the problem: the properties are valid again, or removed."""
     values = {
         "housekeeping_status": DISABLED,
         "slot": None,
@@ -248,7 +248,7 @@ def settle(work: Connection, db: str, table: str, lifecycle: str, now: int) -> N
 
 
 def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[str], event: int) -> set[tuple[str, str]]:
-    """(partition, place) of objects that a run dropped with this event: it is none to act on."""
+    """Returns (partition, place) of objects that a run dropped with this event, which requires no action then."""
     found: set[tuple[str, str]] = set()
     done_since = and_(item.c.housekeeping_status == DELETED, item.c.ended >= event)
     for some in batched(partitions, CHUNK):
@@ -265,13 +265,13 @@ def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[st
 
 
 def settle_each(work: Connection, items: Sequence[Item]) -> None:
-    """Writes outcomes: what of items changes by a run, or by a person."""
+    """Writes the outcomes of a run, or of an operator's action, to items."""
     columns = "housekeeping_status reason cleanup_attempts next_try begun ended modified_timestamp slot"
     _change(work, [_columns(one, columns) for one in items])
 
 
 def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
-    """Of items (id, slot), those whose slot another one has."""
+    """Returns those of the items (id, slot) whose slot another one has."""
     found = []
     for some in batched(wanted, CHUNK):
         holders = dict(
@@ -282,18 +282,18 @@ def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
 
 
 def forget(work: Connection, before: int) -> int:
-    """Removes items that came to their end before a moment; SKIPPED and EXHAUSTED ones stay, for somebody to look."""
+    """Removes items that ended before a timestamp; SKIPPED and EXHAUSTED ones are retained for the operator."""
     ended = and_(item.c.housekeeping_status.in_((DELETED, DISABLED)), item.c.modified_timestamp < before)
     return int(work.execute(item.delete().where(ended)).rowcount)
 
 
 def _columns(one: Item, names: str) -> dict[str, Any]:
-    """A change that `_change` takes."""
+    """Returns a change for `_change`."""
     return {"b_id": one.id} | {name: VALUES[name](one) for name in names.split()}
 
 
 def _change(work: Connection, changes: Sequence[dict[str, Any]], **common: Any) -> None:
-    """Writes columns of items: each change has the item's id as b_id and its own values, by the same columns."""
+    """Writes columns of items: each change has the item's id as b_id and its own values, of the same columns."""
     if changes:
         own: dict[str, Any] = {name: bindparam(name) for name in changes[0] if name != "b_id"}
         work.execute(update(item).where(item.c.id == bindparam("b_id")).values(common | own), changes)
@@ -313,7 +313,7 @@ def _moved(path: str, place: str, moved: tuple[str, str] | None) -> tuple[str, s
 
 
 def _pages(work: Connection, where: ColumnElement[bool], *columns: Any) -> Iterator[Sequence[Any]]:
-    """Rows by id, a page at a time; they may be changed meanwhile."""
+    """Yields rows by id, a page at a time; they may be changed during iteration."""
     last = 0
     while rows := work.execute(select(*columns).where(where, item.c.id > last).order_by(item.c.id).limit(5000)).all():
         last = rows[-1].id

@@ -1,1 +1,1 @@
-"""Purge: erasure of persons' rows from tables, backups and replicas, with a certificate (Gobblin compliance)."""
+"""Purge: erases data subjects' rows from tables, backups and replicas, with a certificate (Gobblin compliance)."""

@@ -1,4 +1,4 @@
-"""Certificates as files: JSON for programs, text or a page for people; and those that the audit has."""
+"""Certificates as files: JSON for programs, text or HTML for users; and certificates recorded in the audit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Section = tuple[str, Sequence[str]]
 
 
 def refuse_existing(place: str) -> None:
-    """Raises Exists for a file that is there."""
+    """Raises Exists if the file exists."""
     if as_written(place).exists():
         raise _exists(place)
 
 
 def write_certificate(certificate: Certificate, place: str, *, overwrite: bool) -> None:
-    """Publishes a file: of a name that ends in .txt or .html, text or a page, else JSON. It is there whole or not at
-    all. Raises Exists for one that is there, unless it may be replaced."""
+    """Publishes a certificate atomically: as text or HTML if the file name ends in .txt or .html, else as JSON. Raises
+    Exists if the file exists, unless it may be overwritten."""
     suffix = place.rpartition("/")[2].rpartition(".")[2].lower()
     write = {"txt": as_text, "html": as_page, "htm": as_page}.get(suffix, as_json)
     data = write(certificate).encode(errors="backslashreplace")
@@ -37,7 +37,7 @@ def write_certificate(certificate: Certificate, place: str, *, overwrite: bool) 
 
 
 def recorded_certificate(root: str, run: str | None) -> Certificate:
-    """The newest certificate of the audit; run: that covers this purge. Raises ObjectNotFound when there is none."""
+    """Returns the audit's newest certificate; run: that covers this purge. Raises ObjectNotFound if there is none."""
     rows = [row for row in read_audit(root, job=PURGE, outcome="done") if row.what == "certificate"]
     for row in sorted(rows, key=lambda each: each.time, reverse=True):
         found = msgspec.json.decode(row.detail, type=Certificate)
@@ -52,7 +52,7 @@ def as_json(certificate: Certificate) -> str:
 
 
 def as_text(certificate: Certificate) -> str:
-    """A line for each fact, below the name of its section."""
+    """Formats each fact as a line below the name of its section."""
     found = []
     for title, lines in _sections(certificate):
         found += [title, *(f"  {printable(line)}" for line in lines or ["none"]), ""]
@@ -60,7 +60,7 @@ def as_text(certificate: Certificate) -> str:
 
 
 def as_page(certificate: Certificate) -> str:
-    """HTML in one file, which needs nothing else."""
+    """Formats a self-contained HTML file."""
     parts = []
     for title, lines in _sections(certificate):
         items = "".join(f"<li>{html.escape(printable(line))}</li>" for line in lines or ["none"])

@@ -1,13 +1,13 @@
-"""`replicator purge certify`: the proof that nothing holds what was erased, or the list of what does and until when.
+"""`replicator purge certify`: proves that no erased data remain, or lists the copies and what will remove them.
 
-    tables      searched once more for the ids: no row may have one; what no search reads is named
-    backups     directories of before that are still there
+    tables      searched again for the ids: no row may have one; parts that no search reads are listed
+    backups     old directories that are still stored
     $cmroot     the source's and each replica's, by checksum: files that had rows erased, and older states
-    replicas    how far they are
-    disks       of source and replicas, below the directories that the tables have and had, by checksum
-    versions    that an S3 bucket keeps of any of these
+    replicas    how far they have replicated
+    disks       of source and replicas, below the tables' current and former directories, by checksum
+    versions    of any of these that an S3 bucket retains
 
-When it expedites, backups are recycled and entries expired first, but for what a slot, hold, dump or legal hold needs.
+--expedite first recycles backups and expires entries, except those that a slot, hold, dump or legal hold requires.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.places.replica import LAST_ID
 
 VERSIONS = "this version is deleted, by hand or a rule of the bucket"
-"""When a version goes that is not current."""
+"""The event that removes a noncurrent version."""
 
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica under management: a policy's name, its target, the target's `$cmroot`, what databases are called
-    there, and whether a table ("db", "table") of the source is replicated."""
+    """A managed replica: a policy's name, its target, the target's `$cmroot`, the names of databases there, and a
+    predicate that is True if a table ("db", "table") of the source is replicated."""
 
     name: str
     target: MetastoreReader
@@ -74,7 +74,7 @@ class Replica:
 
     @classmethod
     def of(cls, policy: Policy, target: MetastoreReader) -> Self:
-        """The replica that a policy makes. A table counts when partitions of it are replicated, too."""
+        """Returns the replica of a policy. A table also counts as replicated if only partitions of it are."""
         patterns = Patterns.parse(policy.include, policy.exclude)
 
         def replicates(db: str, table: str) -> bool:
@@ -85,8 +85,8 @@ class Replica:
 
 @dataclass(frozen=True)
 class Holding:
-    """Something that still holds bytes from before. what: table, backup, $cmroot, replica, replica's $cmroot. why: the
-    reason that it must go; until: what has to happen for it to go."""
+    """A remaining copy of data from before the purge. what: table, backup, $cmroot, replica, replica's $cmroot. why:
+    the reason that it must be removed; until: the event that will remove it."""
 
     what: str
     object: str
@@ -99,9 +99,9 @@ class Holding:
 
 @dataclass
 class Certificate(Report):
-    """status: certified; remaining, while something is left; gaps, when nothing is left of what was searched. holding:
-    all that is left. searched: tables in which no row has an id, and of which every file was read. gaps: white-listed
-    tables, and partitions of others, that nobody searched. replicas: those that replicate one of the tables."""
+    """The report. status: "certified"; "remaining" if copies remain; "gaps" if none was found, but not everything was
+    searched. holding: all remaining copies. searched: tables whose files were all read, and in which no row has an id.
+    gaps: white-listed tables, and partitions of others, that were not searched. replicas: of one of the tables."""
 
     status: str
     ids: str
@@ -120,7 +120,7 @@ class Certificate(Report):
 
     @property
     def is_whole(self) -> bool:
-        """Nothing is left, and nothing stayed unsearched that had to be searched."""
+        """True if no copy remains, and everything that had to be searched was searched."""
         return self.status == "certified"
 
 
@@ -132,10 +132,10 @@ def certify(
     replicas: Sequence[Replica],
     runtime: Runtime,
 ) -> Certificate:
-    """For the ids of a run, or of `asked.ids` and all its runs. Changes nothing but the audit, unless it expedites.
-    Safe to run twice.
+    """Certifies the ids of a run, or of `asked.ids` and all its runs. Changes only the audit, unless it expedites. May
+    run twice.
 
-    Raises Refused when there are no ids, UsageError for an unknown run."""
+    Raises Refused if there are no ids, UsageError for an unknown run."""
     began, engines = clocks.monotonic(), runtime.engines
     refuse_other_catalog(root.place, metastore)
     refuse_for_spark(metastore)
@@ -201,7 +201,7 @@ def certify(
 
 
 def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: str | None) -> list[RunDirectory]:
-    """Oldest first. `latest` is the newest."""
+    """Returns the selected runs, oldest first. `latest` selects the newest run."""
     known = []
     for directory in runs(root.place):
         request = directory.read_run().request
@@ -225,7 +225,7 @@ def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory
 def _rows_left(
     metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
 ) -> tuple[int, list[PurgeGap]]:
-    """Rows with an id, and what was not searched for them."""
+    """Returns the number of rows with an id, and the gaps of the search."""
     parts = list(parts_of(metastore, table.table))
     try:
         found, gaps = searched(ids, table, parts, look_at_all(engines, parts))
@@ -241,7 +241,7 @@ def _rows_left(
 
 
 def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[str]) -> Iterator[Holding]:
-    """Of these runs, and of any other that purged one of the tables: nobody has searched those."""
+    """Yields backups of these runs, and of any other run that purged one of the tables: those were not searched."""
     ours = {directory.id for directory in directories}
     for backup in backups(root):
         unit = backup.unit
@@ -304,7 +304,7 @@ def _until(row: dict[str, Any]) -> str:
 
 
 def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
-    """By table, its partitions that were purged, as the last run left them."""
+    """Returns the purged partitions by table, in the state of their last run."""
     units = [unit for directory in directories for unit in directory.units().values() if unit.backup]
     latest: dict[tuple[str, str], Unit] = {unit.key: unit for unit in units}
     by_table: dict[str, list[Unit]] = {}
@@ -316,7 +316,7 @@ def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
 def _replica(
     replica: Replica, swapped: Mapping[str, list[Unit]], contents: dict[tuple[str, int], Content], engines: AutoEngine
 ) -> Iterator[Holding]:
-    """How far it is, and its copies of what was purged at the source."""
+    """Yields a replica's lag, and its copies of the data purged at the source."""
     ours = {name: units for name, units in swapped.items() if replica.replicates(*_split(name))}
     for name, units in ours.items():
         db, table_name = _split(name)
@@ -347,8 +347,8 @@ def _left_at(
     engines: AutoEngine,
     target_name: Callable[[str], str],
 ) -> Iterator[Holding]:
-    """Files with such contents in the directories of purged tables, in tables or in none. Backups are reported as
-    such."""
+    """Yields files with such contents in the directories of purged tables, whether or not a table refers to them.
+    Excludes backups, which are reported as such."""
     kept = {normal(unit.old) for units in swapped.values() for unit in units if unit.backup == "kept"}
     reported = kept if what == "table" else set()
     for name, units in swapped.items():

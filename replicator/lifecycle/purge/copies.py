@@ -1,8 +1,8 @@
-"""Files below a table's directories, those of today and those it had, that hold certain contents; of a bucket that
-keeps versions, these, too. Reads only.
+"""Search for files with given contents below a table's current and former directories, including retained versions in a
+bucket. Reads only.
 
-A table may have lain elsewhere before: beside its directory (a purge), or where its database puts it. What was left
-there is in no table, and still on the disk.
+A table may have been stored elsewhere before: next to its directory (by a purge), or in its database's default
+location. Files left there belong to no table, and are still on disk.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Key = tuple[str, int]
 """Checksum and size of a content."""
 
 BATCH = 50
-"""Directories that a task looks through."""
+"""Number of directories or files per task."""
 
 
 class CopiesTask(msgspec.Struct, frozen=True):
-    """Directories, and the sizes of what is looked for; only files of such a size are read."""
+    """Directories, and the sizes of the contents to find; only files of these sizes are read."""
 
     places: tuple[str, ...]
     sizes: frozenset[int]
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """A file of a size that was looked for. `version`: of the bucket, which is not current; "" for a file."""
+    """A file of one of these sizes. `version`: a noncurrent version in a bucket; "" for a file."""
 
     place: str
     size: int
@@ -53,18 +53,18 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 class KeptTask(msgspec.Struct, frozen=True):
-    """Files that are kept, or were: names of objects that say their contents."""
+    """Files that are or were retained, as objects whose names contain their checksums."""
 
     paths: tuple[str, ...]
 
 
 def run_kept_task(task: KeptTask) -> list[OldVersion]:
-    """Their versions that are not current. Safe to run twice."""
+    """Returns the noncurrent versions of the files. May run twice."""
     return [old for path in task.paths for old in old_versions(path, named=True)]
 
 
 def kept_versions(paths: Sequence[str], engines: AutoEngine) -> Iterator[OldVersion]:
-    """Versions of kept files that an expiry has removed, or is to remove; none of places without versions."""
+    """Yields versions of retained files that an expiry has removed or will remove; none for stores without versions."""
     paths = [path for path in paths if keeps_versions(path)]
     tasks = (KeptTask(tuple(paths[at : at + BATCH])) for at in range(0, len(paths), BATCH))
     for found in engines.for_work(len(paths)).run(run_kept_task, tasks) if paths else ():
@@ -72,7 +72,7 @@ def kept_versions(paths: Sequence[str], engines: AutoEngine) -> Iterator[OldVers
 
 
 def run_copies_task(task: CopiesTask) -> list[Copy]:
-    """Hidden files, too; a file that vanishes meanwhile is gone. Safe to run twice."""
+    """Includes hidden files; skips files deleted concurrently. May run twice."""
     found = []
     for place in task.places:
         for name, state in files_at(place):
@@ -94,7 +94,7 @@ def _old_copies(place: str, sizes: frozenset[int]) -> Iterator[Copy]:
 
 
 def copies(places: Iterable[str], contents: Collection[Key], engines: AutoEngine) -> Iterator[Copy]:
-    """Files at or below the places with one of the contents, each once."""
+    """Yields files at or below the paths with one of the contents, each once."""
     several, sizes, seen = sorted(set(places)), frozenset(size for _, size in contents), set[tuple[str, str]]()
     tasks = (CopiesTask(tuple(several[at : at + BATCH]), sizes) for at in range(0, len(several), BATCH))
     for found in engines.for_work(len(several)).run(run_copies_task, tasks) if sizes else ():
@@ -105,9 +105,9 @@ def copies(places: Iterable[str], contents: Collection[Key], engines: AutoEngine
 
 
 def directories_of(table: Table, parts: Sequence[Part], home: str) -> Iterator[str]:
-    """Where files of a table may lie: its directory, those of these partitions, those that a purge has put beside them,
-    and where its database (at `home`) puts it; a large one by the directories in it. Those that are not there are left
-    out. A directory that lies in another may come, too."""
+    """Yields directories that may contain files of a table: its own, those of these partitions, those that a purge has
+    created next to them, and the default location in its database (at `home`). Splits each into its entries. Skips
+    directories that do not exist. May yield nested directories."""
     tops = {_unpurged(each) for each in (table.location, join(home, table.name) if home else "") if each}
     tops |= {each for each in map(_unpurged, (part.location for part in parts)) if not is_below(each, tops)}
     for top in sorted(tops):
@@ -117,12 +117,12 @@ def directories_of(table: Table, parts: Sequence[Part], home: str) -> Iterator[s
 
 
 def is_below(place: str, tops: Collection[str]) -> bool:
-    """Whether a place is one of the others, or lies in one."""
+    """Returns True if a path is equal to or below one of `tops`."""
     return any(place == top or place.startswith(f"{top}/") for top in tops)
 
 
 def _unpurged(location: str) -> str:
-    """The location that purges began with."""
+    """Returns the original location, before any purge."""
     location = normal(location)
     above = parent(location)
     return join(parent(above), name_of(location)) if name_of(above).startswith(SIBLING) else location
@@ -136,8 +136,8 @@ def _beside(top: str) -> Iterator[str]:
 
 
 def _children(place: str) -> list[str]:
-    """Files and directories in a directory, with those that are being written; none in a bucket, where one of which
-    only versions are left is in no listing."""
+    """Returns the entries of a directory, including files that are being written. Returns [] for a bucket with
+    versions, because its listing omits objects of which only noncurrent versions remain."""
     if keeps_versions(place):
         return []
     if not is_local(place):
@@ -148,8 +148,8 @@ def _children(place: str) -> list[str]:
 
 
 # ---- erased contents -------------------------------------------------------------------------------------------------
-# Which bytes must be gone once a purge is over: the contents of files that had rows erased, and of older states of the
-# purged tables, which nobody has searched. Reads only.
+# The contents that must be gone after a purge: those of files that had rows erased, and of older states of the purged
+# tables, which were not searched. Reads only.
 
 
 ERASED = "rows were erased from it"
@@ -158,7 +158,7 @@ OLDER = "an older state of the table, which was not searched"
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Bytes that must go. path: where they were seen last; why: ERASED, UNREAD or OLDER."""
+    """A content that must be removed. path: where it was last seen; why: ERASED, UNREAD or OLDER."""
 
     checksum: str
     size: int
@@ -173,7 +173,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
-    """Of the files that these runs have written again, as they were before, and of those that nobody reads; only of
+    """Yields the previous contents of files that these runs have rewritten, and of files that no reader reads; only of
     partitions that were swapped."""
     for directory in directories:
         swapped = {unit.key for unit in directory.units().values() if unit.backup}
@@ -185,8 +185,8 @@ def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
 
 
 def older_contents(root: str, tables: Collection[str]) -> dict[tuple[str, int], Content]:
-    """What tables ("db.table") had once and have no more, as the captured log knows it. Holds a row for each content
-    that they ever had."""
+    """Returns the contents that tables ("db.table") formerly had, according to the captured log. Holds in memory a row
+    for each content that they ever had."""
     counts: dict[tuple[str, int], int] = {}
     seen: dict[tuple[str, int], Content] = {}
     for row in _rows(segments(root), {table.lower() for table in tables}):

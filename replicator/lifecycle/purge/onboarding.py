@@ -1,6 +1,6 @@
-"""Which tables a purge takes up: the white list, and the descriptor in a table's properties. Pure.
+"""Selection of the tables to purge: the white list, and the descriptor in a table's properties. Pure.
 
-Grammar and names are those of Gobblin compliance, so properties and lists work unchanged (docs/migrating.md).
+Grammar and names are those of Gobblin compliance, so existing properties and lists work unchanged (docs/migrating.md).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FIELD_PATH_ALIASES = (FIELD_PATH, "dataset.descriptor.fieldPath")
 
 @dataclass(frozen=True)
 class WhiteList:
-    """`db.table1|table2,db2`: commas between entries, bars between tables, `*` for any text; what else stands there is
-    regular expression. Regardless of case, whole names. An empty list has every table."""
+    """A list of tables, `db.table1|table2,db2`: commas between entries, bars between tables, `*` for any text; the rest
+    is a regular expression. Matches entire names, case-insensitively. An empty list matches every table."""
 
     entries: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> WhiteList:
-        """Raises UsageError naming the entry."""
+        """Parses a list. Raises UsageError that names the invalid entry."""
         found = []
         for entry in filter(None, (part.strip() for part in text.split(","))):
             db, dot, tables = entry.partition(".")
@@ -49,7 +49,7 @@ class WhiteList:
         return not self.entries or any(d.fullmatch(db) and t.fullmatch(table) for d, t in self.entries)
 
     def has_database(self, db: str) -> bool:
-        """Whether it may have a table of this database."""
+        """Returns True if the list may match a table of this database."""
         return not self.entries or any(d.fullmatch(db) for d, _ in self.entries)
 
 
@@ -62,8 +62,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 class PurgeGap(msgspec.Struct, frozen=True):
-    """A table on the white list that no purge reaches, and why: what it says of people stays. `invalid`: it is
-    described, but wrongly."""
+    """A white-listed table that no purge reaches, and the reason: its personal data are retained. `invalid`: it has a
+    descriptor, but an invalid one."""
 
     table: str
     reason: str
@@ -72,7 +72,7 @@ class PurgeGap(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Onboarded:
-    """A table to purge. field: the path to its column of ids, a column first; type: the column's Hive type."""
+    """A table to purge. field: the path to the field with ids, beginning with a column; type: the field's Hive type."""
 
     table: Table
     field: tuple[str, ...]
@@ -84,8 +84,8 @@ class Onboarded:
 
 
 def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
-    """What becomes of a white-listed table. field_path: where in the descriptor the column's name stands, unless the
-    table's own properties say so; without either, the only value of the descriptor."""
+    """Returns a white-listed table as Onboarded, or as PurgeGap. field_path: path to the column's name in the
+    descriptor, unless the table's properties define it; with neither, the descriptor's only text is the name."""
     name = f"{table.db}.{table.name}"
     if table.is_view:
         return PurgeGap(name, "a view: it has no data of its own")
@@ -116,7 +116,7 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
 
 
 def _foreign(table: Table) -> str:
-    """Why files behind a metastore's back say what the table is, or who owns them."""
+    """Returns why only other tools may erase rows: another table format or system owns the files. Else ""."""
     match table_format(table):
         case "plain":
             return ""
@@ -151,7 +151,7 @@ def _column(text: str, path: str) -> str:
 
 
 def _only(value: Any) -> str:
-    """The only text in a descriptor of which nobody said where the name stands."""
+    """Returns the only text value in a descriptor for which no field path is configured."""
     found: list[str] = []
 
     def walk(each: Any) -> None:
@@ -168,13 +168,13 @@ def _only(value: Any) -> str:
 
 
 def is_sparks(table: Table) -> bool:
-    """Whether it is of one of Spark's own kinds (`USING parquet`), not of Hive's."""
+    """Returns True if the table uses one of Spark's own data sources (`USING parquet`), not a Hive format."""
     return table.parameters.get("spark.sql.sources.provider", "hive").lower() != "hive"
 
 
 def data_columns(table: Table) -> tuple[Column, ...]:
-    """The columns in a table's files. Spark keeps those of its own kinds of tables in the properties; where Hive cannot
-    read the files, the metastore's columns say nothing. Raises ValueError for a schema that is none."""
+    """Returns the columns in a table's files. Spark stores those of its own table types in the properties; if Hive
+    cannot read the files, the metastore's columns are meaningless. Raises ValueError for an invalid schema."""
     own = table.storage.columns if table.storage else ()
     if not is_sparks(table):
         return own
@@ -219,7 +219,7 @@ _PLAIN = re.compile(r"\w+", re.ASCII)
 
 
 def _hive_type(type_: Any) -> str:
-    """Names of a struct's fields are in backticks where a type's own letters are among theirs."""
+    """Converts a Spark type to a Hive type. Puts names of struct fields with special characters in backticks."""
     match type_:
         case str() if _WORD.fullmatch(type_):
             return _SPARK_TYPES.get(type_, type_)
@@ -240,7 +240,7 @@ def _field_name(name: str) -> str:
 
 
 def type_at(type_: str, path: tuple[str, ...]) -> str:
-    """The Hive type of a field inside of structs. Raises ValueError for one that is not there or cannot be compared."""
+    """Returns the Hive type of a field inside structs. Raises ValueError if it does not exist or cannot be compared."""
     type_ = type_.strip()
     if not path:
         try:
@@ -256,7 +256,7 @@ def type_at(type_: str, path: tuple[str, ...]) -> str:
 
 
 def spelled_in(type_: str, path: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a field inside of structs as the type spells them; the path must be one that `type_at` takes."""
+    """Returns the names of a field inside structs as written in the type; `type_at` must accept the path."""
     if not path:
         return ()
     name, inner = next(each for each in struct_fields(type_[len("struct<") : -1]) if each[0].lower() == path[0])
@@ -264,7 +264,7 @@ def spelled_in(type_: str, path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def struct_fields(text: str) -> Iterator[tuple[str, str]]:
-    """Names and types of a struct's fields."""
+    """Yields names and types of a struct's fields."""
     tokens = re.findall(r"`(?:[^`]|``)*`|[<(>),]|[^`<(>),]+", text)
     depth, field = 0, ""
     for token in [*tokens, ","]:

@@ -1,4 +1,4 @@
-"""What a purge is asked, as values; Gobblin's job properties are read for what nobody gives."""
+"""The options of a purge as values; Gobblin's job properties are the defaults."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from replicator.lifecycle.removal.removal import Limits
 PREFIX = "gobblin.compliance."
 
 ALIASES = {"complianceIdTable": "purger.complianceIdTable", "complianceId": "purger.complianceId"}
-"""Spellings of the old user guide, after the prefix."""
+"""Property names in the old user guide, without the prefix."""
 
 
 @dataclass(frozen=True)
 class PurgeOptions:
-    """ids: "db.table:column". whitelist: Gobblin's grammar. field_path: where in a descriptor the column's name stands.
-    attempts: how often a partition that changes meanwhile is tried."""
+    """The options of a purge. ids: "db.table:column". whitelist: in Gobblin's grammar. field_path: path to the column's
+    name in a descriptor. attempts: the maximum number of attempts for a partition that changes concurrently."""
 
     ids: str
     whitelist: str = ""
@@ -38,7 +38,7 @@ class PurgeOptions:
         properties: Mapping[str, str],
         attempts: int = 3,
     ) -> PurgeOptions:
-        """Raises UsageError when no table of ids is given."""
+        """Combines arguments and properties. Raises UsageError if no table of ids is specified."""
         if ids is None and "purger.complianceIdTable" in properties:
             ids = f"{properties['purger.complianceIdTable']}:{properties.get('purger.complianceId', '')}"
         if not ids:
@@ -51,14 +51,14 @@ class PurgeOptions:
         )
 
     def request(self, metastore: str) -> dict[str, Any]:
-        """What makes two runs the same work."""
+        """Returns the values that identify a request; they are equal for runs that do the same work."""
         return {"metastore": metastore, "ids": self.ids, "whitelist": self.whitelist, "field_path": self.field_path}
 
 
 @dataclass(frozen=True)
 class RetainOptions:
-    """What of backups stays: the newest `versions` of each partition, none older than `days`, and none younger than
-    `readers` is touched, as queries that began before the swap read it."""
+    """Retention of backups: the newest `versions` of each partition, none older than `days`. Backups younger than
+    `readers` are always retained, because queries that began before the swap read them."""
 
     versions: int = 1
     days: timedelta = timedelta(days=7)
@@ -74,7 +74,7 @@ class RetainOptions:
         trash: timedelta | None,
         properties: Mapping[str, str],
     ) -> RetainOptions:
-        """Raises UsageError for a property that is no number of days."""
+        """Combines arguments and properties. Raises UsageError for a property that is not a number of days."""
         return cls(
             versions if versions is not None else int(properties.get("cleaner.backup.retention.versions", "1")),
             days if days is not None else _days(properties, "cleaner.backup.retention.days"),
@@ -85,8 +85,8 @@ class RetainOptions:
 
 @dataclass(frozen=True)
 class BackupRestoreSettings:
-    """The newest backup of a partition ("" for an unpartitioned table), or the newest that was swapped out at or before
-    `moment` (ISO 8601, or a run's id). undo: what the last restore replaced."""
+    """Selection of a backup: the newest of a partition ("" for an unpartitioned table), or the newest that was swapped
+    out at or before `moment` (ISO 8601, or a run's id). undo: selects the directory that the last restore replaced."""
 
     table: str
     partition: str = ""
@@ -96,9 +96,9 @@ class BackupRestoreSettings:
 
 @dataclass(frozen=True)
 class CertifyOptions:
-    """roots: of replicas that no policy names. run: the ids and tables of this purge, or of the "latest". expedited:
-    backups are recycled and entries expired first, but no backup younger than `readers`, and no more than the limits
-    allow. allow_gaps: what was not searched does not keep the rest from being certified."""
+    """Options of a certification. roots: `$cmroot`s of replicas without a policy. run: certifies the ids and tables of
+    this purge, or of the "latest". expedited: recycles backups and expires entries first, but no backup younger than
+    `readers`, and within the limits. allow_gaps: gaps in the search do not prevent certification."""
 
     roots: Sequence[str] = ()
     run: str | None = None
@@ -109,8 +109,8 @@ class CertifyOptions:
 
 
 def gobblin(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties of Gobblin compliance without their prefix, in the newer of two spellings; no name begins or ends
-    with blanks."""
+    """Returns the properties of Gobblin compliance without their prefix, under the newer of two names; strips blanks
+    around values."""
     found: dict[str, str] = {}
     for key, value in properties.items():
         name = (
@@ -122,7 +122,7 @@ def gobblin(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_properties(path: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Of a job's file, as `gobblin` gives them; none of None. Raises UsageError for a file that cannot be read."""
+    """Reads a job's properties file as `gobblin` does; None: {}. Raises UsageError if it cannot be read."""
     if path is None:
         return {}
     try:

@@ -68,8 +68,7 @@ class Staged:
 
 
 def works_of(staging: Staging) -> Iterator[FileWork]:
-    """Yields the work for each file. Omits files that are not data and not empty, because it is unknown whose rows they
-    describe."""
+    """Yields the work for each file. Omits non-empty files other than data: whose rows they describe is unknown."""
     for state in staging.look.files:
         data = is_data(state.path_relative)
         if not data and state.size:

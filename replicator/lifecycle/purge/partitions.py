@@ -24,9 +24,8 @@ from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.metastore.client import MetastoreReader
 
 SIBLING = "_purge-"
-"""Purged data are stored in `<parent>/_purge-<stamp>/<name>`, next to the old directory, never above or below it. Hive
-and Spark do not treat a directory that begins with an underscore as a partition; the last name is retained, as readers
-skip hidden directories."""
+"""Purged data are stored in `<parent>/_purge-<stamp>/<name>`, next to the old, never above or below it. To Hive and
+Spark a directory with a leading underscore is not a partition; the last name is retained: readers skip hidden ones."""
 
 _MARKS = ("_SUCCESS", "_committed_", "_started_")
 """Name prefixes of committers' files, which list files and contain no rows."""
@@ -173,8 +172,8 @@ def _looked(location: str, look: Look, of_columns: bool) -> Looked:
 
 
 def _is_misread(place: str) -> bool:
-    """Returns True for an RCFile compressed with bzip2, according to its header. Hive's reader silently returns none or
-    too few of its rows: it asks the codec how many bytes are available, which the codec knows only at their end."""
+    """Returns True for an RCFile compressed with bzip2, according to its header. Hive's reader silently misses some or
+    all of its rows: it asks the codec how many bytes are available, which the codec knows only at their end."""
     with located(place).open_read() as file:
         return b".BZip2Codec" in file.read(256)
 

@@ -51,11 +51,10 @@ SWAPPED_FILES = pa.schema(
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition in a run ("" for an unpartitioned table). attempt: counts from 1. reason: why something was not done.
-    old, new: locations. rows, matched, rows_after: rows before, erased, after. bytes, bytes_after: size of the old and
-    of the new files. files: number of new files, including `rewritten` ones; files_before: number of old files. time:
-    when this state was reached, in seconds since 1970. event: the newest event of the metastore after the swap. backup:
-    state of the old location: retained in place, recycled to `$cmroot` (by the audit's run `recycled_by`), or restored
-    to the table."""
+    old, new: locations. rows, matched, rows_after: before, erased, after. bytes, bytes_after: of the old and the new
+    files. files: number of new files, including `rewritten` ones; files_before: of old ones. time: of this state, in
+    seconds since 1970. event: the metastore's newest after the swap. backup: the old location is retained in place,
+    recycled to `$cmroot` (by the audit's run `recycled_by`), or restored to the table."""
 
     table: str
     partition: str

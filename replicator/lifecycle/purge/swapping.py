@@ -1,9 +1,8 @@
-"""Swapping: computes the metadata of purged partitions and applies them in one metastore call. Computing is pure;
-`flip` has side effects.
+"""Swapping: computes the metadata of purged partitions (pure), and applies them in one metastore call (`flip`).
 
 A swap compares first: the partition must be unchanged since it was read, and its files must be those that were
-searched. The remaining window is between that comparison and the arrival of the call. Files that a writer started
-earlier adds to the old directory after the swap are found there and adopted (see `backups`).
+searched. The remaining window is between that comparison and the arrival of the call. Files that an earlier writer adds
+to the old directory later are found there and adopted (see `backups`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from replicator.metastore.client import Metastore, MetastoreReader
 
 STATISTICS_OF_SPARK = "spark.sql.statistics."
 WRITTEN = "replicator.ingestion.written"
-"""The property in which ingestion records the files it wrote, whereas any writer may update `numFiles`. A purge updates
-it."""
+"""The property in which ingestion records the files it wrote; any writer updates `numFiles`. A purge updates it."""
 
 PURGED = ", purged"
 _STALE = ("COLUMN_STATS_ACCURATE", "rawDataSize", "numFilesErasureCoded")
@@ -83,8 +81,7 @@ def _moved(place: str, old: str, new: str) -> str:
 
 
 def set_parts(metastore: Metastore, table: Table, things: Sequence[Table | Partition]) -> None:
-    """Alters the table or its partitions in one call. Raises the metastore's errors, and CommitOutcomeUnknown if the
-    outcome is unknown."""
+    """Alters all in one call. Raises the metastore's errors, CommitOutcomeUnknown if the outcome is unknown."""
     if not table.is_partitioned:
         (obj,) = things
         assert isinstance(obj, Table)
@@ -104,8 +101,7 @@ def locations_now(metastore: Metastore, table: Table, names: Sequence[str]) -> d
 
 @dataclass(frozen=True)
 class Flipped:
-    """The result of a swap. swapped: names of parts that are now at their new location; changed: name -> why the part
-    was not swapped."""
+    """A swap's result. swapped: names of parts now at their new location; changed: name -> why it was not swapped."""
 
     swapped: list[str]
     changed: dict[str, str]

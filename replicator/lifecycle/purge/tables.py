@@ -50,9 +50,8 @@ BATCH = 100
 
 @dataclass
 class TableDone:
-    """The result of purging one table. partitions: all partitions of the table; swapped, failed: numbers of partitions
-    with matching rows. error: why the table as a whole was not searched; gaps: the parts of a searched table that were
-    not searched."""
+    """The result for one table. partitions: all of the table; swapped, failed: of those with matching rows. error: why
+    the table as a whole was not searched; gaps: the parts of a searched table that were not searched."""
 
     table: str
     partitions: int = 0
@@ -172,8 +171,7 @@ class TableWork:
         return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
 
     def _attempt(self, attempt: TableSearch, ended: set[str], done: TableDone) -> list[Unit]:
-        """Searches and purges a table once. Returns the units to retry. ended: names of partitions that earlier
-        attempts have finalised; this attempt adds its own."""
+        """Returns the units to retry. ended: names that earlier attempts have finalised; adds this attempt's."""
         place = self.directory.found(attempt.onboarded.name, attempt.number)
         with self._task("search", attempt.onboarded):
             searching.write_found(attempt.found, place)
@@ -251,8 +249,7 @@ class TableWork:
     def _batch(
         self, attempt: TableSearch, units: list[Unit], matched: Matched, found: str, done: TableDone, advance: Advance
     ) -> list[Unit]:
-        """Writes, compares, swaps and records one batch. Returns the units to retry. found: the location of the
-        matches."""
+        """Writes, compares, swaps, records. Returns the units to retry. found: the location of the matches."""
         onboarded, digests = attempt.onboarded, attempt.digests
         again: list[Unit] = []
         ended: list[Unit] = []

@@ -1,1 +1,1 @@
-"""Rules for every job that removes: limits, live references, legal holds, audit."""
+"""Rules for every job that deletes data: limits, live references, legal holds, audit."""

@@ -1,8 +1,8 @@
-"""The audit record: who removed what, when, why, and where its bytes went. Parquet below `$cmroot/audit/`.
+"""The audit record: who removed what, when and why, and where the bytes were moved. Parquet below `$cmroot/audit/`.
 
-`audit/<job>/<run>/<n>-<id>.parquet`, one file a batch, never changed: Spark reads the directories as one dataset
-(schema AUDIT). A row is written before a removal ("intended") and after it, and one for each file that went, so that
-what was removed is reported after any crash, and found by its checksum in `$cmroot/files`.
+`audit/<job>/<run>/<n>-<id>.parquet`, one file per batch, never changed: Spark reads the directories as one dataset
+(schema AUDIT). A row is written before a removal ("intended") and after it, and one for each removed file. After any
+crash, every removed file is therefore reported, and found by its checksum in `$cmroot/files`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from replicator.errors import UsageError
 from replicator.lifecycle.removal.removal import Refusal, Removal
 
 INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"
-"""Outcomes: about to be removed; removed, its bytes in `$cmroot`; forbidden by a rule; tried in vain; a change of
-metadata that was made."""
+"""Outcomes: about to be removed; removed, with its bytes in `$cmroot`; forbidden by a rule; attempted and failed; a
+completed change of metadata."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")  # of a job or run, which are directories
 
@@ -47,21 +47,21 @@ AUDIT = pa.schema(
         ("run", pa.string()),
         ("who", pa.string()),  # user@host
         ("outcome", pa.string()),
-        ("what", pa.string()),  # of a removal: see Removal; "file" for each file of it
+        ("what", pa.string()),  # the kind of a removal: see Removal; "file" for each file of it
         ("object", pa.string()),  # db.table, or empty
         ("partition", pa.string()),
         ("path", pa.string()),
         ("files", pa.int64()),
         ("bytes", pa.int64()),
-        ("checksum", pa.string()),  # of a file: its entry in `$cmroot/files` has this and `bytes`
-        ("reason", pa.string()),  # why it was to go
-        ("detail", pa.string()),  # of a refusal or failure: why not; of a change: JSON
+        ("checksum", pa.string()),  # of a file: its entry in `$cmroot/files` has this checksum and `bytes`
+        ("reason", pa.string()),  # why it was to be removed
+        ("detail", pa.string()),  # of a refusal or failure: why it was not removed; of a change: JSON
     ]
 )
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as `read_audit` gives it; times are ISO 8601."""
+    """One row as returned by `read_audit`; times are ISO 8601."""
 
     time: str
     job: str
@@ -81,7 +81,7 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class AuditShown(Rows):
-    """Rows of the record that fit; `more`: there are others beyond the limit."""
+    """The matching rows of the record; `more`: there are further rows beyond the limit."""
 
     status: str
     root: str
@@ -97,7 +97,7 @@ class AuditShown(Rows):
 
 @dataclass(frozen=True)
 class AuditLog:
-    """What one run of a job writes. A frozen value that may be pickled: tasks write their own files."""
+    """The audit writer of one run of a job. A frozen value that may be pickled: tasks write their own files."""
 
     root: str
     job: str
@@ -110,7 +110,7 @@ class AuditLog:
         return join(self.root, "audit", self.job, self.run)
 
     def intended(self, removals: Sequence[Removal]) -> None:
-        """Durable when it returns; so are all."""
+        """Records removals before they are made. Durable when it returns, as are all methods."""
         self._write([self._row(each, INTENDED) for each in removals])
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
@@ -121,8 +121,8 @@ class AuditLog:
 
     @contextmanager
     def recorder(self) -> Iterator[FileRecorder]:
-        """For the files of several removals of one task, each durable before the last trace of it goes: on disk line by
-        line, and one Parquet file in their place at the end."""
+        """Records the files of several removals in one task, each durably before its last link is removed: line by line
+        on disk, and finally as one Parquet file that replaces the lines."""
         name = self._name(".jsonl")
         recorder = FileRecorder(self, local_path(name) if is_local(name) else None)
         try:
@@ -131,7 +131,7 @@ class AuditLog:
             recorder.finish(name)
 
     def removed(self, removals: Sequence[Removal]) -> None:
-        """files and bytes of a removal: what really went."""
+        """Records completed removals. Their files and bytes are the numbers actually removed."""
         self._write([self._row(each, REMOVED) for each in removals])
 
     def changed(
@@ -144,7 +144,7 @@ class AuditLog:
         path: str = "",
         detail: dict[str, Any] | None = None,
     ) -> None:
-        """A change of metadata, or another act that a reader of the record looks for; `detail` as JSON."""
+        """Records a change of metadata, or another action relevant to readers of the audit; `detail` as JSON."""
         said = msgspec.json.encode(detail).decode() if detail else ""
         removal = Removal(path=path, what=what, object=object, partition=partition, reason=reason)
         self._write([self._row(removal, DONE, detail=said) | {"files": None, "bytes": None}])
@@ -174,15 +174,15 @@ class AuditLog:
             pq.write_table(pa.Table.from_pylist(rows, schema=AUDIT), file, compression="zstd")
 
     def _name(self, suffix: str) -> str:
-        """Of a new file; they sort by time."""
+        """Returns a name for a new file; names sort by time."""
         return join(self.place, f"{int(self.clock() * 1000):015}-{uuid.uuid4().hex[:12]}{suffix}")
 
 
 class FileRecorder:
-    """Rows for files that go, written as they go. `of(removal)` is a recorder for `cmroot.keep.recycle`."""
+    """A writer of rows for files as they are removed. `of(removal)` is a recorder for `cmroot.keep.recycle`."""
 
     def __init__(self, audit: AuditLog, lines: str | None) -> None:
-        """lines: a local file that is appended to; None, on object stores: each call is a Parquet file of its own."""
+        """lines: a local file to append to; None on object stores, where each call writes its own Parquet file."""
         self._audit, self._lines = audit, lines
         self._rows: list[dict[str, Any]] = []
 
@@ -210,20 +210,20 @@ class FileRecorder:
             os.fsync(file.fileno())
 
     def finish(self, name: str) -> None:
-        """One Parquet file instead of the lines; a crash between leaves both, which say the same."""
+        """Replaces the lines by one Parquet file; a crash in between leaves both, with the same rows."""
         if self._rows:
             self._audit._write(self._rows)
             Place(name).remove_own()
 
 
 def begin_audit(root: str, job: str, *, run: str = "", clock: Callable[[], float] = clocks.time) -> AuditLog:
-    """The record of a new run, or of one that continues (`run`). Writes nothing yet."""
+    """Returns the record of a new run, or of one that continues (`run`). Writes nothing yet."""
     moment = clocks.strftime("%Y%m%dT%H%M%SZ", clocks.gmtime(clock()))
     return AuditLog(root, job, run or f"{moment}-{uuid.uuid4().hex[:8]}", who(), clock)
 
 
 def unwatched(audit: AuditLog) -> AuditLog:
-    """The same for a task: a clock that is a test's does not travel."""
+    """Returns a copy for a task, with the system clock, because a test's clock cannot be pickled."""
     return replace(audit, clock=clocks.time)
 
 
@@ -236,9 +236,9 @@ def read_audit(
     path: str | None = None,
     **others: str | None,
 ) -> Iterator[AuditRow]:
-    """Rows by job and run, in the order in which they were written. object: "db.table", regardless of case; path: it
-    and what lies below; others: outcome, since, until, who, reason, as of `_others`. One file at a time in memory.
-    Raises FormatError for a damaged file, UsageError for a time, job or run that is none."""
+    """Yields rows by job and run, in the order in which they were written. object: "db.table", case-insensitive; path:
+    rows at and below it; others: outcome, since, until, who, reason, as in `_others`. Holds one file at a time in
+    memory. Raises FormatError for a damaged file, UsageError for an invalid time, job or run."""
     for option, name in (("--job", job), ("--run", run)):
         if name is not None and not _NAME.fullmatch(name):
             raise UsageError(f"{option} {name[:100]!r} cannot be one's name", hint="`replicator audit ls` shows them")
@@ -251,7 +251,7 @@ def read_audit(
 
 
 def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
-    """At most so many rows; `wanted` and what is raised: as of `read_audit`."""
+    """Returns at most `limit` rows; `wanted` and errors as for `read_audit`."""
     found = list(islice(read_audit(root, **wanted), limit + 1))
     return AuditShown("shown", root, found[:limit], len(found) > limit)
 
@@ -259,7 +259,7 @@ def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
 def _rows(place: str, wanted: Any) -> Iterator[AuditRow]:
     try:
         with Place(place).open_read() as file:
-            if place.endswith(".jsonl"):  # a task that was killed; its last line may be torn, then nothing went of it
+            if place.endswith(".jsonl"):  # of a killed task; if its last line is torn, that file was not removed
                 lines = file.read().split(b"\n")[:-1]
                 table = pa.Table.from_pylist([msgspec.json.decode(line) for line in lines], schema=AUDIT)
             else:
@@ -290,8 +290,8 @@ def _others(
     who: str | None = None,
     reason: str | None = None,
 ) -> Iterator[Any]:
-    """since, until: from then on, and before then; ISO 8601. who: "user@host", or a user on whatever host. reason: text
-    in the reason or the detail, regardless of case."""
+    """since (inclusive), until (exclusive): ISO 8601. who: "user@host", or a user on any host. reason: text in the
+    reason or the detail, case-insensitive."""
     if outcome is not None:
         yield pc.field("outcome") == outcome
     if since is not None:
@@ -321,7 +321,7 @@ def _filter(conditions: Sequence[Any]) -> Any:
 
 
 def who() -> str:
-    """user@host, as records name people."""
+    """Returns user@host, the form in which records identify users."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

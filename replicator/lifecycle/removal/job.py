@@ -1,15 +1,15 @@
-"""A job that removes: the steps that housekeeping, retention, purge and purge retain have in common. Acts.
+"""A job that removes data: the steps common to housekeeping, retention, purge and purge retain. Has side effects.
 
-    lease        two runs of one job never decide about the same; a rehearsal takes none
-    file         what a killed run had taken comes into the record, also where nothing is left to go
-    plan         what a killed run left is completed, and the job decides what is to go, in pages
-    judge        by the guard: limits, legal holds, and what the metastore refers to; the plan as a whole is refused
-                 before anything goes
-    carry out    a page at a time, each under a lease that is still held; or show it, in a rehearsal
-    finish       what nothing of the job's own needs any more
-    report       planned, done, or what is not done
+    lease        excludes concurrent runs of one job; a rehearsal acquires none
+    file         records files that a killed run had recycled, even if nothing remains to be removed
+    plan         completes the work of a killed run; the job decides in pages what to remove
+    judge        the guard checks limits, legal holds, and references of the metastore; a plan that exceeds a limit
+                 is refused before anything is removed
+    carry out    one page at a time, while the lease is still held; a rehearsal shows it instead
+    finish       removes the job's own leftovers
+    report       planned, done, or what was not done
 
-A job decides, and says what else happens around a removal: a partition is dropped, an item marked, a backup recorded.
+A job decides what to remove, and adds related actions: dropping a partition, marking an item, recording a backup.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from replicator.lifecycle.removal.remove import Remover, finish_begun
 from replicator.metastore.client import Metastore, checked
 
 # ---- removal report --------------------------------------------------------------------------------------------------
-# What the reports of all jobs that remove have in common.
+# Common properties of the reports of all jobs that remove data.
 
 
 class Removals(Report):
-    """A report of a job that removes. status: "planned" of a dry run; "done"; else what is not done is in the report.
-    run: its name in the audit, empty where nothing is recorded. warnings: what did not keep it from its work."""
+    """A report of a job that removes data. status: "planned" for a dry run; "done"; otherwise the report lists what was
+    not done. run: its name in the audit, or "" without a record. warnings: problems that did not prevent the work."""
 
     unfinished: ClassVar[str] = "incomplete"
 
@@ -53,11 +53,11 @@ class Removals(Report):
     @property
     @abstractmethod
     def is_whole(self) -> bool:
-        """Nothing was refused, failed, or stayed that should have gone."""
+        """True if no removal was refused, failed or omitted."""
 
     @property
     def ended(self) -> str:
-        """The status of a run that has come to its end."""
+        """The status of a completed run."""
         return "done" if self.is_whole else self.unfinished
 
 
@@ -70,11 +70,11 @@ Done = TypeVar("Done", bound=Removals)
 
 @dataclass(kw_only=True)
 class Job(ABC, Generic[Page, Done]):
-    """Runs of one job on one root. As a `with` block: they share what the metastore refers to.
+    """Runs of one job on one root. As a `with` block, they share the cached locations of the metastore.
 
-    name: in the audit, and of the directory of the lease. purpose: of a run, as others are reported. metastore: None
-    for files that none knows of; it is changed only while the lease is held. warnings: of who opened the root, for the
-    report. done: the report of the run at work."""
+    name: used in the audit, and for the directory of the lease. purpose: the run's purpose, as reported to other runs.
+    metastore: None for files that no metastore refers to; it is changed only while the lease is held. warnings: raised
+    when the root was opened, for the report. done: the report of the current run."""
 
     name: ClassVar[str]
     purpose: ClassVar[str]
@@ -102,8 +102,8 @@ class Job(ABC, Generic[Page, Done]):
         self.live.close()
 
     def run(self, *, dry_run: bool = False) -> Done:
-        """Carries out, or rehearses: then nothing is written anywhere. Raises LeaseHeld while another run is running,
-        Refused when more would go than may. Safe to kill, and to run again: the next run continues."""
+        """Executes the job, or rehearses it without writing anything. Raises LeaseHeld while another run is running,
+        Refused if the removals would exceed a limit. May be killed and run again: the next run continues."""
         began = clocks.monotonic()
         try:
             with ExitStack() as stack:
@@ -136,7 +136,7 @@ class Job(ABC, Generic[Page, Done]):
                     self.check()
                     self.finish()
         except BaseException:
-            self.live.forget()  # the metastore may have gone away while it was read
+            self.live.forget()  # the metastore may have become unavailable while it was read
             raise
         done.warnings += self.warnings
         done.status = "planned" if dry_run else done.ended
@@ -151,11 +151,11 @@ class Job(ABC, Generic[Page, Done]):
 
     @property
     def guard(self) -> Limits:
-        """Limits of a run, with what it protects besides."""
+        """The limits of a run, including additional protected places."""
         return self.limits
 
     def check(self) -> None:
-        """Raises LeaseHeld when the lease was lost. Before each change; a rehearsal makes none."""
+        """Raises LeaseHeld if the lease was lost. Called before each change; a rehearsal makes none."""
         assert self._lease
         self._lease.check()
 
@@ -163,7 +163,7 @@ class Job(ABC, Generic[Page, Done]):
     def report(self) -> Done: ...
 
     def planned(self) -> AbstractContextManager[None]:
-        """What the plan needs, for as long as it is carried out. Raises Refused when the whole is too much."""
+        """Holds the plan's resources while it is carried out. Raises Refused if the entire plan exceeds a limit."""
         return nullcontext()
 
     @abstractmethod
@@ -174,13 +174,13 @@ class Job(ABC, Generic[Page, Done]):
 
     @abstractmethod
     def carry_out(self, page: Page) -> None:
-        """Safe to run twice. What fails by itself is in the report."""
+        """Removes one page. May run twice. Reports individual failures."""
 
     def finish(self) -> None:
-        """After all pages."""
+        """Completes the run after all pages."""
 
     def _file_begun(self, audit: AuditLog) -> None:
-        """A root that is running for longer stops no job that may have nothing to remove."""
+        """Records files of killed runs. If the root's lease is held, only warns, as there may be nothing to remove."""
         try:
             finish_begun(audit)
         except LeaseHeld as error:

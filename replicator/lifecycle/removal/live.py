@@ -1,7 +1,7 @@
-"""What the living metastore refers to: every location of every database, table and partition, to ask about a path.
+"""The references of the live metastore: every location of every database, table and partition, searchable by path.
 
-The answer is exact as of the newest event: the metastore is walked once, in batches, into an SQLite file, and what
-events have said since is applied before each query. Reads only (and its own file).
+The answer is exact as of the newest event: the metastore is walked once, in batches, into an SQLite file, and later
+events are applied before each query. Reads only (apart from its own file).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from replicator.metastore.convert.catalog_client import qualified
 from replicator.metastore.parallel import tables_with_partitions
 
 DATABASE, HOME, DATA = "database", "home", "data"
-"""Kinds of reference: a database's directory, a partitioned table's own (its partitions lie anywhere), and one whose
-whole content is a table's or partition's data."""
+"""Kinds of reference: a database's directory; a partitioned table's own directory (its partitions may be located
+anywhere); a directory whose entire content is the data of a table or partition."""
 
 _ABOVE = 64  # names of a path that are looked up at once
 
@@ -46,7 +46,7 @@ create index place_object on place (db, tbl, part);
 
 
 class LiveReference:
-    """What refers to a place. `object`: "db", "db.table" or "db.table/partition"."""
+    """A reference to a path. `object`: "db", "db.table" or "db.table/partition"."""
 
     __slots__ = ("db", "kind", "part", "path", "table")
 
@@ -62,16 +62,16 @@ class LiveReference:
 
 
 class LiveLocations:
-    """Every location that a metastore refers to, read at the first query. As a `with` block.
+    """Every location that a metastore refers to, read at the first query. Usable as a `with` block.
 
-    Bounded memory: the locations lie in a temporary file without a name (see TMPDIR), about 200 bytes each. Raises what
-    the metastore raises; an answer that cannot be had is an error, never "nobody refers to it"."""
+    Memory is bounded: the locations are stored in an unnamed temporary file (see TMPDIR), about 200 bytes each. Raises
+    the metastore's errors; if the answer cannot be determined, raises an error instead of reporting no reference."""
 
     def __init__(self, metastore: MetastoreReader) -> None:
         self._metastore = metastore
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
-        self._all = metastore  # with other catalogs, once it was walked
+        self._all = metastore  # includes other catalogs after the first walk
         self._walked, self._cursor, self._seen, self._roles = False, 0, dict[str, int](), dict[str, str]()
 
     def __enter__(self) -> Self:
@@ -86,20 +86,20 @@ class LiveLocations:
         self._database.close()
 
     def forget(self) -> None:
-        """The next query reads the metastore again."""
+        """Makes the next query read the metastore again."""
         self._walked = False
 
     def __len__(self) -> int:
         return self._count("1")
 
     def held(self, databases: Collection[str] | None = None) -> int:
-        """How many places are a table's or partition's data, of these databases (None: of all)."""
+        """Returns the number of locations with data of tables or partitions, in these databases (None: in all)."""
         if databases is None:
             return self._count("kind = ?", DATA)
         return sum(self._count("kind = ? and db = ?", DATA, db.lower()) for db in set(databases))
 
     def partitions(self, db: str, table: str) -> int:
-        """How many partitions of a table have a location."""
+        """Returns the number of partitions of a table that have a location."""
         return self._count("db = ? and tbl = ? and part <> ''", db.lower(), table.lower())
 
     def _count(self, where: str, *values: str) -> int:
@@ -111,9 +111,9 @@ class LiveLocations:
         return self._database
 
     def references(self, path: str) -> Iterator[LiveReference]:
-        """Everything that would lose data, or its place, if the path went: what is at it or below it, and the data that
-        it lies in. Of what lies above, a database's directory and a partitioned table's own do not count: they hold
-        what is not theirs. Call `refresh` before, when it must hold now."""
+        """Yields every reference that would lose data, or its location, if the path were removed: those at or below the
+        path, and the data directories that contain it. Directories of databases and partitioned tables above the path
+        do not count, as they may contain files of others. Call `refresh` before if the answer must be current."""
         place, database = spelled(path), self._asked()
         columns = "path, kind, db, tbl, part"
         at_or_below = f"select {columns} from place where path = ? or (path > ? and path < ?)"
@@ -126,8 +126,8 @@ class LiveLocations:
                 yield LiveReference(*row)
 
     def blocking(self, path: str, *, object: str = "", partition: str = "") -> LiveReference | None:
-        """The first reference that forbids a path's removal. `object` ("db.table") and `partition`: what goes with it,
-        whose own references do not count; an object without partition covers all its partitions."""
+        """Returns the first reference that forbids a path's removal. `object` ("db.table") and `partition`: dropped as
+        well, so their own references do not count; an object without partition covers all its partitions."""
         for found in self.references(path):
             own = (
                 object and f"{found.db}.{found.table}" == object.lower() and (not partition or found.part == partition)
@@ -137,8 +137,8 @@ class LiveLocations:
         return None
 
     def follows(self, db: str) -> str:
-        """Why nothing of a database may be removed here: it is another's replica, or fenced. Empty: it is neither.
-        Asked of the metastore once for each `refresh`, as a 2.3 server tells of no change of a role."""
+        """Returns why nothing of a database may be removed here: it is another's replica, or fenced; else "". Queries
+        the metastore once for each `refresh`, because a 2.3 server emits no event for a role change."""
         if db not in self._roles:
             try:
                 self._roles[db] = follows(db, mark_of(self._metastore.database(db).parameters, db))
@@ -147,7 +147,7 @@ class LiveLocations:
         return self._roles[db]
 
     def refresh(self) -> None:
-        """Applies what events have said since the last look. After a gap in the events everything is walked again."""
+        """Applies the events since the last refresh. Walks the metastore again after a gap in the events."""
         _real.cache_clear()
         self._roles.clear()
         if not self._walked:
@@ -202,7 +202,7 @@ class LiveLocations:
                     self._put_database(self._all.database(db))
                     names = self._all.table_names(db)
                 except ObjectNotFound:
-                    continue  # dropped meanwhile: the events say so
+                    continue  # dropped concurrently, as later events confirm
                 for table, pages in tables_with_partitions(self._all, db, names):
                     self._put_table(table)
                     for batch in pages:
@@ -220,7 +220,7 @@ class LiveLocations:
                 self._forget(db, name)
 
     def _apply(self, change: Change) -> bool:
-        """Whether an event said all that is to be known; else its table is looked at."""
+        """Applies an event. Returns False if the event is incomplete and its table must be read."""
         match change:
             case kinds.CreateDatabase(database=database) | kinds.AlterDatabase(database=database):
                 self._forget(database.name, "")
@@ -233,7 +233,7 @@ class LiveLocations:
                 self._put_table(table)
             case kinds.AlterTable(db=db, name=name, table=table):
                 self._forget(db, name)
-                return False  # its partitions have gone along
+                return False  # its partitions were moved or renamed with it
             case kinds.AddPartitions(db=db, table=name, keys=keys, partitions=partitions) if keys:
                 for part, partition in zip(change.partition_names, partitions, strict=True):
                     self._forget(db, name, part)
@@ -297,19 +297,19 @@ class LiveLocations:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of a walk in one transaction: a commit per row would be what takes the time."""
+        """Executes a walk in one transaction, because a commit for each row would dominate the time."""
         self._database.execute("begin")
         try:
             yield
         except BaseException:
-            if self._database.in_transaction:  # a signal may come before the transaction, or behind its end
+            if self._database.in_transaction:  # a signal may arrive before the transaction begins, or after its end
                 self._database.execute("rollback")
             raise
         self._database.execute("commit")
 
 
 class Unregistered(LiveLocations):
-    """For files that no metastore knows of, by the word of who runs this: nothing refers to anything."""
+    """Locations for files that, according to the operator, no metastore refers to: there are no references."""
 
     def __init__(self) -> None:
         pass
@@ -331,8 +331,8 @@ class Unregistered(LiveLocations):
 
 
 def spelled(place: str) -> str:
-    """One spelling for a place, as `resolved` gives it: two names that lead to one directory are one place. What is
-    above a place is looked up once for all that lie beside it."""
+    """Returns the normalised path, as `resolved` does: two names of one directory are equal. Caches the parent
+    directory for all its entries."""
     if not is_local(place):
         return resolved(place)
     path = local_path(place)

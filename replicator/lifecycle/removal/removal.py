@@ -1,5 +1,5 @@
-"""One thing that a job wants to remove, and the rules that no job may break. Changes nothing; of the filesystem it
-asks only where places lead. Whether the living metastore refers to a path is `live`; carrying out is `remove`.
+"""A removal that a job plans, and the rules that no job may break. Changes nothing; accesses the filesystem only to
+resolve paths. References of the live metastore are checked by `live`; removals are executed by `remove`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from replicator.core.not_replicated import Report, Rows
 from replicator.errors import ObjectNotFound, Refused, UsageError
 
 # ---- legal -----------------------------------------------------------------------------------------------------------
-# Legal holds: what must not be removed by any job, whatever its policy says. One small file each in `$cmroot/legal/`.
+# Legal holds: data that no job may remove, regardless of its policy. One small file each in `$cmroot/legal/`.
 #
-# A hold of `cmroot.pins` keeps a past state in `$cmroot`; a legal hold keeps living data where it is.
+# A hold of `cmroot.pins` retains a past state in `$cmroot`; a legal hold retains live data in place.
 
 
 VERSION = 1
@@ -31,9 +31,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class LegalHold(msgspec.Struct, frozen=True, kw_only=True):
-    """What may not go. pattern: a place (it, and all below and above), or a glob for `db.table` or
-    `db.table/partition`, regardless of case; one for a table covers its partitions. created, until: ISO 8601; until
-    empty: for ever."""
+    """Data that must not be removed. pattern: a path (protects it, and everything below and above), or a glob for
+    `db.table` or `db.table/partition`, case-insensitive; a table's glob covers its partitions. created, until: ISO
+    8601; until empty: for ever."""
 
     name: str
     pattern: str
@@ -60,7 +60,7 @@ class LegalHolds(Rows):
 
 @dataclass
 class LegalHoldChanged(Report):
-    """What became of one: added, or released, and then `hold` is None."""
+    """The report of a hold that was added or released; `hold` is None after a release."""
 
     status: str
     root: str
@@ -73,16 +73,16 @@ class LegalHoldChanged(Report):
 
 
 class ResolvedHold:
-    """A legal hold with the real place that it names, looked up once for any number of queries. Raises as `resolved`
-    when nobody can tell where its place leads."""
+    """A legal hold with its path resolved once for any number of queries. Raises as `resolved` if its path cannot be
+    resolved."""
 
     def __init__(self, hold: LegalHold) -> None:
         self.hold = hold
         self._place = resolved(hold.pattern) if hold.is_place else None
 
     def covers(self, name: str, path: str) -> bool:
-        """Whether a removal is forbidden: `name` of its object ("db.table/partition"), `path` as `resolved` gives it,
-        or empty where no place goes."""
+        """Returns True if the hold forbids a removal: `name` of its object ("db.table/partition"), `path` as returned
+        by `resolved`, or empty if no path is removed."""
         if self._place is not None:
             return bool(path) and touches(path, self._place)
         pattern, table = self.hold.pattern.lower(), name.lower().partition("/")[0]
@@ -90,26 +90,26 @@ class ResolvedHold:
             return False
         if "/" not in pattern:
             return fnmatchcase(table, pattern)
-        if "/" not in name:  # the whole table would go, with the partition that is held
+        if "/" not in name:  # the entire table would be removed, including the held partition
             return fnmatchcase(table, pattern.partition("/")[0])
         return fnmatchcase(name.lower(), pattern)
 
 
 def read_holds(root: str, now: float) -> list[LegalHold]:
-    """Those in force, by name. `now`: seconds since 1970. Raises FormatError when one is damaged, or `legal/` is
-    gone: then nothing may be removed, as nobody knows what it protected."""
+    """Returns the holds in force, by name. `now`: seconds since 1970. Raises FormatError if a hold is damaged or
+    `legal/` is missing: nothing may be removed then, as the protected data are unknown."""
     return [hold for hold in all_holds(root) if not hold.until or seconds(hold.until) > now]
 
 
 def all_holds(root: str) -> list[LegalHold]:
-    """Also those that have ended. Raises FormatError as `read_holds`."""
+    """Returns all holds, including those that have ended. Raises FormatError as `read_holds`."""
     directory = Place(root) / "legal"
     names = guard_names(root, "legal")
     return [_decode((directory / name).read_bytes(), str(directory / name)) for name in names]
 
 
 def add_hold(root: str, hold: LegalHold) -> None:
-    """Raises UsageError for a hold that cannot be, Exists when there is one of this name."""
+    """Adds a hold. Raises UsageError for an invalid hold, Exists if there is one of this name."""
     if not _NAME.fullmatch(hold.name):
         raise UsageError(f"{hold.name!r} cannot be a hold's name", hint="letters, digits, dot, dash, underscore")
     if not hold.pattern.strip() or (not hold.is_place and "." not in hold.pattern):
@@ -129,14 +129,14 @@ def add_hold(root: str, hold: LegalHold) -> None:
                 f"until: {hold.until} is over, so the hold would forbid nothing",
                 hint="give a time to come, or leave --until out: it holds for ever; a time without zone is UTC",
             )
-    guard_names(root, "legal")  # a lost directory must not be there again as if it had been empty
+    guard_names(root, "legal")  # a lost directory must not be recreated as if it had been empty
     body = msgspec.json.format(msgspec.json.encode(hold), indent=2) + b"\n"
     if not _place(root, hold.name).create_exclusive(body):
         raise Exists(f"legal hold {hold.name}: it exists already", hint="choose another, or release it first")
 
 
 def release_hold(root: str, name: str) -> None:
-    """Also a damaged one. Raises ObjectNotFound when there is none."""
+    """Releases a hold, even a damaged one. Raises ObjectNotFound if it does not exist."""
     if not _NAME.fullmatch(name) or not _place(root, name).exists():
         raise ObjectNotFound(f"{root}: no legal hold {name}", hint="`replicator legal-hold ls` shows them")
     _place(root, name).remove_own()
@@ -163,13 +163,13 @@ def _decode(data: bytes, path: str) -> LegalHold:
 
 
 MIN_DEPTH = 2
-"""Names below the store's root or bucket that a path must have: nothing like `/warehouse` or `s3://bucket/db` goes."""
+"""The minimum depth of a path below the store's root or bucket: protects `/warehouse` or `s3://bucket/db`."""
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory that is to go. `what` it is: "path", "partition", "table", "version", "backup", "staging" or "trash".
-    object: "db.table" it belongs to, empty for none; partition: escaped name. reason: a sentence with the figures that
-    led to it. files, bytes: as the plan saw it. drops: the object goes as well, so its own references do not count."""
+    """A directory to be removed. what: "path", "partition", "table", "version", "backup", "staging" or "trash". object:
+    the "db.table" it belongs to, or empty; partition: escaped name. reason: a sentence with the numbers that led to it.
+    files, bytes: as planned. drops: the object is dropped, too, so its own references do not count."""
 
     path: str
     what: str
@@ -182,19 +182,19 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The object as legal holds name it."""
+        """The object's name, as in patterns of legal holds."""
         return f"{self.object}/{self.partition}" if self.partition else self.object
 
     @property
     def bare(self) -> Removal:
-        """The same whatever was counted, and whoever drops the object."""
+        """The removal without its counts and `drops`, for comparison."""
         return msgspec.structs.replace(self, files=0, bytes=0, drops=False)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one run may remove. max_share: of what the job looked at, 0 to 1; max_bytes; None: no limit of this
-    kind. protected: nothing at, below or above these places goes."""
+    """Limits of one run's removals. max_share: share of the items that the job examined, 0 to 1; max_bytes; None: no
+    limit of this kind. protected: nothing at, below or above these paths is removed."""
 
     max_share: float | None = None
     max_bytes: int | None = None
@@ -203,13 +203,13 @@ class Limits:
 
     @property
     def of_a_whole(self) -> bool:
-        """Whether a plan is judged as a whole, too."""
+        """True if there are limits for the entire plan."""
         return self.max_share is not None or self.max_bytes is not None
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A removal that must not be, and why, as a sentence."""
+    """A removal that is forbidden, and why, as a sentence."""
 
     removal: Removal
     why: str
@@ -217,7 +217,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Judged:
-    """A plan's removals, sorted by whether they may be."""
+    """The removals of a plan, divided into allowed and refused ones."""
 
     allowed: list[Removal] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -233,7 +233,7 @@ def judge(
     holds: Sequence[LegalHold],
     in_use: Callable[[Removal], str] = lambda removal: "",
 ) -> Judged:
-    """Each removal by itself: depth, protected places, legal holds, and who uses it (`in_use` says why not)."""
+    """Checks each removal: depth, protected paths, legal holds, and use (`in_use` returns the reason to refuse)."""
     judged, rules = Judged(), _Rules(limits, holds)
     for removal in removals:
         why = rules.against(removal) or in_use(removal)
@@ -245,12 +245,12 @@ def judge(
 
 
 def forbidden(removal: Removal, limits: Limits, holds: Sequence[LegalHold]) -> str:
-    """Why a removal must not be; empty when no rule is against it. One without a path is judged by its object."""
+    """Returns why a removal is forbidden, else "". A removal without a path is checked by its object."""
     return _Rules(limits, holds).against(removal)
 
 
 class _Rules:
-    """Limits and legal holds with the real places that they name: every spelling and every link of a place is one."""
+    """Limits and legal holds with resolved paths: all names of a path and all links to it are equal."""
 
     def __init__(self, limits: Limits, holds: Sequence[LegalHold]) -> None:
         self._min_depth = limits.min_depth
@@ -274,13 +274,13 @@ class _Rules:
 
 
 def refuse_excess(judged: Judged, limits: Limits, total: int, noun: str) -> None:
-    """Raises Refused (exit 6) when what is allowed is more than one run may remove, before anything is. `total`: how
-    many the job looked at; `noun`: what they are, such as "partitions"."""
+    """Raises Refused (exit 6), before anything is removed, if the allowed removals exceed the limits of one run.
+    `total`: the number of items that the job examined; `noun`: their name, such as "partitions"."""
     refuse_counts(len(judged.allowed), judged.bytes, limits, total, noun)
 
 
 def refuse_counts(count: int, size: int, limits: Limits, total: int, noun: str) -> None:
-    """The same for a plan that is too large for memory: `count` removals of `size` bytes together."""
+    """Does the same for a plan that is too large for memory: `count` removals of `size` bytes in total."""
     if limits.max_share is not None and total and count / total > limits.max_share:
         raise Refused(
             f"{count:,} of {total:,} {noun} would be removed, {count / total:.0%}; one run may remove "
@@ -297,5 +297,5 @@ def refuse_counts(count: int, size: int, limits: Limits, total: int, noun: str) 
 
 
 def depth(path: str) -> int:
-    """Names below the store's root or bucket, `..` folded."""
+    """Returns the number of names below the store's root or bucket, with `..` resolved."""
     return len([part for part in posixpath.normpath(split_authority(path)[1]).split("/") if part not in ("", ".")])

@@ -1,6 +1,6 @@
-"""Removing directories: a last look, the record, then every file into `$cmroot`. Acts.
+"""Removal of directories: a last check, the audit record, then every file is recycled into `$cmroot`. Has side effects.
 
-Nothing is deleted: files are recycled, and can be brought back until `$cmroot` lets them expire.
+No bytes are deleted: files are recycled, and can be restored until they expire in `$cmroot`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from replicator.lifecycle.removal.removal import Judged, Limits, Refusal, Remova
 from replicator.replay.copy.staging import OPEN, Fence, fenced, give_up_attempts
 
 PATIENCE = timedelta(minutes=1)
-"""How long the lease of a capture or load on the same root is waited for."""
+"""The maximum wait for the lease of a capture or load on the same root."""
 
 BATCH = 200
-"""Directories that are looked at once more, recorded and recycled together."""
+"""The number of directories that are checked again, recorded and recycled together."""
 
 MEASURED = 50
-"""Directories that one task measures."""
+"""The number of directories that one task measures."""
 
 
 _SWEPT = Removal(path="", what="file", reason="begun by a run that was killed")
 
 
 def finish_begun(audit: AuditLog) -> int:
-    """Files what killed runs had taken, and not filed: so many files. Where there is any, waits for the root's lease,
-    LeaseHeld after PATIENCE. Safe to run twice."""
+    """Records the files that killed runs had recycled without recording them. Returns their number. If there may be
+    any, waits for the root's lease; raises LeaseHeld after PATIENCE. May run twice."""
     if not is_left(audit.root):
         return 0
     with patiently(partial(acquire, audit.root, audit.job), PATIENCE):
@@ -56,14 +56,14 @@ def finish_begun(audit: AuditLog) -> int:
 
 
 def _sweep(audit: AuditLog) -> int:
-    """In the record like the files that a run takes itself; under the lease."""
+    """Records these files like the run's own; requires the lease."""
     with audit.recorder() as recorder:
         return len(sweep_incoming(audit.root, record=recorder.of(_SWEPT)).finished)
 
 
 @dataclass
 class Removed:
-    """What a run removed. files, bytes: recycled. refused: forbidden at the last look. failed: (removal, why)."""
+    """The result of removals. files, bytes: recycled. refused: forbidden by the last check. failed: (removal, why)."""
 
     removals: list[Removal] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -74,8 +74,8 @@ class Removed:
 
 @dataclass(frozen=True)
 class Remover:
-    """A job's hands. live: what the metastore refers to; root: `$cmroot`, where files go. check: raises LeaseHeld when
-    the job's own lease was lost: what it decided to remove may be another's by now."""
+    """The executor of a job's removals. live: references of the metastore; root: `$cmroot`, to which files are moved.
+    check: raises LeaseHeld if the job's own lease was lost, as the directories may have another owner by now."""
 
     root: str
     audit: AuditLog
@@ -87,14 +87,14 @@ class Remover:
     check: Callable[[], None] = lambda: None
 
     def look(self, removals: Iterable[Removal]) -> Judged:
-        """Which of them may be removed now; changes nothing. A dry run ends here. Raises FormatError for a damaged
-        legal hold, and what the metastore raises."""
+        """Returns the removals divided by whether they are allowed now; changes nothing. A dry run ends here. Raises
+        FormatError for a damaged legal hold, and the metastore's errors."""
         self.live.refresh()
         return judge(removals, self.limits, read_holds(self.root, self.clock()), self._in_use)
 
     def remove(self, removals: Iterable[Removal]) -> Removed:
-        """Recycles what may be removed at this moment, in batches. Safe to run twice: what is gone already counts as
-        removed, with no files. The record of refusals and failures is the audit's; they do not stop the others."""
+        """Recycles, in batches, the directories whose removal is allowed now. May run twice: missing directories count
+        as removed, with no files. Refusals and failures are recorded in the audit, and do not stop the others."""
         done = Removed()
         for batch in batched(removals, BATCH):
             self._batch(batch, done)
@@ -103,7 +103,7 @@ class Remover:
     def _batch(self, batch: Sequence[Removal], done: Removed) -> None:
         with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
             _sweep(self.audit)
-            give_up_attempts(self.root)  # and what is left of a killed run's tasks removes nothing from here on
+            give_up_attempts(self.root)  # remaining tasks of a killed run remove nothing from here on
             judged = self.look(batch)
             self.audit.refused(judged.refused)
             done.refused += judged.refused
@@ -145,7 +145,7 @@ class Remover:
 
 
 def measured(removals: Sequence[Removal], engine: AutoEngine) -> list[Removal]:
-    """In the order given, with the files and bytes that lie there now; nothing of what is gone."""
+    """Returns the removals in their order, with the current numbers of files and bytes; 0 for missing paths."""
     tasks = batched([each.path for each in removals if each.path], MEASURED)
     sizes = dict(size for some in engine.for_work(len(removals)).run(sizes_of, tasks) for size in some)
     found = []
@@ -156,7 +156,7 @@ def measured(removals: Sequence[Removal], engine: AutoEngine) -> list[Removal]:
 
 
 def sizes_of(paths: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:
-    """(path, (files, bytes)) of what recycling would take now: hidden files too, and no links."""
+    """Returns (path, (files, bytes)) that recycling would move now: including hidden files, excluding links."""
     found = []
     for path in paths:
         sizes = list(_sizes(path))
@@ -172,7 +172,7 @@ def _sizes(place: str) -> Iterator[int]:
         yield from sizes
         return
     top = local_path(place)
-    with naming(top), suppress(FileNotFoundError):  # what goes while it is counted
+    with naming(top), suppress(FileNotFoundError):  # files deleted during the count
         is_file = stat.S_ISREG(os.lstat(top).st_mode)
         for path in [top] if is_file else files_below(top):
             with suppress(FileNotFoundError):
@@ -180,7 +180,7 @@ def _sizes(place: str) -> Iterator[int]:
 
 
 class RemovalTask(msgspec.Struct, frozen=True):
-    """Directories whose files go to a `$cmroot`."""
+    """Directories whose files are moved to a `$cmroot`."""
 
     root: str
     audit: AuditLog
@@ -188,14 +188,14 @@ class RemovalTask(msgspec.Struct, frozen=True):
 
 
 class RemovalOutcome(msgspec.Struct, frozen=True):
-    """A removal with the files and bytes that really went; `error`: why it failed."""
+    """A removal with the files and bytes actually removed; `error`: why it failed."""
 
     removal: Removal
     error: str = ""
 
 
 def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[RemovalOutcome]:
-    """Each file is in the audit before its last trace goes. May run twice. Raises LeaseHeld when it was given up."""
+    """Audits each file before its last link is removed. May run twice. Raises LeaseHeld if it was abandoned."""
     found = []
     with task.audit.recorder() as recorder:
         for removal in task.removals:
@@ -211,16 +211,16 @@ def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[RemovalOutc
 
 
 # ---- bring back ------------------------------------------------------------------------------------------------------
-# Bringing back what a run removed: the files of the audit record, from `$cmroot` to where they were. Acts.
+# Restores the files that a run removed, by its audit record, from `$cmroot` to their paths. Has side effects.
 #
-# Files only: metadata that went with them is in the captured log (`replicator restore`) or made again by its owner.
+# Files only: metadata removed with them is in the captured log (`replicator restore`) or recreated by its owner.
 
 
 @dataclass
 class BroughtBack(Report):
-    """files, bytes: written. there: paths that have a file already, which stays. lost: path -> why its bytes cannot be
-    had. found_run: what killed runs had taken and not filed is recorded as this run's now, which can be undone, too;
-    "": nothing."""
+    """The report of a restore. files, bytes: written. there: paths at which a file exists, which is retained. lost:
+    path -> why its bytes are unavailable. found_run: the run under which files that killed runs had recycled without
+    recording them are now recorded; it can be undone, too. "": there were none."""
 
     status: str = "restored"
     run: str = ""
@@ -240,10 +240,10 @@ def bring_back(
     since: str | None = None,
     dry_run: bool = False,
 ) -> BroughtBack:
-    """Every file that a run removed, or those at and below a path; run: None for all runs; job, since (ISO 8601): only
-    what this job removed, and from then on. Hashed on the way. Replaces nothing, so it may run twice. A killed run's
-    files are filed first. Raises ObjectNotFound when the record knows no such file, LeaseHeld while another run is at
-    work on the root and there are files to be filed."""
+    """Restores every file that a run removed, or those at and below a path. run: None for all runs; job, since (ISO
+    8601): only files removed by this job, and from then on. Verifies checksums while copying. Replaces nothing, so it
+    may run twice. Records files of killed runs first. Raises ObjectNotFound if the record has no such file, LeaseHeld
+    while another run is running on the root and there are files to be recorded."""
     done = BroughtBack("planned" if dry_run else "restored", run or "")
     if not dry_run and finish_begun(audit := begin_audit(root, "undo")):
         done.found_run = audit.run

@@ -1,1 +1,1 @@
-"""Retention: removal of expired dataset versions by a config store (Gobblin retention)."""
+"""Retention: deletes expired dataset versions by a config store (Gobblin retention)."""

@@ -1,6 +1,6 @@
-"""Access control: mode, owner and group of the versions that stay. Decides and acts, one path at a time.
+"""Access control: mode, owner and group of the retained versions. Decides and acts, one path at a time.
 
-Only the version's own path is changed, not its content, and never what a symbolic link leads to.
+Only the version's own path is changed, not its content, and never the target of a symbolic link.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from replicator.lifecycle.retention.selection_policies import Policy, selection_
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What a path is to have; None: as it is. mode: as `parse_mode` reads it."""
+    """The access settings of a path; None: unchanged. mode: as `parse_mode` reads it."""
 
     mode: str | None = None
     owner: str | None = None
@@ -50,7 +50,7 @@ class AccessPolicy:
 
 
 def access_policies(pair: Pair) -> tuple[list[AccessPolicy], list[str]]:
-    """The policies of `accessControl.policies`, in their order, and what is doubtful in them. Raises ConfigError."""
+    """Returns the policies of `accessControl.policies`, in their order, and warnings about them. Raises ConfigError."""
     control = pair.own.below("accessControl")
     found: list[AccessPolicy] = []
     warnings: list[str] = []
@@ -78,7 +78,7 @@ def access_policies(pair: Pair) -> tuple[list[AccessPolicy], list[str]]:
 def wanted_access(
     policies: Sequence[AccessPolicy], listed: Listed, versions: Sequence[Version], now: datetime
 ) -> dict[int, tuple[Access, str]]:
-    """Number of a version (newest first) -> what it is to have, and why. Of several policies the last one stands."""
+    """Returns the number of a version (newest first) -> its access, and why. The last of several policies counts."""
     found: dict[int, tuple[Access, str]] = {}
     for each in policies:
         for number, why in each.policy.select(versions, listed.by, now).items():
@@ -91,7 +91,7 @@ def wanted_access(
 
 
 def parse_mode(text: str, now: int) -> int:
-    """`755`, `0755`, `u=rwx,g-w`: the mode that a path with the mode `now` is to have. Raises ValueError."""
+    """Parses `755`, `0755`, `u=rwx,g-w`: returns the new mode of a path whose mode is `now`. Raises ValueError."""
     if re.fullmatch(r"[01]?[0-7]{3}|0[0-7]{3,4}", text):
         return int(text, 8)
     mode = now
@@ -110,7 +110,7 @@ def parse_mode(text: str, now: int) -> int:
 
 
 def is_set(path: str, access: Access) -> bool:
-    """Whether a path has it already; FileNotFoundError when it is gone."""
+    """Returns True if a path has the access already. Raises FileNotFoundError if it does not exist."""
     status = os.lstat(_local(path))
     mode = status.st_mode & 0o7777
     owner, group = _ids(access)
@@ -122,7 +122,7 @@ def is_set(path: str, access: Access) -> bool:
 
 
 def set_access(path: str, access: Access) -> None:
-    """Owner and group first, as a change of owner may clear bits of the mode. Safe to run twice. Raises Error."""
+    """Sets owner and group, then the mode, as the former may clear bits of the latter. May run twice. Raises Error."""
     place = _local(path)
     owner, group = _ids(access)
     with naming(place):
@@ -155,20 +155,21 @@ def _local(path: str) -> str:
 
 
 # ---- begun -----------------------------------------------------------------------------------------------------------
-# What a killed run had begun: directories dated by their modification time, of which some files are gone. Acts.
+# Interrupted removals: directories dated by their modification time, of which a killed run removed some files. Acts.
 #
-# Where a directory cannot go by one rename (HDFS, another device), each file that goes gives it a new time, so the rest
-# would look new. Before the first file goes, `<cmroot>/retention/removing-<id>` says what each directory had; while
-# what is there is a part of that, and nothing else, it counts as old as it was then.
+# Where a directory cannot be removed by one rename (HDFS, another device), each removed file updates its modification
+# time, so the rest would look new. Before the first file is removed, `<cmroot>/retention/removing-<id>` records the
+# contents of each directory; as long as the current contents are a subset of them, the directory keeps its recorded
+# time.
 
 
 VERSION = 1
 _NOTE = "removing-"
-AT_ONCE = 8  # directories that are listed
+AT_ONCE = 8  # directories listed at once
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory whose files are about to go. mtime: seconds since 1970, as the plan saw it; files: all below."""
+    """A directory whose files are about to be removed. mtime: seconds since 1970, as in the plan; files: all below."""
 
     path: str
     mtime: float
@@ -178,13 +179,13 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Beginnings:
-    """The notes of a root. place: `<cmroot>/retention`. Under the lease of retention, `dates` also without."""
+    """The notes of a root. place: `<cmroot>/retention`. Requires the lease of retention, except for `dates`."""
 
     place: Place
 
     def note(self, begun: Iterator[Begun]) -> Place | None:
-        """Durable before the first file goes; `remove_own` it when all are gone. None when there is nothing to note.
-        One directory at a time in memory."""
+        """Writes a note durably, before the first file is removed; call `remove_own` on it when all are removed.
+        Returns None if there is nothing to note. Keeps one directory at a time in memory."""
         first = next(begun, None)
         if first is None:
             return None
@@ -195,7 +196,7 @@ class Beginnings:
         return note
 
     def dates(self) -> dict[str, float]:
-        """(place, as `normal` spells it) -> the time that it had. Raises FormatError for a damaged note."""
+        """Returns (path, as `normal` writes it) -> the recorded time. Raises FormatError for a damaged note."""
         found: dict[str, float] = {}
         for note in self._notes():
             for path, mtime in self._rests(note):
@@ -203,7 +204,7 @@ class Beginnings:
         return found
 
     def settle(self) -> None:
-        """Removes the notes that no directory needs any more. Safe to run twice."""
+        """Removes the notes that no directory requires any more. May run twice."""
         for note in self._notes():
             if next(self._rests(note), None) is None:
                 note.remove_own()
@@ -212,7 +213,7 @@ class Beginnings:
         return (self.place / name for name in self.place.list() if name.startswith(_NOTE))
 
     def _rests(self, note: Place) -> Iterator[tuple[str, float]]:
-        """Those of which a part is there, and nothing that came or changed since."""
+        """Yields directories of which a part exists, with no new or changed files."""
         with note.open_read() as file:
             for found in LocalEngine(AT_ONCE).run(_rest, (_decode(line, str(note)) for line in file)):
                 if found is not None:
@@ -220,7 +221,7 @@ class Beginnings:
 
 
 def begun(path: str, mtime: float) -> Begun:
-    """Of what is there now. Raises OSError or Error for a directory that cannot be listed."""
+    """Returns the current contents. Raises OSError or Error for a directory that cannot be listed."""
     return Begun(path=path, mtime=mtime, files=_states(path))
 
 

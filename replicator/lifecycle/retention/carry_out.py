@@ -1,7 +1,7 @@
-"""Carrying out a plan of retention: removing versions, dropping partitions, setting access. Acts.
+"""Execution of a retention plan: removes versions, drops partitions, sets access. Acts.
 
-Removing goes through `lifecycle.removal`: a last check of the live metastore and of legal holds, the audit record,
-then `$cmroot`.
+Removal uses `lifecycle.removal`: a last check of the live metastore and of legal holds, the audit record, then
+`$cmroot`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from replicator.lifecycle.retention.plan import PlannedItem, RetentionRun
 from replicator.metastore.client import Metastore
 
 # ---- dropping --------------------------------------------------------------------------------------------------------
-# Dropping partitions with their data: files to `$cmroot` first, metadata after, and a note between. Acts.
+# Dropping partitions with their data: files are moved to `$cmroot` first, then metadata is dropped, with a note
+# between. Acts.
 #
 # A crash between the two leaves a partition without files and the note `<cmroot>/retention/dropping-<id>`; the next run
-# finishes it. A partition that was changed meanwhile is left alone.
+# finishes it. A partition that was changed since is left unchanged.
 
 
 DIRECTORY = "retention"
@@ -41,8 +42,8 @@ _NOTE = "dropping-"
 
 @dataclass
 class Dropped:
-    """count: partitions that went; changed: (item, why) for those that do not lie where the plan saw them; failed:
-    those that the metastore refused to drop, and why."""
+    """The result of a drop. count: partitions dropped; changed: (item, why) for those whose location differs from the
+    plan; failed: those that the metastore refused to drop, and why."""
 
     count: int = 0
     changed: list[tuple[PlannedItem, str]] = field(default_factory=list)
@@ -51,15 +52,15 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Dropper:
-    """The metadata half of a removal. root: `$cmroot`."""
+    """The metadata part of a removal. root: `$cmroot`."""
 
     metastore: Metastore
     root: str
     audit: AuditLog
 
     def unchanged(self, items: Sequence[PlannedItem]) -> tuple[list[PlannedItem], list[tuple[PlannedItem, str]]]:
-        """Those whose partition lies where the plan saw it, and the others with why not. A partition that is gone is
-        neither."""
+        """Returns the items whose partition is at the planned location, and the others with the reason. A partition
+        that no longer exists is in neither."""
         kept, changed = [], []
         for item, partition in self._read(items):
             then, now = (normal(place) if place else "" for place in (item.removal.path, partition.location))
@@ -70,8 +71,8 @@ class Dropper:
         return kept, changed
 
     def drop(self, items: Sequence[PlannedItem]) -> Dropped:
-        """Drops the partitions that are where the plan saw them, in batches. Safe to run twice. Raises MetastoreError
-        when the metastore went away; what it refuses is reported."""
+        """Drops the partitions that are at their planned location, in batches. May run twice. Raises MetastoreError if
+        the metastore becomes unreachable; refusals are reported."""
         done = Dropped()
         kept, done.changed = self.unchanged(items)
         for name, of_table in groupby(kept, lambda item: item.removal.object):
@@ -81,7 +82,7 @@ class Dropper:
                 self.metastore.drop_partitions(db, table, [item.removal.partition for item in group])
                 self._replace(db, table, group)
             except ObjectNotFound:
-                continue  # the table went meanwhile, and its partitions with it
+                continue  # the table was dropped, and its partitions with it
             except MetastoreError as error:
                 if error.transient:
                     raise
@@ -100,7 +101,7 @@ class Dropper:
         return done
 
     def note(self, items: Sequence[PlannedItem]) -> str:
-        """Durable before the first file goes; `forget` it after the drop."""
+        """Writes the note durably, before the first file is removed; call `forget` after the drop."""
         place = Place(self.root) / DIRECTORY / f"{_NOTE}{uuid.uuid4().hex}"
         place.write_bytes(msgspec.json.encode(list(items)))
         return str(place)
@@ -109,8 +110,8 @@ class Dropper:
         Place(place).remove_own()
 
     def finish(self) -> Dropped:
-        """Completes what a killed run had begun: drops the partitions whose files are all in `$cmroot`. Those whose
-        files are still there are the new plan's. Under the lease of retention."""
+        """Completes an interrupted drop: drops the partitions whose files are all in `$cmroot`. Those that still have
+        files are part of the new plan. Requires the lease of retention."""
         done = Dropped()
         directory = Place(self.root) / DIRECTORY
         for name in directory.list():
@@ -136,7 +137,7 @@ class Dropper:
                 continue
 
     def _replace(self, db: str, table: str, items: Sequence[PlannedItem]) -> None:
-        """Partitions of another table that take the place of the dropped ones, where it has them."""
+        """Adds the replacement table's partitions of the same values, where they exist."""
         for replacement, group in groupby(items, lambda item: item.replacement):
             if replacement is not None:
                 names = [item.removal.partition for item in group]
@@ -173,8 +174,8 @@ def _decode(data: bytes, place: str) -> list[PlannedItem]:
 
 @dataclass(frozen=True)
 class Executor:
-    """What carries out. job: the keys of the job file; dropper: None without a metastore; done: what is reported of
-    it; beginnings: of which a killed run's are `dates` already."""
+    """The executor of a plan. job: the keys of the job file; dropper: None without a metastore; done: the report;
+    beginnings: its notes of interrupted removals are in `dates` already."""
 
     job: Settings
     remover: Remover
@@ -184,7 +185,7 @@ class Executor:
     dates: Mapping[str, float]
 
     def carry_out(self, batch: Sequence[PlannedItem]) -> None:
-        """What was judged and allowed: removes, drops, sets. Each is looked at once more. Safe to run twice."""
+        """Carries out allowed items: removes, drops, sets access. Each is checked once more. May run twice."""
         went = self._remove([item for item in batch if item.access is None and not item.drops])
         self._prune(went)
         partitions = [item for item in batch if item.drops]
@@ -195,7 +196,7 @@ class Executor:
                 self._set(item)
 
     def _remove(self, items: Sequence[PlannedItem]) -> list[PlannedItem]:
-        """Those that went."""
+        """Removes versions. Returns those that were removed."""
         still: list[PlannedItem] = []
         note = self.beginnings.note(self._unchanged(items, still))
         removed = self.remover.remove(item.removal for item in still)
@@ -213,7 +214,7 @@ class Executor:
         return went
 
     def _unchanged(self, items: Sequence[PlannedItem], still: list[PlannedItem]) -> Iterator[Begun]:
-        """Adds to `still` those that are as the plan saw them, and gives what lies in directories among them that are
+        """Adds the items that are as planned to `still`, and yields the contents of directories among them that are
         dated by their modification time."""
         for item, found in zip(items, LocalEngine(AT_ONCE).run(self._looked_at, items), strict=True):
             if isinstance(found, Refusal):
@@ -227,7 +228,7 @@ class Executor:
                     yield found
 
     def _looked_at(self, item: PlannedItem) -> Begun | Refusal | str | None:
-        """None: there is nothing to say; text: why it failed."""
+        """Checks an item: returns a refusal if changed, a text if unreadable, the contents of a dated directory."""
         if item.mtime is None:
             return None
         place = located(item.removal.path)
@@ -235,7 +236,7 @@ class Executor:
             now, found = place.child(), None
             if now is not None and now.is_directory and normal(item.removal.path) not in self.dates:
                 found = begun(item.removal.path, item.mtime)
-                now = place.child()  # what came while it was listed is not what the plan saw
+                now = place.child()  # changes during the listing are not in the plan
         except (Error, OSError) as error:
             return explained(error)
         if now is not None and now.mtime != item.mtime:
@@ -243,7 +244,7 @@ class Executor:
         return found
 
     def _prune(self, gone: Sequence[PlannedItem]) -> None:
-        """Directories that are empty now, up to the dataset's own."""
+        """Removes directories that are empty now, up to the dataset's own."""
         if self.job.truth("gobblin.retention.delete.empty.directories", default=True):
             for item in gone:
                 above = parent(item.removal.path)
@@ -254,7 +255,7 @@ class Executor:
 
     def _drop(self, items: Sequence[PlannedItem]) -> None:
         dropper = self.dropper
-        assert dropper  # partitions are found in a metastore only
+        assert dropper  # only a metastore has partitions
         kept, changed = dropper.unchanged(items)
         with_data = [item for item in kept if not item.keeps_data]
         note = dropper.note(with_data) if with_data else ""
@@ -270,11 +271,11 @@ class Executor:
         for each in refusals:
             self.done.refuse(each)
         if went:
-            self.remover.live.refresh()  # the partitions' own references are gone
+            self.remover.live.refresh()  # the partitions' own references no longer exist
             self._prune(went)
 
     def count(self, dropped: Dropped) -> None:
-        """Into the result."""
+        """Adds the drops to the report."""
         self.done.dropped += dropped.count
         for item, why in dropped.failed:
             self.done.fail(item.removal.name, why)
@@ -291,14 +292,14 @@ class Executor:
                 )
                 self.done.access += 1
         except FileNotFoundError:
-            pass  # gone since it was listed
+            pass  # removed since it was listed
         except (Error, OSError) as error:
             self.done.fail(path, explained(error))
 
 
 def _remove_empty_parents(item: PlannedItem, live: LiveLocations) -> None:
-    """Up to the dataset's own directory, which stays. A directory that something refers to stays, too.
-    Raises what the metastore raises, and as `remove_if_empty`."""
+    """Removes empty directories above an item, up to the dataset's own, which is retained, as are referenced
+    directories. Raises the errors of the metastore, and as `remove_if_empty`."""
     if not item.top:
         return
     top, above = (local_path(each) if is_local(each) else each for each in (item.top, parent(item.removal.path)))

@@ -1,7 +1,7 @@
-"""Versions of a dataset in files: what may go as a whole, and how old it is. Reads only.
+"""Versions of a dataset in files: the units of removal, and their ages. Reads only.
 
-Each finder lists the dataset once. What matches its pattern and has no time that could be read is reported with the
-reason: it stays for ever, and somebody should know.
+Each finder lists the dataset once. A name that matches its pattern without a valid time is reported with the reason, as
+it is retained forever.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from replicator.lifecycle.retention.config.datetimes import (
 )
 
 # ---- globs -----------------------------------------------------------------------------------------------------------
-# What lies in a directory, and Hadoop's globs over it, level by level. Reads only.
+# Directory listings, and Hadoop's globs over them, level by level. Reads only.
 #
-# Symbolic links are reported and never followed. A directory that cannot be read is an error, never an empty one.
+# Symbolic links are reported and never followed. An unreadable directory is an error, never an empty one.
 
 
 @dataclass
 class Found:
-    """What a listing went past: symbolic links that matched a glob, and `unnamed`: what no plan can name: a name that
-    is not UTF-8 (its bytes are shown as `\\xNN`), or leads elsewhere."""
+    """Names excluded from a listing: symbolic links that matched a glob, and `unnamed`: names that no plan can refer
+    to, as they are not UTF-8 (bytes are shown as `\\xNN`) or lead elsewhere."""
 
     links: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
 
 
 def children(place: str, found: Found | None = None) -> list[Child]:
-    """Names directly below, sorted; FileNotFoundError when there is no such directory. Raises NotWritable for one that
-    may not be read. Names that are not UTF-8 are noted in `found` and left out; without it, they are reported as
-    others."""
+    """Returns the names directly below, sorted. Raises FileNotFoundError if the directory does not exist, NotWritable
+    if it may not be read. Names that are not UTF-8 are added to `found` and omitted; without it, they are returned."""
     listed = Place(place).children()
     if found is None:
         return listed
@@ -53,8 +52,8 @@ def children(place: str, found: Found | None = None) -> list[Child]:
 
 
 def files_below(place: str, found: Found | None = None) -> Iterator[Child]:
-    """Every file and every empty directory below a place, a directory's listing in memory at a time. `found`: as for
-    `children`."""
+    """Yields every file and every empty directory below a path, with one directory's listing in memory at a time.
+    `found`: as for `children`."""
     waiting = [place]
     while waiting:
         here = waiting.pop()
@@ -73,8 +72,8 @@ def files_below(place: str, found: Found | None = None) -> Iterator[Child]:
 
 
 def glob(pattern: str, found: Found | None = None) -> Iterator[Child]:
-    """Everything that a pattern of Hadoop's matches (`*`, `?`, `[a-c]`, `[^a]`, `{a,b}`, `\\` before a sign), sorted by
-    level. Links that match, and names that are not UTF-8, are noted in `found` and left out."""
+    """Yields everything that a Hadoop glob matches (`*`, `?`, `[a-c]`, `[^a]`, `{a,b}`, `\\` before a sign), sorted by
+    level. Links that match, and names that are not UTF-8, are added to `found` and omitted."""
     head, path = split_authority(folded(pattern))
     for alternative in _alternatives(path):
         yield from _match(head, [name for name in alternative.split("/") if name], found or Found())
@@ -117,12 +116,12 @@ def _descend(place: str, names: list[str], found: Found) -> Iterator[Child]:
 
 
 def _is_nameable(path: str) -> bool:
-    """Whether a plan can name it: its name is text, and of a bucket none that leads elsewhere (`..`)."""
+    """Returns True if a plan can refer to the path: its name is text and does not lead elsewhere (`..` in a bucket)."""
     return is_text(path) and not unsafe(name_of(path))
 
 
 def glob_regex(pattern: str) -> str:
-    """One level, or a whole path, of a glob as a regular expression: `*` does not match a slash."""
+    """Returns a glob for one level, or for a complete path, as a regular expression: `*` does not match a slash."""
     out, at, depth = "", 0, 0
     while at < len(pattern):
         sign = pattern[at]
@@ -159,7 +158,7 @@ def glob_regex(pattern: str) -> str:
 
 
 def _alternatives(path: str) -> list[str]:
-    """Braces that hold a slash are several patterns."""
+    """Expands braces that contain a slash into several patterns."""
     match = re.search(r"(?<!\\)\{([^{}]*/[^{}]*)\}", path)
     if match is None:
         return [path]
@@ -182,15 +181,15 @@ def _plain(name: str) -> str:
 
 
 TIME, MARK, NONE = "time", "mark", "none"
-"""What versions are ordered by: a time, a text, or nothing."""
+"""The sort keys of versions: a time, a text, or nothing."""
 
-SHOWN = 20  # of the ignored names, which a report shows; all are counted
+SHOWN = 20  # ignored names in a report; all are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What goes or stays as a whole. `path`: a directory or file; `name`: as reports call it. `partition`: of a Hive
-    table. `mtime`: if given, the version is only what was seen while this has not changed."""
+    """A unit that is removed or retained as a whole. `path`: a directory or file; `name`: for reports. `partition`: of
+    a Hive table. `mtime`: if set, a different modification time means that the version has changed since."""
 
     path: str
     name: str
@@ -202,8 +201,8 @@ class Version:
 
 @dataclass
 class Listed:
-    """All versions of a dataset by one finder. `by`: what they are ordered by. `ignored`: how many names had no time,
-    and why, for the first ones. `doubts`: about the settings. `unnamed`: what stays, as its name is not UTF-8."""
+    """All versions of a dataset by one finder. `by`: their sort key. `ignored`: number of names without a time, `why`:
+    the first reasons. `doubts`: warnings about settings. `unnamed`: retained paths, as names are not UTF-8."""
 
     by: str
     versions: list[Version] = field(default_factory=list)
@@ -230,7 +229,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 @dataclass(frozen=True)
 class Pair:
     """The settings of one version finder with its policy. `own`: keys as `version.finder.class`; `whole`: the
-    dataset's, for older spellings; None in an element of `dataset.partitions`."""
+    dataset's, for older key names; None in an element of `dataset.partitions`."""
 
     own: Settings
     whole: Settings | None = None
@@ -262,7 +261,7 @@ Finder = Callable[[str, datetime], Listed]
 
 
 def path_finder(pair: Pair) -> Finder:
-    """The finder that the settings name. Raises ConfigError, before anything is listed, for settings that cannot be."""
+    """Returns the configured finder. Raises ConfigError for invalid settings, before anything is listed."""
     kind = pair.class_of("version.finder.class", VERSIONS, "version finder")
     match kind:
         case "modification":
@@ -315,7 +314,7 @@ def _glob_of(pair: Pair, *older: str) -> str | None:
 
 
 def dates_of(pair: Pair) -> DatePattern:
-    """The pattern and zone of names. Raises ConfigError."""
+    """Returns the pattern and zone of names. Raises ConfigError."""
     pattern = pair.required("version.datetime.pattern", "gobblin.retention.datetime.pattern")
     zone = pair.text(*_ZONES)
     return checked_pattern(pair, "version.datetime.pattern", pattern, zone)
@@ -329,7 +328,7 @@ def checked_pattern(pair: Pair, key: str, pattern: str, zone: str | None) -> Dat
 
 
 def doubts(dates: DatePattern, has_zone: bool) -> list[str]:
-    """What a report should say about a pattern."""
+    """Returns warnings about a pattern, for reports."""
     found = [dates.warning] if dates.warning else []
     if not has_zone:
         found.append(f"no time zone is set, so names are read in {dates.zone_name}")
@@ -363,7 +362,7 @@ def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> L
 
 
 def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, now: datetime) -> Listed:
-    """Only those that are there: each distinct name is looked at once."""
+    """Lists existing versions only: checks each distinct name once."""
     listed = Listed(TIME)
     hours = (period.days * 86400 + period.seconds) // 3600
     names = {
@@ -418,7 +417,7 @@ def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> Listed:
 
 
 def _hits(dataset: str, pattern: str, found: Found) -> Iterator[Child]:
-    """The dataset's own name may hold signs of a pattern."""
+    """Yields the matches of a pattern below the dataset, whose own name may contain pattern characters."""
     if not pattern.strip("/"):
         raise ConfigError("version.globPattern is empty", hint="write * for everything in the dataset")
     literal = re.sub(r"([*?\[\]{}\\])", r"\\\1", dataset)

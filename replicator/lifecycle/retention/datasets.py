@@ -1,7 +1,7 @@
-"""Datasets: what the finders of a job lead to, each with the settings that hold for it. Reads only.
+"""Datasets: the results of a job's finders, each with its settings. Reads only.
 
-A dataset that several finders or tags lead to is one dataset, with the settings of the first. What cannot be read of
-one is reported and stops no other.
+A dataset found by several finders or tags is one dataset, with the settings of the first. Errors of one dataset are
+reported and do not stop the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATTERN = ("gobblin.dataset.pattern", "gobblin.retention.dataset.pattern")
 
 @dataclass(frozen=True)
 class FileDataset:
-    """A directory, or file. `key`: its path as the configuration spells it."""
+    """A directory or file. `key`: its path as written in the configuration."""
 
     path: str
     key: str
@@ -56,7 +56,7 @@ Dataset = FileDataset | HiveDataset
 
 @dataclass(frozen=True)
 class Failed:
-    """What could not be looked at, and why."""
+    """A dataset that could not be examined, and why."""
 
     name: str
     why: str
@@ -72,8 +72,8 @@ class DatasetFinder:
 
 
 def find_datasets(job: JobFile, metastore: MetastoreReader | None, root: str | None) -> Iterator[Dataset | Failed]:
-    """`root`: what absolute paths of the configuration lie below; None: as `writer.fs.uri` says, else the local
-    filesystem. Raises ConfigError when the job names no finder and no tag."""
+    """Yields the datasets of a job. `root`: prefix of absolute paths of the configuration; None: as in `writer.fs.uri`,
+    else the local filesystem. Raises ConfigError if the job has neither a finder nor a tag."""
     seen: set[str] = set()
     for source in sources(job):
         if isinstance(source, Failed):
@@ -89,7 +89,7 @@ def find_datasets(job: JobFile, metastore: MetastoreReader | None, root: str | N
 
 
 def sources(job: JobFile) -> Iterator[DatasetFinder | Failed]:
-    """The finders: one named by the job, or one for each key of the store that names a tag of the job."""
+    """Yields the finders: the one named by the job, or one for each key of the store that includes a tag of the job."""
     named = job.settings.text(*_FINDER)
     if named:
         yield DatasetFinder(known(named, FINDERS, "dataset finder", job.settings.origin(*_FINDER)), job.settings)
@@ -128,7 +128,7 @@ def _tagged(store: ConfigStore, tags: Iterable[Key]) -> Iterator[DatasetFinder |
 
 
 def _tag(store: ConfigStore, text: str) -> Key:
-    """A tag as a path of the store, or as a URI in it."""
+    """Returns the key of a tag, given as a path of the store, or as a URI in it."""
     path = re.sub(r"^[\w-]+:(//[^/]*)?", "", text)
     above = split_authority(normal(store.place))[1].rpartition("/")[0]
     if path != text and f"{path}/".startswith(f"{above}/"):
@@ -193,7 +193,7 @@ def _under(root: str, pattern: str) -> str:
 
 
 def _blacklist(settings: Settings) -> list[re.Pattern[str]]:
-    """Patterns that a dataset's path must not hold anywhere."""
+    """Returns patterns that may not match anywhere in a dataset's path."""
     found = []
     keys = ("gobblin.retention.dataset.blacklist", "gobblin.dataset.blacklist")
     text, globbed = settings.text(*keys), settings.text("gobblin.dataset.glob.blacklist")
@@ -209,7 +209,7 @@ def _blacklist(settings: Settings) -> list[re.Pattern[str]]:
 
 
 def _key(path: str, root: str) -> str:
-    """A path as the configuration spells it: without its store, and without what it was put below."""
+    """Returns a path as the configuration writes it: without its store, and without the prefix."""
     if root and f"{normal(path)}/".startswith(f"{normal(root).rstrip('/')}/"):
         return normal(path)[len(normal(root).rstrip("/")) :] or "/"
     return split_authority(normal(path))[1] if not is_local(path) else normal(path)
@@ -254,7 +254,7 @@ def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> It
 
 
 def _foreign(table: Table) -> str:
-    """Why partitions of a table cannot go with their files; nothing when they can."""
+    """Returns why partitions of a table cannot be removed with their files; empty if they can."""
     format = table_format(table)
     if format == "acid":
         return f"{SAID[format]}: its partitions go with the transactions that wrote them; drop them in Hive"
@@ -264,20 +264,20 @@ def _foreign(table: Table) -> str:
 
 
 def explained(error: Exception) -> str:
-    """An error on one line, with what to do."""
+    """Returns an error on one line, with its hint."""
     if isinstance(error, Error):
         return error.message + (f" ({error.hint})" if error.hint else "")
     return str(error)
 
 
 # ---- explain ---------------------------------------------------------------------------------------------------------
-# Why a dataset has the settings it has: which file of the store gave each value, and which values it hides. Pure.
+# Explanation of a dataset's settings: which file of the store set each value, and which values it hides. Pure.
 
 
 @dataclass(frozen=True)
 class ExplainedValue:
-    """One value. `at`: where it is written; `through`: where the `${...}` stands that led there; `hides`: where weaker
-    nodes set the same key. `far`: the store's root won over a node that is nearer to the dataset."""
+    """One value. `at`: where it is written; `through`: the location of the `${...}` that refers to it; `hides`: where
+    weaker nodes set the same key. `far`: the store's root won over a node that is nearer to the dataset."""
 
     key: str
     value: str
@@ -289,7 +289,7 @@ class ExplainedValue:
 
 @dataclass(frozen=True)
 class Explained(Rows):
-    """`nodes`: the keys that values were taken from, strongest first, each with whether it has values of its own."""
+    """The explained settings of a path. `nodes`: keys of their values, strongest first, marked if without a file."""
 
     listed = "values"
     path: str
@@ -302,7 +302,7 @@ class Explained(Rows):
 
 
 def explain_key(resolved: Resolved, path: str, store: str, version: str) -> Explained:
-    """What the config store says about a key."""
+    """Explains the settings of a key in the config store."""
     reported = [
         _reported(resolved, path_, value.origin, shown(value), value) for path_, value in resolved.settings.leaves()
     ]
@@ -316,7 +316,7 @@ def explain_key(resolved: Resolved, path: str, store: str, version: str) -> Expl
 
 
 def explain_job(settings: Settings, path: str) -> Explained:
-    """The same where there is no store: all is the job file's."""
+    """Explains the settings of the job file, without a store."""
     reported = [
         ExplainedValue(".".join(names), shown(value), str(value.origin), _through(value))
         for names, value in settings.leaves()
@@ -342,9 +342,9 @@ def _through(value: object) -> str | None:
 
 
 def _set_at(node: Raw, path: tuple[str, ...]) -> Iterator[Origin]:
-    """Where a node sets a path, or something that the path lies in and that is no object as written."""
+    """Yields where a node sets a path, or a value above it that is not written as an object."""
     for name in path:
-        if name.endswith("]"):  # in a list, which is replaced whole
+        if name.endswith("]"):  # in a list, which is replaced completely
             yield from _set_at(node, (name.partition("[")[0],))
             return
         if not isinstance(node, Fields) or name not in node.fields:

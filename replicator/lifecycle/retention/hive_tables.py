@@ -1,4 +1,4 @@
-"""Hive tables as datasets: which tables, by which white list, and their partitions as versions. Reads only."""
+"""Hive tables as datasets: tables selected by white and black lists, and their partitions as versions. Reads only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TABLES = 500  # fetched at once
 
 @dataclass(frozen=True)
 class Names:
-    """`db.table1|table2,db2`: `*` is a wild card, everything else a regular expression for whole names. The black list
-    goes first; an empty white list accepts everything."""
+    """White and black lists, as `db.table1|table2,db2`: `*` is a wild card, everything else a regular expression for
+    complete names. The black list has precedence; an empty white list accepts everything."""
 
     white: tuple[tuple[str, tuple[str, ...]], ...]
     black: tuple[tuple[str, tuple[str, ...]], ...]
@@ -36,7 +36,7 @@ class Names:
         return not self.white or self._any(self.white, db, table)
 
     def may_have(self, db: str) -> bool:
-        """Whether a database may hold an accepted table."""
+        """Returns True if a database may contain an accepted table."""
         if any(self._is(pattern, db) and "*" in tables for pattern, tables in self.black):
             return False
         return not self.white or any(self._is(pattern, db) for pattern, _ in self.white)
@@ -50,7 +50,7 @@ class Names:
 
 
 def parse_names(white: str, black: str, *, ignore_case: bool = True, where: str = "") -> Names:
-    """Raises ConfigError for an entry with two dots, or one that is no regular expression."""
+    """Parses both lists. Raises ConfigError for an entry with two dots, or an invalid regular expression."""
     return Names(_entries(white, where), _entries(black, where), ignore_case)
 
 
@@ -71,8 +71,8 @@ def _entries(text: str, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def names_of(job: Settings) -> Names:
-    """The tables that a job's `hive.dataset.*` keys name. Raises ConfigError when they name none, or something that
-    cannot be followed here."""
+    """Returns the tables that a job's `hive.dataset.*` keys select. Raises ConfigError if they select none, or name a
+    class."""
     for key in ("hive.dataset.tableFilter", "org.apache.gobblin.config.management.datasetUriBuilderClass"):
         if job.find(key) is not None:
             raise job.wrong(key, job.find(key), "names a class, which cannot be run here: use white and black lists")
@@ -88,7 +88,7 @@ def names_of(job: Settings) -> Names:
 
 
 def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> Iterator[Table]:
-    """The accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for whole locations."""
+    """Yields the accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for complete locations."""
     for db in metastore.database_names():
         if not names.may_have(db) or is_shadow(metastore.database(db)):
             continue
@@ -103,7 +103,7 @@ PartitionFinder = Callable[[MetastoreReader, Table], Listed]
 
 
 def partition_finder(pair: Pair) -> PartitionFinder:
-    """By a date in a partition's value, if nothing else is said, or by its directory's time. Raises ConfigError."""
+    """Returns a finder by a date in a partition's value (the default) or by directory time. Raises ConfigError."""
     kind = pair.class_of("version.finder.class", VERSIONS, "version finder") or "hive_date"
     if kind == "hive_modification":
         return _by_modification

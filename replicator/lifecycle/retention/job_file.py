@@ -1,7 +1,7 @@
-"""The job file: what a run is given beside the config store. Reads only.
+"""The job file: the input of a run in addition to the config store. Reads only.
 
-`.conf` and `.json` files are HOCON; everything else is Java properties, as Gobblin's own job files are. A directory
-counts as a config store, with no job file.
+`.conf` and `.json` files are HOCON; all others are Java properties, like Gobblin's own job files. A directory is taken
+for a config store, without a job file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RUNTIME = "gobblin.config.runtime."
 
 @dataclass(frozen=True)
 class JobFile:
-    """What a run is given. `settings`: the job file's keys under those given for the run; `store`: None without one;
-    `warnings`: what in it has no effect or another than it had."""
+    """The input of a run. `settings`: the job file's keys, overridden by those set for the run; `store`: None without
+    one; `warnings`: keys without effect or with a different effect."""
 
     place: str
     settings: Settings
@@ -43,8 +43,8 @@ class JobFile:
 def read_job(
     place: str, *, given: Mapping[str, str] | None = None, environment: Mapping[str, str | None] | None = None
 ) -> JobFile:
-    """Reads a job file, or takes a store's directory. `given` keys win over the file's. `environment`: what `${NAME}`
-    may read; None for a name that exists and may not be. Raises ConfigError with the file and line."""
+    """Reads a job file, or accepts a store's directory. `given` keys override the file's. `environment`: values for
+    `${NAME}`; None for a variable that exists and may not be read. Raises ConfigError with the file and line."""
     given = dict(given or {})
     fields = _fields(given, "--set")
     if _is_store(place):
@@ -65,7 +65,7 @@ def _is_store(place: str) -> bool:
 
 
 def _beside(uri: str, place: str) -> str:
-    """A store given as a relative path lies beside the job file."""
+    """Resolves the relative path of a store against the job file's directory."""
     if ":" in uri or uri.startswith("/") or not is_local(place):
         return uri
     return str(Path(place).resolve().parent / uri)
@@ -100,7 +100,7 @@ def _fields(values: Mapping[str, str], name: str) -> Fields:
 
 
 def _as_fields(properties: Iterator[tuple[str, str, Origin]], name: str) -> Fields:
-    """A key that is both a value and the beginning of others keeps the others, as in the Typesafe library."""
+    """Builds nested fields. If a key is a value and a prefix of others, the others win, as in the Typesafe library."""
     found: Raw = Fields({}, Origin(name, 0))
     entries = sorted(properties, key=lambda entry: len(entry[0].split(".")))
     for key, value, origin in entries:
@@ -113,7 +113,7 @@ def _as_fields(properties: Iterator[tuple[str, str, Origin]], name: str) -> Fiel
 
 
 def _runtime(fields: Fields) -> dict[str, str]:
-    """`gobblin.config.runtime.x` is `${x}` for the store."""
+    """Returns the values of `gobblin.config.runtime.x`, which are `${x}` in the store."""
     return {
         ".".join(path)[len(RUNTIME) :]: value.text
         for path, value in _scalars(fields, ())

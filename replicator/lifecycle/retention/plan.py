@@ -1,4 +1,4 @@
-"""What a run would do with one dataset: which versions go and why, and whose access changes. Reads only."""
+"""The plan of a run for one dataset: which versions are removed and why, and whose access changes. Reads only."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PREFIX = "gobblin.retention"
 
 
 class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to do. `drops`: the partition goes from the metastore, too; `keeps_data`: only from there. `access`:
-    nothing is removed. `mtime`: what the path must still have. `replacement`: ("db", "table") whose partition of the
-    same values takes this one's place."""
+    """One planned action. `drops`: the partition is dropped from the metastore, too; `keeps_data`: only from there.
+    `access`: to set, nothing is removed. `mtime`: the required modification time of the path. `replacement`: ("db",
+    "table") whose partition of the same values replaces this one."""
 
     dataset: str
     removal: Removal
@@ -47,7 +47,7 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moves_data(self) -> bool:
-        """Whether files go."""
+        """Returns True if files are removed."""
         return self.access is None and not self.keeps_data
 
     def as_json(self) -> dict[str, Any]:
@@ -68,9 +68,9 @@ class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class DatasetPlan:
-    """`versions`: how many were looked at; `ignored`: how many names had no time that could be read;
-    `doubts`: what is so in many datasets alike, and is reported once; `unnamed`: what stays, as its name is not
-    UTF-8."""
+    """The plan of a dataset. `versions`: number examined; `ignored`: number of names without a valid time; `doubts`:
+    warnings that are equal for many datasets, and are reported once; `unnamed`: paths that are retained, as their names
+    are not UTF-8."""
 
     name: str
     versions: int = 0
@@ -83,8 +83,8 @@ class DatasetPlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """`job`: the keys that are read from the job file only. `now`: the moment that everything is judged by. `begun`:
-    (place, as `normal` spells it) -> the time that it had before a killed run removed some of its files."""
+    """A planner of datasets. `job`: the keys that are read from the job file only. `now`: the timestamp for all
+    evaluations. `begun`: (path, as `normal` writes it) -> its time before a killed run removed some of its files."""
 
     job: Settings
     now: datetime
@@ -92,7 +92,7 @@ class Planner:
     begun: Mapping[str, float] = field(default_factory=dict)
 
     def plan(self, dataset: Dataset) -> DatasetPlan:
-        """Raises Error for settings or listings that cannot be had: then nothing is known of the dataset."""
+        """Plans one dataset. Raises Error if its settings or listings are unavailable: then the dataset has no plan."""
         if isinstance(dataset, HiveDataset):
             return self._plan_table(dataset)
         return self._plan_files(dataset)
@@ -112,7 +112,7 @@ class Planner:
             chosen = policy.select(versions, listed.by, self.now)
             for number, why in chosen.items():
                 version = versions[number]
-                if version.path in planned:  # by another finder of the dataset
+                if version.path in planned:  # planned by another finder of the dataset
                     continue
                 planned.add(version.path)
                 removal = Removal(path=version.path, what="version", reason=why)
@@ -141,7 +141,7 @@ class Planner:
     def _tell(self, plan: DatasetPlan, listed: Listed, name: str) -> None:
         plan.versions += len(listed.versions)
         plan.ignored += listed.ignored
-        plan.unnamed = list(dict.fromkeys([*plan.unnamed, *listed.unnamed]))  # several finders see the same
+        plan.unnamed = list(dict.fromkeys([*plan.unnamed, *listed.unnamed]))  # several finders may report the same
         if not listed.versions:
             plan.warnings.append(f"{name}: the version finder finds nothing")
         plan.doubts += listed.doubts
@@ -179,7 +179,7 @@ class Planner:
     def _partitions(
         self, dataset: HiveDataset, reasons: dict[str, tuple[str, float | None]], replacement: tuple[str, str] | None
     ) -> Iterator[PlannedItem]:
-        """Their locations, in batches."""
+        """Yields the planned drops of partitions with their locations, read in batches."""
         assert self.metastore
         table = dataset.table
         keeps = not self.job.truth(f"{PREFIX}.hive.shouldDeleteData", default=False)
@@ -223,8 +223,8 @@ def _replacement(own: Settings, dataset: HiveDataset) -> tuple[str, str] | None:
 
 
 def pairs(settings: Settings, kind: str = "glob") -> Iterator[tuple[Pair, Policy]]:
-    """Version finders with their policies, by the first rule that fits: the alias, an older policy, the dataset's own,
-    a list of several. Raises ConfigError when none does."""
+    """Yields version finders with their policies, by the first rule that applies: the alias, an older policy, the
+    dataset's own, a list of several. Raises ConfigError if none applies."""
     alias = settings.below(f"{PREFIX}.versionAndPolicy.alias")
     own = settings.below(PREFIX)
     if alias is not None:
@@ -255,7 +255,7 @@ _FIXED = {
     "tracking": ("DateTimeDatasetVersionFinder", "TimeBasedRetentionPolicy"),
     "modification": ("ModDateTimeDatasetVersionFinder", "TimeBasedRetentionPolicy"),
 }
-"""The older dataset finders, which brought version finder and policy with them."""
+"""The older dataset finders, which imply a version finder and a policy."""
 assert {policy for _, policy in _FIXED.values()} <= set(RETENTIONS)
 
 
@@ -268,19 +268,19 @@ def _with_finder(own: Settings, finder: str) -> Settings:
 
 
 # ---- outcome ---------------------------------------------------------------------------------------------------------
-# What a run of retention did, as its result tells it. Pure.
+# The report of a run of retention. Pure.
 
 
-REPORTED = 1000  # refusals that a result lists; the record has all
+REPORTED = 1000  # refusals that a report lists; the audit record has all
 
 
 @dataclass
 class RetentionRun(Removals):
-    """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
-    `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
-    partitions; `ignored`: names whose time cannot be read. `refused`: the first ones of `refused_count`, and why;
-    `failed`: what, and why. `databases`: those that the root captures; None: unknown, or it captures none. Versions of
-    any database go to it, but its log tells the history of these only."""
+    """The report of a run, or of its plan (`planned`). `status`: done, incomplete (failures or refusals) or planned.
+    `versions`: examined; `selected`: by a policy; `removed`: versions removed, with `files` and `bytes` moved to
+    `$cmroot`; `dropped`: partitions; `ignored`: names without a valid time. `refused`: the first ones of
+    `refused_count`, and why; `failed`: what, and why. `databases`: those that the root captures; None: unknown, or it
+    captures none. Versions of any database are moved to it, but its log has the history of these only."""
 
     status: str = "done"
     run: str = ""
@@ -302,7 +302,7 @@ class RetentionRun(Removals):
 
     @property
     def is_whole(self) -> bool:
-        """Nothing was refused or failed."""
+        """Returns True if nothing was refused or failed."""
         return not (self.refused_count or self.failed)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -317,7 +317,7 @@ class RetentionRun(Removals):
 
 @dataclass
 class RetentionPlan(RetentionRun, Rows):
-    """What a run would do. items: what it would remove, drop or set, unless that was listed one by one."""
+    """The plan of a run. items: to remove, drop or set, unless they were passed to a callback."""
 
     listed = "items"
     columns = ("act", "dataset", "path", "partition", "files", "bytes", "keeps_data", "access", "reason")
@@ -326,12 +326,12 @@ class RetentionPlan(RetentionRun, Rows):
 
 
 # ---- spool -----------------------------------------------------------------------------------------------------------
-# A plan on disk: items as lines of JSON in a temporary file, written once and read as often as needed. Acts on its own
-# file only. A plan of a million items takes no memory.
+# A plan on disk: items as lines of JSON in a temporary file, written once and read repeatedly. Acts on its own file
+# only. A plan of a million items requires no memory.
 
 
 class Spool:
-    """Items in the order in which they were added. Gone with the process."""
+    """Items in insertion order, deleted when the process ends."""
 
     def __init__(self) -> None:
         self._file = TemporaryFile()  # noqa: SIM115  open as long as the plan is needed
@@ -342,7 +342,7 @@ class Spool:
         self.count += 1
 
     def __iter__(self) -> Iterator[PlannedItem]:
-        """From the first to the last; one reader at a time."""
+        """Yields the items from the first to the last; one reader at a time."""
         self._file.seek(0)
         for line in self._file:
             yield msgspec.json.decode(line, type=PlannedItem)

@@ -1,4 +1,4 @@
-"""A run of retention: plan every dataset, judge the whole, then remove, drop and set access."""
+"""A run of retention: plans every dataset, checks the complete plan, then removes, drops and sets access."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from replicator.lifecycle.retention.datasets import Dataset, Failed, explained, 
 from replicator.lifecycle.retention.job_file import JobFile
 from replicator.lifecycle.retention.plan import DatasetPlan, PlannedItem, Planner, RetentionPlan, RetentionRun, Spool
 
-UNNAMED = 20  # names of a dataset that are not UTF-8 and are listed one by one
+UNNAMED = 20  # names of a dataset that are not UTF-8 and are listed individually
 NO_EFFECT = {
     "gobblin.retention.skip.trash": "everything goes to $cmroot",
     "gobblin.retention.delete.as.owner": "files are moved by the user that runs this",
@@ -33,13 +33,13 @@ NO_EFFECT = {
     "gobblin.trash": "everything goes to $cmroot",
     "trash.class": "it never had any",
 }
-"""Keys of the original that are read by nothing here, and why; a report names those that are set."""
+"""Keys of Gobblin without effect here, and why; a report lists those that are set."""
 
 
 @dataclass(kw_only=True)
 class Retention(Job[list[PlannedItem], RetentionRun]):
-    """job_file: which datasets, and what goes of them. prefix: what absolute paths of the configuration lie below.
-    tell: of a rehearsal, called with each item, which is not in the report then."""
+    """The retention job. job_file: the datasets and their policies. prefix: of absolute paths of the configuration.
+    tell: called with each item of a rehearsal, which is then not in the report."""
 
     name: ClassVar[str] = DIRECTORY
     purpose: ClassVar[str] = DIRECTORY
@@ -59,7 +59,7 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
 
     @contextmanager
     def planned(self) -> Iterator[None]:
-        """Everything is planned and judged before anything goes, so that a limit refuses a run as a whole."""
+        """Plans and checks everything before anything is removed, so that a limit refuses the run as a whole."""
         dropper = Dropper(self.metastore, self.root.place, self.remover.audit) if self.metastore else None
         self._beginnings = Beginnings(Place(self.root.place) / DIRECTORY)
         self._dates = self._beginnings.dates()
@@ -127,7 +127,7 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
             self.done.fail(outcome.name, f"{more:,} more of its names are not UTF-8")
 
     def _judge(self, plan: Spool) -> None:
-        """Sorts the plan by whether each item may be, and refuses the whole when it is too much."""
+        """Checks each item of the plan, and refuses the complete plan if it exceeds a limit."""
         count = files = size = 0
         for batch in plan.batches(BATCH):
             judged, refusals = self._judged(self._measured(batch))
@@ -142,19 +142,19 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
                     files += item.removal.files
                     size += item.removal.bytes
         self.done.selected = count + self.done.refused_count
-        if self.rehearses:  # a run counts what really goes
+        if self.rehearses:  # a run counts the files that it removes
             self.done.files, self.done.bytes = files, size
         refuse_counts(count, size, self.limits, self.done.versions, "versions")
 
     def _measured(self, batch: list[PlannedItem]) -> list[PlannedItem]:
-        """With the files and bytes of what goes, where they count."""
+        """Returns the items with files and bytes to remove, if they are required."""
         if not self.rehearses and self.limits.max_bytes is None:
             return batch
         sizes = iter(measured([item.removal for item in batch if item.moves_data], self.runtime.engines))
         return [msgspec.structs.replace(item, removal=next(sizes)) if item.moves_data else item for item in batch]
 
     def _judged(self, batch: list[PlannedItem]) -> tuple[list[PlannedItem], list[Refusal]]:
-        """What may be done, in the order of the batch, and what may not."""
+        """Returns the allowed items, in the order of the batch, and the refusals."""
         look = self.remover.look([item.removal for item in batch if item.moves_data])
         holds = read_holds(self.root.place, self.runtime.clock())
         refused = {id(each.removal): each for each in look.refused}

@@ -1,7 +1,7 @@
-"""Selection policies: which versions go, and the sentence that says why, with the bound in it. Pure.
+"""Selection policies: which versions are selected, and the reason as a sentence with the bound. Pure.
 
-"Selected" means: acted upon. Under `selection.policy.class` that is removed. Comparisons are strict: a version that is
-exactly as old as the lookback says is neither before nor after.
+"Selected" means: acted upon. Under `selection.policy.class` selected versions are removed. Comparisons are strict: a
+version exactly as old as the lookback is neither before nor after.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from replicator.errors import ConfigError
 from replicator.lifecycle.retention.config.class_names import SELECTIONS, known
 from replicator.lifecycle.retention.dataset_versions import NONE, TIME, Pair, Version
 
-MOST = 1_000_000  # what a newest-K may keep or take
+MOST = 1_000_000  # maximum of versions that a newest-K policy may retain or select
 
 Chosen = dict[int, str]
 """Number of the version, newest first -> why it is selected."""
@@ -25,13 +25,13 @@ Chosen = dict[int, str]
 
 @dataclass(frozen=True)
 class Policy:
-    """`needs`: what versions must be ordered by: TIME, "order" (anything but nothing) or "" (no matter)."""
+    """A selection policy. `needs`: the required sort key of versions: TIME, "order" (any) or "" (none required)."""
 
     needs: str
     choose: Callable[[Sequence[Version], datetime], Chosen]
 
     def select(self, versions: Sequence[Version], by: str, now: datetime) -> Chosen:
-        """versions: newest first. Raises ConfigError when the policy cannot judge such versions."""
+        """Selects versions, sorted newest first. Raises ConfigError if the policy cannot evaluate such versions."""
         if (self.needs == TIME and by != TIME) or (self.needs == "order" and by == NONE):
             raise ConfigError(
                 "the policy needs versions with a time, and the version finder gives none",
@@ -41,8 +41,8 @@ class Policy:
 
 
 def selection_policy(pair: Pair, name: str | None = None) -> Policy:
-    """The policy that `selection.policy.class` names; none: nothing is selected. `name`: another class, for the same
-    settings. Raises ConfigError, with file and line, for settings that cannot be meant."""
+    """Returns the policy named by `selection.policy.class`; without one, nothing is selected. `name`: another class,
+    for the same settings. Raises ConfigError, with file and line, for invalid settings."""
     key = "selection.policy.class"
     text = name if name is not None else pair.own.text(key)
     if text is None:
@@ -83,7 +83,7 @@ def before(versions: Sequence[Version], back: Period, now: datetime) -> Chosen:
 
 
 def _between(versions: Sequence[Version], least: Period | None, most: Period | None, now: datetime) -> Chosen:
-    """Older than `least` (None: than nothing, so never in the future) and younger than `most` (None: since 1970)."""
+    """Selects versions older than `least` (None: not in the future) and younger than `most` (None: since 1970)."""
     found = {}
     for number, each in enumerate(versions):
         assert each.time
@@ -100,7 +100,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _optional(pair: Pair, key: str) -> Period | None:
-    """A bound that may be missing; zero is no bound."""
+    """Returns a bound that may be missing; zero is no bound."""
     text = pair.own.text(key)
     if text is None or re.fullmatch(r"0[ymdhYMDH]|PT0S", text):
         return None
@@ -155,7 +155,7 @@ def _combined(pair: Pair) -> Policy:
 
 
 def combine(policies: Sequence[Policy], operation: str, where: str) -> Policy:
-    """UNION: what any selects; INTERSECT: what all do."""
+    """Combines policies. UNION: versions that any policy selects; INTERSECT: versions that all select."""
     if operation.upper() not in ("UNION", "INTERSECT"):
         raise ConfigError(f"{where}: {operation!r} combines nothing", hint="write UNION or INTERSECT")
     needs = TIME if any(each.needs == TIME for each in policies) else "order" if any(p.needs for p in policies) else ""

@@ -1,4 +1,4 @@
-"""A thrift client that names one catalog in all that it sends."""
+"""A thrift client that names one catalog in all requests."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from thrift.Thrift import TType
 
 _NAMES = ("catName", "catalogName")
 _DATABASE = ("db_name", "dbname", "dbName")
-_NAMED = ("get_database", "drop_database")  # whose first argument is a database's name
-_WHOLE = ("NotificationEventRequest",)  # a catalog there would leave out ids, which look like lost events then
+_NAMED = ("get_database", "drop_database")  # calls whose first argument is a database's name
+_WHOLE = ("NotificationEventRequest",)  # a catalog in this request would omit ids, which would look like lost events
 
 
 def qualified(catalog: str, db: str) -> str:
-    """A database's name in Hive's calls."""
+    """Returns a database's name with its catalog, as in Hive's calls."""
     return f"@{catalog}#{db}"
 
 
 def catalog_of(db: str) -> str:
-    """The catalog in a name of `qualified`; "" of any other."""
+    """Returns the catalog in a name made by `qualified`; "" for any other name."""
     return db[1:].partition("#")[0] if db.startswith("@") else ""
 
 
 def bound(client: Any, catalog: str | None) -> Any:
-    """The client for one catalog; None: the server's default one, which calls need not name."""
+    """Returns the client for one catalog; None: the server's default, which calls do not have to name."""
     return client if catalog is None else CatalogClient(client, catalog)
 
 
 class CatalogClient:
-    """A thrift client whose calls are about one catalog. Arguments are changed in place: senders make their own."""
+    """A thrift client whose calls apply to one catalog. Arguments are modified in place: senders create their own."""
 
     def __init__(self, client: Any, catalog: str) -> None:
         self._client, self._catalog = client, catalog
@@ -51,7 +51,7 @@ class CatalogClient:
         return qualified(self._catalog, value) if is_database else self.into_catalog(value)
 
     def into_catalog(self, value: Any) -> Any:
-        """The value, with the catalog wherever one of its structs has a field for it."""
+        """Returns the value, with the catalog set in each of its structs that has a field for it."""
         for each in value if isinstance(value, list | tuple) else (value,):
             if hasattr(each, "thrift_spec"):
                 cls: Any = type(each)
@@ -66,14 +66,14 @@ class CatalogClient:
 
 @cache
 def _places(name: str) -> tuple[bool, ...]:
-    """Of each argument of a call: whether it is a database's name."""
+    """Returns for each argument of a call whether it is a database's name."""
     rows = [row for row in getattr(ThriftHiveMetastore, f"{name}_args").thrift_spec if row]
     return tuple(row[2] in _DATABASE or (name in _NAMED and row[0] == 1) for row in rows)
 
 
 @cache
 def _fields(cls: Any) -> tuple[str | None, tuple[str, ...]]:
-    """The field of a struct that names a catalog, and those with structs that have one."""
+    """Returns the field of a struct that names a catalog, and its fields with structs that have one."""
     if cls.__name__ in _WHOLE:
         return None, ()
     rows = [row for row in cls.thrift_spec if row]

@@ -1,8 +1,9 @@
-"""Conversions made from the rows of `objects`: thrift structs, and the text inside messages, from and to values. Pure.
+"""Conversions generated from the rows of `objects`: thrift structs, and the text inside messages, from and to values.
+Pure.
 
-Each is a function whose code is written from the rows, once: going through the rows for each object takes several times
-as long. A text is read into a shape whose parts stay text, and each distinct part is read once. A text that does not
-fit its shape (ids that a newer server sends) is read field by field, which leaves nothing out.
+Each is a function whose code is generated from the rows, once: iterating over the rows for each object takes several
+times as long. A text is parsed into a shape whose parts remain text, and each distinct part is parsed once. A text that
+does not fit its shape (ids sent by a newer server) is parsed field by field, which omits nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from replicator.metastore.convert.objects import HOMES, OBJECTS, PARTS, Kind, te
 # ---- tjson -----------------------------------------------------------------------------------------------------------
 # thrift's TJSON form of a value, driven by `thrift_spec`: the form of `extra`, of privileges and of column statistics.
 #
-# A struct is an object keyed by field id, each value tagged with its type: {"17": {"str": "hive"}}. Lists are
-# [type, n, ...], maps [key type, value type, n, {...}], booleans 1 and 0, binary values base64.
+# A struct is an object keyed by field id, each value tagged with its type: {"17": {"str": "hive"}}. Lists are [type, n,
+# ...], maps [key type, value type, n, {...}], booleans 1 and 0, binary values base64.
 
 
 _TAGS = {
@@ -49,12 +50,12 @@ _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def struct_to_tjson(value: Any) -> dict[str, Any]:
-    """The fields of a thrift struct that are set, unset ones left out."""
+    """Returns the fields of a thrift struct that are set."""
     return fields_to_tjson(value, value.thrift_spec)
 
 
 def fields_to_tjson(value: Any, rows: Any) -> dict[str, Any]:
-    """Those of `rows` that are set on `value`, by field id."""
+    """Returns the fields of `rows` that are set on `value`, by field id."""
     found = {}
     for row in rows:
         if row is not None and (field := getattr(value, row[2])) is not None:
@@ -81,15 +82,15 @@ def _encode(value: Any, kind: int, args: Any) -> Any:
 
 
 def struct_from_tjson(cls: Any, fields: dict[str, Any]) -> Any:
-    """A struct of class `cls`; fields that its spec does not know, or knows with another type, are left out."""
+    """Returns a struct of class `cls`; fields that its spec does not know, or knows with another type, are omitted."""
     value = cls()
     set_fields(value, fields)
     return value
 
 
 def set_fields(value: Any, fields: dict[str, Any]) -> None:
-    """Set fields given in TJSON form on a thrift struct, as far as its spec knows them. Raises FormatError for what is
-    not of the spec's type: sent, it would end the connection in the middle of a call."""
+    """Sets fields given in TJSON form on a thrift struct, if its spec knows them. Raises FormatError for values that
+    are not of the spec's type: sending them would end the connection during a call."""
     try:
         _set_fields(value, fields)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -106,7 +107,7 @@ def _set_fields(value: Any, fields: dict[str, Any]) -> None:
 
 
 def field_from_tjson(row: Any, tagged: dict[str, Any]) -> Any:
-    """The value of a field that thrift describes by `row`. Raises KeyError, TypeError or ValueError for another."""
+    """Returns the value of a field that thrift describes by `row`. Raises KeyError, TypeError or ValueError."""
     return _decode(tagged[_TAGS[row[1]]], row[1], row[3])
 
 
@@ -134,7 +135,7 @@ def _decode(data: Any, kind: int, args: Any) -> Any:
 
 
 def _key(text: str, kind: int) -> Any:
-    """Keys of maps are strings in JSON, whatever their type."""
+    """Parses the key of a map: in JSON all keys are strings, whatever their type."""
     return text if kind == TType.STRING else int(text)
 
 
@@ -149,12 +150,12 @@ _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _once(function: F) -> F:
-    """`cache`, with the types of the function."""
+    """Applies `cache`, preserving the function's types."""
     return cast(F, cache(function))
 
 
 class _Row(NamedTuple):
-    """One field. id, field: in thrift, whose description of it is `spec`. default: the attribute's."""
+    """One field. id, field: in thrift; `spec`: thrift's description of it. default: the attribute's."""
 
     attribute: str
     id: int
@@ -184,19 +185,19 @@ def _all_rows(model: type[Any]) -> tuple[_Row, ...]:
 
 
 def _rows(model: type[Any]) -> list[_Row]:
-    """Of the fields that are attributes."""
+    """Returns the rows of the fields that are attributes."""
     return [row for row in _all_rows(model) if row.attribute in model.__struct_fields__]
 
 
 def _others(model: type[Any]) -> list[Any]:
-    """Thrift's descriptions of the fields that go to `extra`."""
+    """Returns thrift's descriptions of the fields that are stored in `extra`."""
     if "extra" not in model.__struct_fields__:
         return []
     return [spec for spec in OBJECTS[model][0].thrift_spec if spec and str(spec[0]) not in HOMES[model]]
 
 
 def _made(*lines: str, **names: Any) -> Callable[..., Any]:
-    """A function of `x`, the last of whose lines is its value. It may use the names of this module and of `objects`."""
+    """Generates a function of `x` that returns its last line. It may use the names of this module and of `objects`."""
     scope = vars(objects) | globals() | names
     exec("\n    ".join(["def made(x):", *lines[:-1], f"return {lines[-1]}"]), scope)
     made: Callable[..., Any] = scope["made"]
@@ -208,7 +209,7 @@ def _made(*lines: str, **names: Any) -> Callable[..., Any]:
 
 @_once
 def from_thrift(model: type[T]) -> Callable[[Any], T]:
-    """How a thrift struct is read as a `model`."""
+    """Returns a function that converts a thrift struct to a `model`."""
     given = [f"{row.attribute}={row.filled(row.kind.read, f'x.{row.field}')}" for row in _rows(model)]
     if others := _others(model):
         given.append(f"extra={{}} if {_unset(others)} else fields_to_tjson(x, others)")
@@ -217,8 +218,8 @@ def from_thrift(model: type[T]) -> Callable[[Any], T]:
 
 @_once
 def to_thrift(model: type[T]) -> Callable[[T], Any]:
-    """How a `model` is written as a thrift struct, its `extra` as far as the field table knows the ids. The function
-    raises FormatError for a value that cannot be sent."""
+    """Returns a function that converts a `model` to a thrift struct, with the ids of its `extra` that the field table
+    knows. The function raises FormatError for a value that cannot be sent."""
     lines = [f"struct.{row.field} = {row.filled(row.kind.write, f'x.{row.attribute}')}" for row in _rows(model)]
     if "extra" in model.__struct_fields__:
         lines.append("if x.extra: set_extra(struct, x.extra, homes)")
@@ -241,7 +242,7 @@ _is_plain = _made(_unset(_others(Serde)))
 
 
 def shared_serde(info: Any) -> Serde:
-    """Equal ones are one object, as a million partitions have the same."""
+    """Converts a serde; equal ones are one object, because a million partitions have the same."""
     if info is None:
         return Serde()
     if not _is_plain(info):
@@ -260,7 +261,7 @@ def _serde(name: str | None, library: str | None, parameters: tuple[tuple[str, s
 
 @_once
 def from_text(model: type[T]) -> Callable[[str | bytes], T]:
-    """How the text of an object inside a message is read as a `model`. The function raises FormatError."""
+    """Returns a parser of the text of an object inside a message to a `model`. The function raises FormatError."""
     read, build = msgspec.json.Decoder(_shape(model)).decode, _from_shape(model)
 
     def made(text: str | bytes) -> T:
@@ -274,13 +275,13 @@ def from_text(model: type[T]) -> Callable[[str | bytes], T]:
 
 @_once
 def partial_shape(model: type[Any], only: frozenset[str]) -> Callable[[str], Any]:
-    """How of a text `only` these attributes are read, each as `.value`. The function raises DecodeError."""
+    """Returns a parser of `only` these attributes of a text, each as `.value`. The function raises DecodeError."""
     return msgspec.json.Decoder(_shape(model, only)).decode
 
 
 @_once
 def _shape(model: type[Any], only: frozenset[str] = frozenset()) -> Any:
-    """The shape of an object. An id that has no row is no part of it, unless `only` some attributes are read."""
+    """Returns the shape of an object. An id without a row is not allowed, unless `only` some attributes are parsed."""
     fields = [_field(row, only) for row in _all_rows(model) if not only or row.attribute in only]
     fields.sort(key=lambda field: field[2].default is not msgspec.NODEFAULT)
     return msgspec.defstruct(model.__name__, fields, frozen=True, gc=False, forbid_unknown_fields=not only)
@@ -293,7 +294,7 @@ def _field(row: _Row, only: frozenset[str]) -> tuple[str, Any, Any]:
 
 @_once
 def _leaf(kind: Kind, only: frozenset[str] = frozenset()) -> Any:
-    """The shape of a tagged value: {"str": "a"}."""
+    """Returns the shape of a tagged value: {"str": "a"}."""
     shape = _shape(kind.nested, only) if kind.nested else kind.type
     shape = shape if kind.absent is msgspec.NODEFAULT else shape | None
     value = ("value", shape, msgspec.field(name=kind.tag, default=kind.absent))
@@ -319,13 +320,13 @@ def _of_leaf(row: _Row, x: str) -> str:
 
 
 def _parts(rows: list[_Row]) -> Callable[..., list[Any]]:
-    """The values of parts, each given as its text."""
+    """Returns a function that parses parts, each given as its text."""
     reads = [_part(row) for row in rows]
     return lru_cache(PARTS)(lambda *texts: [read(text) for read, text in zip(reads, texts, strict=True)])
 
 
 def _reader(row: _Row) -> Callable[[Any], Any]:
-    """How the text of one tagged value becomes the attribute; None: an absent value."""
+    """Returns a function that parses the text of one tagged value to the attribute; None: an absent value."""
     if not row.kind.tag:
         part = lru_cache(PARTS)(_part(row))
         return lambda text: part(bytes(text or b""))
@@ -345,7 +346,7 @@ def _part(row: _Row) -> Callable[[bytes], Any]:
 
     def part(text: bytes) -> Any:
         value = whole(_read_fields(text)["rec"]) if text else None
-        return value if value and value.extra else read(value and back(value))  # of which there is one
+        return value if value and value.extra else read(value and back(value))  # the shared object
 
     return part
 
@@ -356,8 +357,8 @@ def _readers(model: type[Any]) -> list[tuple[str, str, Callable[[Any], Any]]]:
 
 
 def _slowly(model: type[T], text: str | bytes) -> T:
-    """Skew locations have lists for keys, and thrift writes them as such: `{["str",1,"a"]:"file:/..."}`. No JSON
-    decoder reads that; thrift's own does, thirty times slower, and leaves out ids that the field table lacks."""
+    """Parses field by field. Skew locations have lists as keys, which thrift writes so: `{["str",1,"a"]:"file:/..."}`.
+    Only thrift's own decoder parses that, thirty times slower than JSON's, without ids missing in the field table."""
     try:
         try:
             fields = _read_fields(text)

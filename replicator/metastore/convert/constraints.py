@@ -1,7 +1,7 @@
-"""Constraints from and to thrift: one row per kind. Pure.
+"""Conversion of constraints from and to thrift: one row per kind. Pure.
 
-Thrift has a struct for each column of a constraint; a value has all columns. Names of the table that owns it are not
-part of the value: the caller has them.
+Thrift has a struct for each column of a constraint; a value has all columns. The name of the owning table is not part
+of the value: the caller knows it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hmsclient.genthrift.hive_metastore import ttypes
 
-import replicator.metastore.convert.fields  # noqa: F401  which adds structs
+import replicator.metastore.convert.fields  # noqa: F401  adds structs
 from cmroot.errors import FormatError
 from cmroot.names import HINT
 from replicator.core.model import CHECK, DEFAULT, FOREIGN_KEY, NOT_NULL, PRIMARY_KEY, UNIQUE, Constraint
@@ -23,8 +23,8 @@ Name = tuple[str, str]
 
 
 class Kind(NamedTuple):
-    """One kind. `struct`: thrift's, of one column; `name`, `value`: its fields of these meanings; `listed`: the field
-    of answers that has them all, `message`: that of an event's message; `added`: that of the request to add them."""
+    """One kind. `struct`: thrift's, of one column; `name`, `value`: its fields for these; `listed`: the field of
+    responses with all constraints, `message`: that of an event's message; `added`: that of the request to add them."""
 
     struct: str
     name: str
@@ -64,18 +64,18 @@ KINDS = {
     ),
     FOREIGN_KEY: Kind("SQLForeignKey", "fk_name", "foreignKeys", "foreignKeyListJson", "foreignKeyCols"),
 }
-"""In the order in which a table gets them: a foreign key refers to a primary or unique one."""
+"""The kinds in the order in which they are added to a table: a foreign key refers to a primary or unique key."""
 
 _ORDER = {kind: order for order, kind in enumerate(KINDS)}
 
 
 def ordered(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
-    """As values keep and compare them."""
+    """Returns the constraints in the order in which values store and compare them."""
     return tuple(sorted(constraints, key=lambda each: (_ORDER.get(each.kind, len(_ORDER)), each.name)))
 
 
 def from_structs(kind: str, structs: Iterable[Any]) -> dict[Name, list[Constraint]]:
-    """Constraints by the table that owns them. Raises FormatError for one without a name or a table."""
+    """Groups constraints by their table. Raises FormatError for a constraint without a name or a table."""
     grouped: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     row, foreign = KINDS[kind], kind == FOREIGN_KEY
     for each in structs:
@@ -94,7 +94,7 @@ def _constraint(kind: str, name: str, structs: list[Any]) -> Constraint:
     first, row, foreign = structs[0], KINDS[kind], kind == FOREIGN_KEY
     columns = [each.fkcolumn_name if foreign else each.column_name for each in structs]
     parents = [each.pkcolumn_name for each in structs] if foreign else []
-    whole = all(columns + parents)  # a 3.1 server forgets them when the table's columns change
+    whole = all(columns + parents)  # a 3.1 server loses them when the table's columns change
     return Constraint(
         kind=kind,
         name=name,
@@ -110,7 +110,7 @@ def _constraint(kind: str, name: str, structs: list[Any]) -> Constraint:
 
 
 def to_structs(db: str, table: str, constraint: Constraint, catalog: str) -> list[Any]:
-    """One for each column; one without a column for a check of the whole row."""
+    """Returns one struct for each column; one without a column for a check of the entire row."""
     return [
         _struct(db, table, constraint, at, catalog)
         for at in range(1 if constraint.kind == CHECK else len(constraint.columns))
@@ -147,6 +147,6 @@ def _struct(db: str, table: str, constraint: Constraint, at: int, catalog: str) 
 
 
 def of_message(kind: str, texts: Sequence[str]) -> dict[Name, list[Constraint]]:
-    """Those in an event's message: the text of one struct for each column. Raises FormatError."""
+    """Returns the constraints in an event's message, the text of one struct for each column. Raises FormatError."""
     cls = KINDS[kind].cls
     return from_structs(kind, (codecs.struct_from_tjson(cls, json.loads(text)) for text in texts))

@@ -1,11 +1,11 @@
-"""The field table: what servers newer than hmsclient's 2.3 IDL send, as rows of data.
+"""The field table: fields sent by servers newer than hmsclient's 2.3 IDL, as rows of data.
 
 thrift's decoders, the C one and the plain one, are driven by a class's `thrift_spec`. Importing this module appends the
-rows below to hmsclient's classes, so fields of Hive 3.x and 4.x are read and written back; a field that is not set is
-not sent, and an old server skips what it does not know. Applying the table twice changes nothing.
+rows below to hmsclient's classes, so that fields of Hive 3.x and 4.x are read and written back; an unset field is not
+sent, and an old server skips unknown fields. Applying the table twice changes nothing.
 
-Source of ids, types and names: the metastore's public interface description up to Hive 4.x; the tests compare every
-row with two independent sets of bindings. Nothing here talks to a server.
+Source of ids, types and names: the metastore's public interface description up to Hive 4.x; the tests compare every row
+with two independent sets of bindings. Nothing here accesses a server.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TABLE = {1: "string catName", 2: "string db_name", 3: "string tbl_name"}
 
 
 def _of_column(own: dict[int, str], flags: int) -> dict[int, str]:
-    """A constraint's fields: its column, its `own` ones, and its flags from that id on."""
+    """Returns a constraint's fields: its column, its `own` fields, and its flags from that id on."""
     column = {1: "string catName", 2: "string table_db", 3: "string table_name", 4: "string column_name"}
     names = ("enable_cstr", "validate_cstr", "rely_cstr")
     return column | own | {flags + at: f"bool {name}" for at, name in enumerate(names)}
 
 
-# Structs that hmsclient lacks and that the rows below carry: name -> {field id: "type name"}.
+# Structs that are missing in hmsclient and that the rows below contain: name -> {field id: "type name"}.
 NEW_STRUCTS: dict[str, dict[int, str]] = {
     "CreationMetadata": {
         1: "string catName",
@@ -81,7 +81,7 @@ NEW_STRUCTS: dict[str, dict[int, str]] = {
     "AddCheckConstraintRequest": {1: "list<SQLCheckConstraint> checkConstraintCols"},
 }
 
-# Fields that structs of hmsclient gained since 2.3.
+# Fields added to structs of hmsclient since 2.3.
 NEW_FIELDS: dict[str, dict[int, str]] = {
     "Database": {
         8: "string catalogName",
@@ -153,8 +153,9 @@ NEW_FIELDS: dict[str, dict[int, str]] = {
     "DropConstraintRequest": {4: "string catName"},
 }
 
-# Rows of 2.3 read another way, the bytes on the wire being the same. Bit vectors are text in 2.3 and bytes since 3.0.
-# The keys of SkewedInfo's map are lists: they must become tuples, or neither decoder can build the dictionary.
+# Rows of 2.3 that are read with another type; the bytes on the wire are the same. Bit vectors are text in 2.3 and bytes
+# since 3.0. The keys of SkewedInfo's map are lists: they must become tuples, otherwise neither decoder can build the
+# dictionary.
 RETYPED: dict[str, dict[int, str]] = {
     "SkewedInfo": {3: "map<tuple<string>,string> skewedColValueLocationMaps"},
     "BooleanColumnStatsData": {4: "binary bitVectors"},
@@ -182,7 +183,7 @@ _CONTAINER = re.compile(r"(list|set|tuple|map)<(.+)>$")
 
 
 def _type(text: str) -> tuple[int, Any]:
-    """A type as written in the table -> thrift's (type, type arguments). `tuple` is a list that can be a map's key."""
+    """Converts a type as written in the table to thrift's (type, type arguments). `tuple`: a list as key of a map."""
     if text in _SCALARS:
         return _SCALARS[text]
     if container := _CONTAINER.match(text):
@@ -203,12 +204,12 @@ def _row(field: int, text: str) -> Row:
 
 
 def ids(struct: str, *names: str) -> frozenset[str]:
-    """Ids of fields of a struct, as the keys that they have in `extra`."""
+    """Returns ids of fields of a struct, as the keys that they have in `extra`."""
     return frozenset(str(row[0]) for row in getattr(ttypes, struct).thrift_spec if row and row[2] in names)
 
 
 class _Struct:
-    """Body of the structs that hmsclient lacks; the table gives them their fields."""
+    """Base class of the structs that are missing in hmsclient; the table defines their fields."""
 
     thrift_spec: tuple[Any, ...] = ()
 
@@ -234,7 +235,7 @@ def _extend(cls: Any, rows: dict[int, str], replace: bool) -> None:
 
 
 def _refresh(args: Any) -> None:
-    """Nested specs hold [class, its spec at import]: point them at the spec of now."""
+    """Updates nested specs, which contain [class, its spec at import], to the current spec."""
     if isinstance(args, list):
         args[1] = args[0].thrift_spec
     elif isinstance(args, tuple):
@@ -249,7 +250,7 @@ def _generated() -> list[Any]:
 
 
 def struct(name: str, rows: dict[int, str]) -> type[Any]:
-    """A new class with these fields. It is no part of `ttypes`."""
+    """Returns a new class with these fields. It is not added to `ttypes`."""
     cls = type(name, (_Struct,), {"__module__": ttypes.__name__, "read": TBase.read, "write": TBase.write})
     _extend(cls, rows, replace=False)
     return cls
@@ -272,10 +273,10 @@ _apply()
 
 
 # ---- methods ---------------------------------------------------------------------------------------------------------
-# The method table: calls that hmsclient's 2.3 interface lacks, or knows with fewer arguments, as rows of data.
+# The method table: calls that are missing in hmsclient's 2.3 interface, or have fewer arguments there, as rows of data.
 #
-# A method is the fields of its arguments and those of its result, written as in `fields`; field 0 of a result is the
-# answer, the others are errors. The tests compare every row with two independent sets of bindings.
+# A method is the fields of its arguments and of its result, written as in `fields`; field 0 of a result is the return
+# value, the others are errors. The tests compare every row with two independent sets of bindings.
 
 
 Rows = dict[int, str]
@@ -320,9 +321,9 @@ METHODS: dict[str, tuple[Rows, Rows]] = {
 
 
 def method(name: str, *arguments: Any) -> Callable[[Any], Any]:
-    """A function of a client that calls `name`, as `operator.methodcaller` makes for methods that the client has. It
-    returns the answer, and raises the errors that the method declares, or TApplicationException: UNKNOWN_METHOD of a
-    server that lacks it; the connection stays in step."""
+    """Returns a function of a client that calls `name`, like `operator.methodcaller` for methods that the client has.
+    It returns the result, and raises the errors that the method declares, or TApplicationException: UNKNOWN_METHOD from
+    a server that does not support it; the connection remains in step."""
     sent, answered = structs(name)
     values = dict(zip((row[2] for row in sent.thrift_spec if row), arguments, strict=True))
     return lambda client: _call(client, name, _into_catalog(client, sent(**values)), answered())
@@ -330,13 +331,13 @@ def method(name: str, *arguments: Any) -> Callable[[Any], Any]:
 
 @cache
 def structs(name: str) -> tuple[type[Any], type[Any]]:
-    """The classes of a method's arguments and of its result."""
+    """Returns the classes of a method's arguments and of its result."""
     arguments, result = METHODS[name]
     return struct(f"{name}_args", arguments), struct(f"{name}_result", result)
 
 
 def _into_catalog(client: Any, arguments: Any) -> Any:
-    """As a client that is bound to a catalog sends them."""
+    """Returns the arguments as a client that is bound to a catalog sends them."""
     bind = getattr(client, "into_catalog", None)
     return bind(arguments) if bind else arguments
 

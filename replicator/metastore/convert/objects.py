@@ -1,10 +1,11 @@
-"""The fields of metadata objects: one row per attribute of `model`, from which `codecs` makes the conversions.
+"""The fields of metadata objects: one row per attribute of `model`, from which `codecs` generates the conversions.
 
-A row is the attribute, the id of its field in the thrift struct, and its kind. Name and type of the field come from
-the struct's own description. A field without a row that is set goes to the attribute `extra`, where the class has it.
-An unset field is read as the attribute's default, and a None is not sent: a field of newer servers only needs a row.
+A row is the attribute, the id of its field in the thrift struct, and its kind. Name and type of the field are those of
+the struct's own description. A field that is set and has no row is stored in the attribute `extra`, if the class has
+it. An unset field is read as the attribute's default, and None is not sent: a field of newer servers only requires a
+row.
 
-Null maps and lists are read as empty ones. A key whose value is null is left out of a map: the metastore cannot store
+Null maps and lists are read as empty ones. A key whose value is null is omitted from a map: the metastore cannot store
 it, and thrift's encoder cannot send it.
 """
 
@@ -38,16 +39,16 @@ from replicator.core.model import (
 PRINCIPALS = {1: "USER", 2: "ROLE", 3: "GROUP"}
 RESOURCES = {1: "JAR", 2: "FILE", 3: "ARCHIVE"}
 FUNCTIONS = {1: "JAVA"}
-PARTS = 8192  # distinct columns, serdes and other parts that are remembered
+PARTS = 8192  # distinct columns, serdes and other parts that are cached
 
 
 class Kind(NamedTuple):
-    """How a field is converted, as expressions: `{x}` is the value, `{d}` the attribute's default, `{c}` the class of a
-    struct; other names are those of this module and of `codecs`.
+    """The conversion of a field, as expressions: `{x}` is the value, `{d}` the attribute's default, `{c}` the class of
+    a struct; other names are those of this module and of `codecs`.
 
-    read: thrift's value -> the attribute's. write: the other way. tag, type, absent: how the text of a message has it;
-    without a tag it is a part, whose text repeats from object to object and is read once. text: the text's value -> the
-    attribute's, if not as `read`. nested: the class of an object with rows of its own.
+    read: thrift's value -> the attribute's. write: the reverse. tag, type, absent: the form in the text of a message;
+    without a tag it is a part, whose text repeats from object to object and is parsed once. text: the text's value ->
+    the attribute's, if not as `read`. nested: the class of an object with rows of its own.
     """
 
     read: str = "{x}"
@@ -63,7 +64,7 @@ def _enum(names: str) -> Kind:
     return Kind(f"{{d}} if {{x}} is None else named({names}, {{x}})", f"number({names}, {{x}})", "i32", int)
 
 
-NAME = Kind(tag="str", type=str, absent=msgspec.NODEFAULT)  # without it, the text is not that of an object
+NAME = Kind(tag="str", type=str, absent=msgspec.NODEFAULT)  # required: without it, the text is not that of an object
 TEXT = Kind(tag="str", type=str)
 TEXT_OR = Kind("{x} or {d}", tag="str", type=str)
 NUMBER = Kind("{d} if {x} is None else {x}", tag="i32", type=int)
@@ -93,7 +94,7 @@ TJSON = Kind(
 )
 SERDE = Kind("shared_serde({x})", "to_thrift(Serde)({x})", nested=Serde)
 SKEW = Kind("from_thrift(Skew)({x}) if {x} and any(vars({x}).values()) else None", "{x} and to_thrift(Skew)({x})")
-"""2.3 sends a SkewedInfo without columns with every table: that is none."""
+"""2.3 sends a SkewedInfo without columns for every table: it is read as None."""
 STORAGE = Kind("{x} and from_thrift(Storage)({x})", "{x} and to_thrift(Storage)({x})", "rec", nested=Storage)
 
 Rows = Mapping[str, tuple[int, Kind]]
@@ -137,7 +138,7 @@ OBJECTS: dict[type[Any], tuple[Any, Rows]] = {
         ttypes.Partition,
         {
             "values": (1, TEXTS),
-            "_db": (2, TEXT),  # of its table; no attributes
+            "_db": (2, TEXT),  # names of its table; not attributes
             "_table": (3, TEXT),
             "create_time": (4, NUMBER),
             "last_access_time": (5, NUMBER),
@@ -198,11 +199,11 @@ OBJECTS: dict[type[Any], tuple[Any, Rows]] = {
 }
 
 HOMES = {model: frozenset(str(field) for field, _ in rows.values()) for model, (_, rows) in OBJECTS.items()}
-"""What the `extra` of a value must not hold: written back, it would be another name, or another location."""
+"""Fields that the `extra` of a value must not contain: written back, they would change the name or the location."""
 
 
 def text_map(entries: Mapping[str, str | None] | None) -> dict[str, str]:
-    """A new map without the keys whose value is null."""
+    """Returns a new map without the keys whose value is null."""
     if not entries:
         return {}
     if None in entries.values():
@@ -211,12 +212,12 @@ def text_map(entries: Mapping[str, str | None] | None) -> dict[str, str]:
 
 
 def named(names: dict[int, str], code: int) -> str:
-    """An enum's name; a number that is newer than the names above stays a number."""
+    """Returns an enum's name; a number that is newer than the names above is returned as its digits."""
     return names.get(code, str(code))
 
 
 def number(names: dict[int, str], name: str | None) -> int | None:
-    """The other way round. A name that is neither known nor a number of 32 bits raises FormatError."""
+    """Returns the number of an enum's name. Raises FormatError for neither a known name nor a number of 32 bits."""
     if name is None:
         return None
     code = next((code for code, known in names.items() if known == name), None)
@@ -231,7 +232,7 @@ of_order = attrgetter("col", "order")
 
 @lru_cache(PARTS)
 def columns(rows: tuple[tuple[str, str, str | None], ...]) -> tuple[Column, ...]:
-    """Equal ones are one object. Raises FormatError for a column without a name or a type."""
+    """Returns columns; equal ones are one object. Raises FormatError for a column without a name or a type."""
     if any(name is None or type_ is None for name, type_, _ in rows):
         raise FormatError(f"a column has no name or no type: {rows}", hint=HINT)
     return tuple([Column(*row) for row in rows])
@@ -242,7 +243,7 @@ def fields(columns: Iterable[Column]) -> list[Any]:
 
 
 def resources(uris: Iterable[Any]) -> tuple[tuple[str, str], ...]:
-    """Raises FormatError for one without an address."""
+    """Converts resources. Raises FormatError for a resource without an address."""
     found = tuple((named(RESOURCES, each.resourceType or 1), each.uri) for each in uris)
     if any(uri is None for _, uri in found):
         raise FormatError("a function's resource has no address", hint=HINT)

@@ -1,8 +1,8 @@
-"""The versions of Hive whose metastore can be started: what each needs, and where its jars are.
+"""The versions of Hive whose metastore can be started: their requirements, and the location of their jars.
 
-Hive 2.3 is among pyspark's jars, but for its notification listener. The others are fetched from a Maven repository
+Hive 2.3 is among pyspark's jars, except its notification listener. The others are downloaded from a Maven repository
 (`distributions/VERSION.txt`); they run on pyspark's Hadoop, and so on any Java that Spark runs on. Schemas are those of
-the published distributions. Of 4.0 and 4.2 no distribution or no listener is published:
+the published distributions. For 4.0 and 4.2 no distribution or no listener is published:
 
 - 4.0 runs with the listener of 4.2 and a small class in front of it (scripts/listener), 4.2 with hive-exec, which
   contains the server, and with the schema of 4.0 and the statements that upgrade it.
@@ -29,20 +29,20 @@ from replicator.errors import ChecksumMismatch, JavaError, UsageError
 from replicator.metastore.java import Java, cache_directory, locked
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
-# Artifacts of a Maven repository: named with their SHA-256 in a list, fetched once into the cache.
+# Artifacts of a Maven repository: listed with their SHA-256, downloaded once into the cache.
 #
-# They come from the central repository, or from REPLICATOR_MAVEN_REPOSITORY, the URL of a mirror. A machine whose user
-# has settings for Maven is served by Maven, which follows them.
+# They are downloaded from the central repository, or from REPLICATOR_MAVEN_REPOSITORY, the URL of a mirror. If the user
+# has settings for Maven, they are downloaded by Maven, which applies the settings.
 
 
 CENTRAL = "https://repo1.maven.org/maven2"
-PATIENCE = 600  # seconds for all artifacts by Maven; for one by us
-SIDE_BY_SIDE = 8  # downloads
+PATIENCE = 600  # seconds for all artifacts by Maven, or for one without it
+SIDE_BY_SIDE = 8  # concurrent downloads
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """`group:module:version[:classifier[:extension]]`, and the SHA-256 that it must have."""
+    """An artifact: `group:module:version[:classifier[:extension]]`, and its required SHA-256."""
 
     coordinates: str
     sha256: str
@@ -55,21 +55,22 @@ class Artifact:
 
     @property
     def path(self) -> str:
-        """Below a repository's URL."""
+        """The path below a repository's URL."""
         group, module, version, *_ = self.coordinates.split(":")
         return f"{group.replace('.', '/')}/{module}/{version}/{self.file_name}"
 
 
 def read_list(path: Path) -> tuple[Artifact, ...]:
-    """A file with a line `SHA256 coordinates` for each artifact, in the order of the class path."""
+    """Reads a file with a line `SHA256 coordinates` for each artifact, in the order of the class path."""
     rows = (line.split() for line in path.read_text().splitlines())
     return tuple(Artifact(coordinates, sha256) for sha256, coordinates in rows)
 
 
 def fetch(artifacts: Sequence[Artifact], directory: Path, java: Java, env: Mapping[str, str], hint: str) -> None:
-    """Fetch what `directory` lacks of `artifacts`. May run twice, also at once: the same bytes win either way.
+    """Downloads those of `artifacts` that are missing in `directory`. May run twice, also concurrently: the bytes are
+    the same.
 
-    Raises ChecksumMismatch for an artifact with other bytes, JavaError with the answer of each method, and `hint`.
+    Raises ChecksumMismatch for an artifact with other bytes, JavaError with the message of each method, and `hint`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     missing = [each for each in artifacts if not _is_whole(directory / each.file_name, each)]
@@ -90,11 +91,11 @@ def fetch(artifacts: Sequence[Artifact], directory: Path, java: Java, env: Mappi
         raise JavaError(f"cannot fetch {missing[0].coordinates}{more}\n" + "\n".join(failures), hint=hint)
 
 
-_Method = Callable[[Sequence[Artifact], Path, Java, Mapping[str, str]], str]  # what it said
+_Method = Callable[[Sequence[Artifact], Path, Java, Mapping[str, str]], str]  # returns its message
 
 
 def _methods(env: Mapping[str, str]) -> list[_Method]:
-    """Maven first where its user has said where artifacts come from."""
+    """Returns the download methods; Maven is the first if the user has configured it."""
     settings = Path(env.get("HOME") or Path.home()) / ".m2" / "settings.xml"
     methods: list[_Method] = [_by_https]
     if shutil.which("mvn", path=env.get("PATH", os.defpath)):
@@ -127,7 +128,7 @@ def _proxy(env: Mapping[str, str], scheme: str) -> str | None:
 
 
 def _by_maven(artifacts: Sequence[Artifact], aside: Path, java: Java, env: Mapping[str, str]) -> str:
-    """One call for all: a project that depends on each, and on nothing that these depend on."""
+    """Downloads all artifacts in one call: a project that depends on each, and on none of their dependencies."""
     (aside / "pom.xml").write_text(_project(artifacts))
     command = [
         "mvn",
@@ -203,7 +204,7 @@ _LISTENERS = {
 _DERBY_TOOLS = Artifact(
     "org.apache.derby:derbytools:10.14.2.0", "3c695cbcde7e9e68156e55d6a0d85ddb8d8a0e770ef9b48375c07ec960574f56"
 )
-"""Of the Derby of Spark 3.5, which comes without; newer ones have theirs."""
+"""Tools for the Derby of Spark 3.5, which does not include them; newer versions do."""
 _HADOOP = ("hadoop-client-api-*.jar", "hadoop-client-runtime-*.jar")
 
 
@@ -211,9 +212,9 @@ _HADOOP = ("hadoop-client-api-*.jar", "hadoop-client-runtime-*.jar")
 class Hive:
     """A version of Hive.
 
-    name: as users give it. java: the oldest that runs it. listener: the class that writes the notification log.
-    libraries: which jars of the distribution's archive are needed, as a pattern of their names. schema: of the scripts
-    that make the metastore's tables. binds: it listens on the address it is given, see `binding`.
+    name: as users write it. java: the oldest that runs it. listener: the class that writes the notification log.
+    libraries: the required jars of the distribution's archive, as a pattern of their names. schema: version of the
+    scripts that create the metastore's tables. binds: it listens on the given address, see `binding`.
     """
 
     name: str
@@ -229,8 +230,8 @@ class Hive:
 
 CONNECTION_URL = "javax.jdo.option.ConnectionURL"
 POSTGRES = "jdbc:postgresql:"
-PYSPARK = "2.3"  # its version is that of pyspark's jars
-# Without a proxy user, servers from 3.1 on refuse to tell their events, see `events.db.notification.api.auth`.
+PYSPARK = "2.3"  # the version is that of pyspark's jars
+# Without a proxy user, servers from 3.1 on refuse to return their events, see `events.db.notification.api.auth`.
 _OPEN_LOG = {"hive.metastore.event.db.notification.api.auth": "false"}
 _NEWER = _OPEN_LOG | {"metastore.task.threads.always": "org.apache.hadoop.hive.metastore.events.EventCleanerTask"}
 VERSIONS = {
@@ -252,14 +253,14 @@ VERSIONS = {
 
 
 def hive(name: str) -> Hive:
-    """By its name. Raises UsageError."""
+    """Returns a version by its name. Raises UsageError."""
     if name not in VERSIONS:
         raise UsageError(f"no metastore of Hive {name!r} is known", hint=f"known: {', '.join(VERSIONS)}")
     return VERSIONS[name]
 
 
 def pyspark_jars() -> Path:
-    """The directory of pyspark's jars, without importing pyspark."""
+    """Returns the directory of pyspark's jars, without importing pyspark."""
     found = importlib.util.find_spec("pyspark")
     for place in (found and found.submodule_search_locations) or ():
         if (jars := Path(place) / "jars").is_dir():
@@ -268,14 +269,15 @@ def pyspark_jars() -> Path:
 
 
 def pyspark_hive(jars: Path) -> str:
-    """The version of the metastore among pyspark's `jars`, by the jar's file name."""
+    """Returns the version of the metastore among pyspark's `jars`, by the jar's file name."""
     for jar in jars.glob("hive-metastore-*.jar"):
         return jar.name.removeprefix("hive-metastore-").removesuffix(".jar")
     raise JavaError(f"no hive-metastore jar in {jars}", hint="install pyspark from PyPI; a slim build lacks Hive")
 
 
 def listener_jar(java: Java, env: Mapping[str, str]) -> Path:
-    """The jar with the listener of pyspark's Hive, fetched into the cache once. REPLICATOR_LISTENER_JAR overrides."""
+    """Returns the jar of the listener of pyspark's Hive, fetched into the cache once. REPLICATOR_LISTENER_JAR
+    overrides."""
     if given := env.get("REPLICATOR_LISTENER_JAR"):
         if not Path(given).is_file():
             hint = f"give the path of a {_LISTENER_MODULE} jar"
@@ -298,8 +300,8 @@ def _fetched(artifact: Artifact, java: Java, env: Mapping[str, str], hint: str) 
 
 
 def class_path(hive: Hive, java: Java, env: Mapping[str, str], url: str = "") -> tuple[Path, ...]:
-    """The server's jars, in their order, for a database by its JDBC URL; fetched the first time on a machine. May run
-    twice, also at once."""
+    """Returns the server's jars, in order, for a database by its JDBC URL; they are downloaded the first time on a
+    machine. May run twice, also concurrently."""
     jars = pyspark_jars()
     if hive.name == PYSPARK:
         more = [*distribution(hive, java, env).glob("postgresql-*.jar")] if url.startswith(POSTGRES) else []
@@ -316,7 +318,7 @@ def class_path(hive: Hive, java: Java, env: Mapping[str, str], url: str = "") ->
 
 
 def distribution(hive: Hive, java: Java, env: Mapping[str, str]) -> Path:
-    """The directory with the artifacts of a version, and its unpacked archive in `archive`."""
+    """Returns the directory with the artifacts of a version, and its unpacked archive in `archive`."""
     text = (_LISTS / f"{hive.version}.txt").read_bytes()
     kept = cache_directory(env) / "hive" / f"{hive.version}-{hashlib.sha256(text).hexdigest()[:12]}"
     if not kept.is_dir():
@@ -337,7 +339,7 @@ def _artifacts(hive: Hive) -> tuple[Artifact, ...]:
 
 
 def _unpack(archive: Path, directory: Path) -> None:
-    """Without the archive's one top directory."""
+    """Unpacks an archive without its single top directory."""
     with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=directory.parent) as place:
         tar.extractall(place, filter="data")
         (top,) = Path(place).iterdir()

@@ -1,13 +1,13 @@
-"""A real Hive metastore in a directory: Hive 2.3 out of pyspark's jars, or a newer one (see `distributions`); Derby on
-disk, or a PostgreSQL database of the user's; the notification log on.
+"""A real Hive metastore in a directory: Hive 2.3 from pyspark's jars, or a newer one (see `distributions`); Derby on
+disk, or a PostgreSQL database of the user; with a notification log.
 
-    DIR/warehouse       where databases and tables are made
+    DIR/warehouse       default location of databases and tables
     DIR/metastore_db    Derby's database
-    DIR/metastore.json  which process serves it, written when it is started
-    DIR/metastore.log   what that process says (metastore.log.1: the one before)
+    DIR/metastore.json  the process that serves it, written at its start
+    DIR/metastore.log   output of that process (metastore.log.1: of the previous one)
     DIR/conf, DIR/tmp   its configuration, written again at each start, and its scratch space
 
-For tests, demonstrations and small work: anyone who reaches the port may do anything, as in any metastore without
+For tests, demonstrations and small work: any client that reaches the port has full access, as in any metastore without
 Kerberos.
 """
 
@@ -41,15 +41,15 @@ from replicator.metastore.embedded.template import ensure_schema, new_database
 from replicator.metastore.java import LOOPBACK, locked, write_staged
 
 FORMAT = 1  # of metastore.json
-EVERYWHERE = ("", "0.0.0.0", "::")  # hosts that stand for all addresses
+EVERYWHERE = ("", "0.0.0.0", "::")  # hosts that mean all addresses
 PATIENCE = timedelta(seconds=90)
 GRACE = timedelta(seconds=10)
-ATTEMPTS = 3  # at a port of our choice, which another process may take before the server does
+ATTEMPTS = 3  # at an automatically chosen port, which another process may take before the server does
 
 
 @dataclass(frozen=True)
 class Running:
-    """A metastore that answered when this was made. `warehouse` is a plain path, not a URI."""
+    """A metastore that answered when this value was created. `warehouse` is a plain path, not a URI."""
 
     uri: str
     warehouse: Path
@@ -61,8 +61,8 @@ class Running:
 
 @dataclass
 class MetastoreState(Report):
-    """What a directory's metastore is: running, stopped, or not running; the fields but the directory only while it
-    runs."""
+    """The state of a directory's metastore: running, stopped, or not running; the fields other than the directory are
+    set only while it runs."""
 
     status: str
     uri: str | None
@@ -77,7 +77,7 @@ class MetastoreState(Report):
 
     @classmethod
     def of(cls, directory: Path, running: Running | None, status: str = "not running") -> MetastoreState:
-        """status: of one that does not run."""
+        """Returns the state. status: of a metastore that does not run."""
         if running is None:
             return cls(status, None, None, None, str(directory.absolute()), None)
         place, log = str(running.directory), str(running.log)
@@ -85,14 +85,14 @@ class MetastoreState(Report):
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
-    """metastore.json. `pid` and `began` are None once the metastore was stopped; the port is for the next start."""
+    """The contents of metastore.json. `pid`, `began`: None once it was stopped; the port is for the next start."""
 
     format: int = FORMAT
     hive: str = PYSPARK
-    database: str = ""  # if not Derby's in the directory
+    database: str = ""  # if not Derby's database in the directory
     port: int
     uri: str
-    host: str = LOOPBACK  # that it listens on
+    host: str = LOOPBACK  # the address that it listens on
     instance: str
     pid: int | None = None
     began: str | None = None
@@ -108,14 +108,14 @@ def start(
     hive: str | None = None,
     timeout: timedelta = PATIENCE,
 ) -> Running:
-    """Start the metastore of `directory`, made when it is not there, and return when it answers.
+    """Starts the metastore of `directory`, which is created if it does not exist, and returns when it answers.
 
-    One that runs already is returned as it is. Without `port`, the port it had before when that is free, else any.
-    `host`: the address it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
-    `hive`: a version of `distributions`; None: the directory's, and pyspark's for a new one. `settings` are Hive's, for
-    this start only, and win over ours; if they name another database than Derby's, its tables are made when it has
-    none. Raises UsageError, MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process
-    is left behind. May run twice, also at the same time.
+    A running one is returned unchanged. Without `port`, its former port is used if free, otherwise any. `host`: the
+    address it listens on, 0.0.0.0 for all; any client that reaches it has full access to its data. `hive`: a version of
+    `distributions`; None: the directory's, and pyspark's for a new one. `settings` are Hive's, for this start only, and
+    override the defaults; if they name a database other than Derby's, its tables are created if it has none. Raises
+    UsageError, MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process is left
+    running. May run twice, also concurrently.
     """
     directory = directory.absolute()
     (directory / "warehouse").mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,8 @@ def start(
         before = _read_state(directory)
         version = _version(directory, before, hive, host)
         if before and before.pid and began(before.pid) == before.began:
-            # Also one whose starter was killed while it waited: the lock is ours, so nobody waits for it any more.
+            # Also one whose starter was killed while it waited: this process holds the lock, so no other process waits
+            # for it.
             try:
                 wait(
                     before.pid,
@@ -138,7 +139,7 @@ def start(
             except MetastoreStartError:
                 if began(before.pid) == before.began:
                     raise
-                # It was ending, after a kill, say: another one takes its place.
+                # It was ending, for example after a kill: start another one in its place.
         runtime = find_runtime(env, version, settings.get(CONNECTION_URL, ""))
         database = _database(settings)
         if before and before.database and not database:
@@ -162,7 +163,7 @@ def start(
 
 
 def stop(directory: Path) -> bool:
-    """Stop the metastore of `directory`; False when none ran. Its data stay."""
+    """Stops the metastore of `directory`; returns False if none was running. Its data are retained."""
     directory = directory.absolute()
     if not directory.is_dir():
         return False
@@ -176,18 +177,19 @@ def stop(directory: Path) -> bool:
 
 
 def status(directory: Path) -> Running | None:
-    """The metastore of `directory` if its process runs and answers."""
+    """Returns the metastore of `directory` if its process runs and answers."""
     directory = directory.absolute()
     return _running(directory, _read_state(directory))
 
 
 def _database(settings: Mapping[str, str]) -> str:
-    """The database that is not Derby's, without what its URL says of users; "" for Derby's."""
+    """Returns the database other than Derby's, without its URL's parameters; "" for Derby's."""
     return settings.get(CONNECTION_URL, "").partition("?")[0]
 
 
 def _version(directory: Path, before: _State | None, wanted: str | None, host: str) -> str:
-    """Of Hive. Raises UsageError for one that is not known, not the directory's, or cannot listen on `host` alone."""
+    """Returns Hive's version. Raises UsageError if unknown, not the directory's, or unable to listen on `host`
+    alone."""
     had = before and before.hive
     chosen = distributions.hive(wanted or had or PYSPARK)
     if had and chosen.name != had:
@@ -204,7 +206,7 @@ def _version(directory: Path, before: _State | None, wanted: str | None, host: s
 
 
 def _reached(host: str) -> str:
-    """Where a server that listens there is reached from here."""
+    """Returns the address at which a server that listens on `host` is reached from this machine."""
     return LOOPBACK if host in EVERYWHERE else host
 
 
@@ -226,7 +228,7 @@ def _start(
             pid=pid,
             began=start,
         )
-        _write_state(directory, state)  # before it answers: if we die here, `stop` and the next `start` find it
+        _write_state(directory, state)  # before it answers: if this process dies, `stop` and the next `start` find it
         wait(pid, start, port, instance, log, timeout, _reached(host))
     except BaseException:
         end(pid, start, timedelta(0))

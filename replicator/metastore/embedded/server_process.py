@@ -1,6 +1,6 @@
-"""The metastore server's process: how it is configured, started, asked whether it answers, and ended.
+"""The metastore server's process: its configuration, start, health check, and end.
 
-Nothing here knows which directory belongs to whom or remembers anything; that is `embedded`.
+Nothing here assigns directories or stores state; that is in `embedded`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from replicator.metastore.java import (
 )
 
 # ---- given secrets ---------------------------------------------------------------------------------------------------
-# Secrets among the settings of a server: read where a reference says, and masked in what is said of a start.
+# Secrets among the settings of a server: read by reference, and masked in messages about a start.
 
 
 _KEY = re.compile(r"password|secret", re.IGNORECASE)
@@ -48,7 +48,7 @@ _IN_URL = re.compile(r"\bpassword=([^&;\s]+)", re.IGNORECASE)
 
 
 def resolved(settings: Mapping[str, str]) -> dict[str, str]:
-    """With the secrets that references name. Raises ConfigError for one that cannot be read."""
+    """Returns the settings with referenced secrets resolved. Raises ConfigError for a secret that cannot be read."""
     return {
         key: read_secret(value, key) if _KEY.search(key) and is_reference(value) else value
         for key, value in settings.items()
@@ -56,7 +56,7 @@ def resolved(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def secrets(settings: Mapping[str, str]) -> Iterator[str]:
-    """Values of settings named so, and passwords in URLs."""
+    """Yields values of settings whose names match, and passwords in URLs."""
     for key, value in settings.items():
         if value and _KEY.search(key):
             yield value
@@ -73,23 +73,23 @@ def masked(text: str, settings: Mapping[str, str]) -> str:
 # ---- server process --------------------------------------------------------------------------------------------------
 
 
-# A server is asked for this setting to know that it is the one that was started, not another one on its port.
-# The metastore tells only settings whose names begin with `hive`, `hdfs` or `mapred`.
+# A setting that identifies the started server, as opposed to another one on its port. The metastore returns only
+# settings whose names begin with `hive`, `hdfs` or `mapred`.
 INSTANCE = "hive.replicator.instance"
 
-CLASSES = 1  # of the class path: another one makes classes that were kept useless
+CLASSES = 1  # version of the class path: a change invalidates cached classes
 
 SETTINGS = {
     "hive.metastore.schema.verification": "false",
-    # True, the default, forks a shell for each directory created: 63 partitions a second instead of 260.
+    # True, the default, forks a shell for each new directory: 63 partitions a second instead of 260.
     "hive.warehouse.subdir.inherit.perms": "false",
-    # The default, BoneCP, is not among pyspark's jars: without this drop_database fails after it has happened.
+    # The default, BoneCP, is not among pyspark's jars: without this, drop_database fails after it has been applied.
     "datanucleus.connectionPoolingType": "HikariCP",
     "datanucleus.connectionPool.maxPoolSize": "32",
     # Limits one string or list, not the message: 100 MB unless set.
     "hive.metastore.server.max.message.size": str(1 << 30),
-    # Two writers at once read the same next event id, and the one that comes too late sleeps: 2 s by default, over and
-    # over. Short sleeps need more attempts than 10.
+    # Two concurrent writers read the same next event id, and the later one sleeps: 2 s by default, repeatedly. Short
+    # sleeps require more attempts than 10.
     "hive.hmshandler.retry.interval": "20ms",
     "hive.hmshandler.retry.attempts": "200",
     "hive.metastore.server.min.threads": "16",
@@ -121,8 +121,8 @@ rootLogger.appenderRef.stderr.ref = stderr
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a server is started with. binding: the jar that comes first in the class path of one that does not bind by
-    itself."""
+    """The environment of a server. binding: the jar that precedes the class path if the server does not bind to an
+    address itself."""
 
     java: Java
     hive: Hive
@@ -136,17 +136,17 @@ class Runtime:
 
     @property
     def classes(self) -> Path:
-        """Where this machine keeps the server's classes as Java has read them once: a start from there takes half the
-        time. Java passes over most that do not fit; of one made with other paths it took some classes and not the
-        rest, and no server started (a sealing violation). So each class path has its own."""
+        """Path of this machine's archive of the server's classes, as loaded by Java once: a start from it takes half
+        the time. Java ignores most archives that do not match; from one made with other paths it loaded some classes
+        and not the rest, and no server started (a sealing violation). So each class path has its own."""
         path = hashlib.blake2s(self.class_path.encode(), digest_size=8).hexdigest()
         name = f"hive-{self.hive.version}-java-{self.java.version}-{CLASSES}-{path}.jsa"
         return cache_directory(self.env) / "classes" / name
 
 
 def find_runtime(env: Mapping[str, str], version: str = PYSPARK, url: str = "") -> Runtime:
-    """Java and the jars of a version of Hive, for a database by its JDBC URL; fetches what is missing the first time on
-    a machine."""
+    """Returns Java and the jars of a version of Hive, for a database by its JDBC URL; downloads missing files the first
+    time on a machine."""
     chosen = hive(version)
     java = find_java(env, chosen.java)
     binding = None
@@ -164,16 +164,16 @@ def spawn(
     host: str = LOOPBACK,
     classes_to: Path | None = None,
 ) -> int:
-    """Start a server on `directory` in its own session and return its process id. It may still fail to start:
-    what it says is in `directory/metastore.log`, the start before that in `metastore.log.1`. `host`: the address it
-    listens on, see `binding`. `classes_to`: where it leaves its classes when it ends, for `Runtime.classes`."""
-    secured = settings.get("hive.metastore.use.SSL", "").lower() == "true"  # another socket: not bound to an address
+    """Starts a server on `directory` in its own session and returns its process id. It may still fail to start: its
+    output is in `directory/metastore.log`, that of the previous start in `metastore.log.1`. `host`: the address it
+    listens on, see `binding`. `classes_to`: where it writes its classes when it ends, for `Runtime.classes`."""
+    secured = settings.get("hive.metastore.use.SSL", "").lower() == "true"  # another socket, bound to no address
     class_path = runtime.class_path.removeprefix(f"{runtime.binding}{os.pathsep}") if secured else runtime.class_path
     conf = write_conf(runtime, directory, {BIND_HOST: host, **settings})
     if hadoop := {key: value for key, value in settings.items() if key.startswith("hadoop.")}:
         write_staged(
             conf / "hadoop" / "core-site.xml", _site(hadoop).encode(), 0o600
-        )  # Hadoop looks for it there alone
+        )  # Hadoop searches for it only there
         class_path = f"{conf / 'hadoop'}{os.pathsep}{class_path}"
     log = directory / "metastore.log"
     if log.exists():
@@ -188,12 +188,12 @@ def spawn(
         "-XX:+UseSerialGC",
         "-XX:-UsePerfData",
         "-Xshare:auto",
-        *(() if hadoop else _shared_classes(runtime, classes_to)),  # kept classes allow no directory in the path
+        *(() if hadoop else _shared_classes(runtime, classes_to)),  # archived classes allow no directory in the path
         "-Dhive.async.log.enabled=false",
         f"-D{HOST}={host}",
         f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
         f"-Dderby.stream.error.file={directory / 'derby.log'}",
-        # Hive has several hundred statements; Derby keeps 100 compiled ones, and compiles the others each time.
+        # Hive has several hundred statements; Derby caches 100 compiled ones, and compiles the others each time.
         "-Dderby.language.statementCacheSize=2000",
         f"-Djava.io.tmpdir={_temporary(directory)}",
         "-cp",
@@ -202,7 +202,7 @@ def spawn(
         "-p",
         str(port),
     ]
-    # A shell in between, which ends at once: the server then is nobody's child here, and never a zombie of ours.
+    # An intermediate shell, which ends at once: the server is then not a child of this process, and never its zombie.
     started = subprocess.run(
         ["/bin/sh", "-c", 'log=$1; shift; "$@" </dev/null >"$log" 2>&1 & echo $!', "sh", str(log), *command],
         env=environment(runtime, conf),
@@ -222,7 +222,7 @@ def _shared_classes(runtime: Runtime, classes_to: Path | None) -> list[str]:
 
 
 def answers(port: int, instance: str, patience: timedelta = timedelta(seconds=5), host: str = LOOPBACK) -> bool:
-    """Whether the server started as `instance` answers a thrift call on `port`."""
+    """Returns True if the server started as `instance` answers a thrift call on `port`."""
     seconds = patience.total_seconds()
     try:  # first without thrift, which logs each refusal
         socket.create_connection((host, port), timeout=seconds).close()
@@ -244,7 +244,7 @@ def answers(port: int, instance: str, patience: timedelta = timedelta(seconds=5)
 def wait(
     pid: int, start: str | None, port: int, instance: str, log: Path, timeout: timedelta, host: str = LOOPBACK
 ) -> None:
-    """Return when the server answers. MetastoreStartError when its process ends or `timeout` passes first."""
+    """Waits until the server answers. Raises MetastoreStartError if its process ends or `timeout` passes first."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not answers(port, instance, host=host):
         if start is None or began(pid) != start:
@@ -258,13 +258,13 @@ def wait(
 
 
 def began(pid: int) -> str | None:
-    """When process `pid` began, in the system's own terms; None when it is gone. Tells it from a later one that got
-    the same number."""
+    """Returns when process `pid` began, in the system's own units; None if it has ended. Distinguishes it from a later
+    process with the same number."""
     stat = Path(f"/proc/{pid}/stat")
     if stat.parent.parent.joinpath("self").exists():
         try:
             state, *fields = stat.read_text().rpartition(")")[2].split()
-            # The first thread of a process that ends is a zombie while others still hold the port and the database.
+            # The first thread of an ending process is a zombie while others still hold the port and the database.
             ended = state in "ZX" and len(os.listdir(stat.with_name("task"))) <= 1
         except (FileNotFoundError, ProcessLookupError):
             return None
@@ -275,7 +275,7 @@ def began(pid: int) -> str | None:
 
 
 def end(pid: int, start: str | None, grace: timedelta) -> bool:
-    """End process `pid` that began at `start`: ask, wait `grace`, then kill. False when it was gone already."""
+    """Ends process `pid` that began at `start`: SIGTERM, `grace`, then SIGKILL. Returns False if it was gone."""
     if start is None or began(pid) != start:
         return False
     for sign, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, timedelta(seconds=30))):
@@ -292,13 +292,13 @@ def end(pid: int, start: str | None, grace: timedelta) -> bool:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """`preferred` when it is free, else one that is free now: below the range from which systems give outgoing
-    connections theirs, which would now and then take the port of a stopped metastore; any, when none is free there."""
+    """Returns `preferred` if it is free, otherwise a currently free port: below the range of ephemeral ports, whose
+    outgoing connections would sometimes take the port of a stopped metastore; any port if none is free there."""
     for port in [preferred, *random.sample(range(20_000, 32_768), 20), 0]:
         if port is None:
             continue
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: TIME_WAIT is no obstacle
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: TIME_WAIT does not block it
             try:
                 probe.bind(("", port))
             except OSError:
@@ -327,9 +327,9 @@ def _hint(log: Path) -> str:
 
 
 def write_conf(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> Path:
-    """The server's configuration directory below `directory`; `settings` win over ours."""
+    """Writes the server's configuration directory below `directory`; `settings` override the defaults."""
     values = {
-        "hive.metastore.warehouse.dir": f"file://{directory / 'warehouse'}",  # Hadoop does not decode %20: as it is
+        "hive.metastore.warehouse.dir": f"file://{directory / 'warehouse'}",  # Hadoop does not decode %20: unquoted
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:{directory / 'metastore_db'}",
         "datanucleus.schema.autoCreateAll": "false",
         "hive.metastore.transactional.event.listeners": runtime.hive.listener,
@@ -338,25 +338,25 @@ def write_conf(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -
         **settings,
     }
     conf = directory / "conf"
-    write_staged(conf / "hive-site.xml", _site(values).encode(), 0o600)  # may have a password
+    write_staged(conf / "hive-site.xml", _site(values).encode(), 0o600)  # may contain a password
     write_staged(conf / "log4j2.properties", _LOGGING.encode())
     return conf
 
 
 def environment(runtime: Runtime, conf: Path) -> dict[str, str]:
-    """Of a Java that reads the configuration in `conf`."""
+    """Returns the environment of a Java that reads the configuration in `conf`."""
     return {
         **runtime.env,
         **utf8_locale(runtime.env),
         "HIVE_CONF_DIR": str(conf),
         "JAVA_HOME": str(runtime.java.home),
-        # Hadoop runs chmod for each directory it makes: without it no database can be created.
+        # Hadoop runs chmod for each directory it creates: without it no database can be created.
         "PATH": os.pathsep.join([*filter(None, [runtime.env.get("PATH")]), os.defpath]),
     }
 
 
 def open_modules() -> list[str]:
-    """Options of Java for code that reaches into Java's own classes."""
+    """Returns Java options for code that accesses Java's internal classes."""
     return [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPEN] + [
         "--add-opens=java.sql/java.sql=ALL-UNNAMED"
     ]

@@ -1,7 +1,7 @@
-"""An empty metastore database, made once per machine and copied for each new metastore.
+"""An empty metastore database, created once per machine and copied for each new metastore.
 
-The server makes its tables when it first needs them, one class at a time, which is slow, and in Derby it makes two
-of them wrong (reference: hive-schema-2.3.0.derby.sql). So: one start that makes every table, then the repairs.
+The server creates its tables when it first requires them, one class at a time, which is slow, and two of them
+incorrectly in Derby (reference: hive-schema-2.3.0.derby.sql). So one start creates every table, then come the repairs.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from replicator.metastore.embedded.server_process import (
 from replicator.metastore.java import cache_directory, locked
 
 UPGRADES = Path(__file__).with_name("distributions")
-FORMAT = 2  # of the template; a change to what is below makes it another one
+FORMAT = 2  # version of the template; increase it with any change below
 
-# MESSAGE is made LONG VARCHAR, 32,700 characters: an event of a dozen partitions does not fit. Without the index two
-# writers at once get the same event id, and Derby now and then fails to read a long backlog.
-# The default database's row names the warehouse: the server makes it again for the directory it runs on.
+# MESSAGE is created as LONG VARCHAR, 32,700 characters: an event of a dozen partitions does not fit. Without the index
+# two concurrent writers get the same event id, and Derby sometimes fails to read a long backlog. The default database's
+# row names the warehouse: the server creates it again for the directory it runs on.
 _REPAIRS = """connect 'jdbc:derby:{database}';
 alter table APP.NOTIFICATION_LOG drop column MESSAGE;
 alter table APP.NOTIFICATION_LOG add column MESSAGE clob;
@@ -62,15 +62,15 @@ connect 'jdbc:derby:{database};shutdown=true';
 
 
 def new_database(runtime: Runtime, database: Path) -> None:
-    """Make an empty metastore database at `database`, whole or not at all."""
+    """Creates an empty metastore database at `database` atomically."""
     aside = database.with_name(f".{database.name}.new")
-    shutil.rmtree(aside, ignore_errors=True)  # of a start that was killed; the caller holds the directory's lock
+    shutil.rmtree(aside, ignore_errors=True)  # of a killed start; the caller holds the directory's lock
     shutil.copytree(template(runtime), aside, ignore=shutil.ignore_patterns("*.lck"))
     os.replace(aside, database)
 
 
 def template(runtime: Runtime) -> Path:
-    """The directory of this machine's template, which is made when it is not there yet."""
+    """Returns the directory of this machine's template, which is created if it does not exist yet."""
     derby = next(jar for path in runtime.jars for jar in path.parent.glob(path.name) if jar.name.startswith("derby-"))
     kept = cache_directory(runtime.env) / "templates" / f"hive-{runtime.hive.version}-{derby.stem}-{FORMAT}"
     if not kept.is_dir():
@@ -89,14 +89,14 @@ def _make(runtime: Runtime, kept: Path) -> None:
             settings |= _made_by_the_server(directory)
         else:
             make_schema(runtime, directory, {CONNECTION_URL: _created(directory)})
-            shutil.copytree(directory / "metastore_db", directory / "unused")  # no server has written its places there
+            shutil.copytree(directory / "metastore_db", directory / "unused")  # without any server's locations
         classes = directory / "classes.jsa"
         pid = spawn(runtime, directory, port, settings, classes_to=classes)
         start = began(pid)
         try:
             wait(pid, start, port, instance, directory / "metastore.log", timedelta(seconds=180))
         finally:
-            end(pid, start, timedelta(seconds=60))  # it writes its classes at its end
+            end(pid, start, timedelta(seconds=60))  # it writes its classes when it ends
         if classes.exists():
             runtime.classes.parent.mkdir(parents=True, exist_ok=True)
             os.replace(classes, runtime.classes)
@@ -112,7 +112,7 @@ def _created(directory: Path) -> str:
 
 
 def _made_by_the_server(directory: Path) -> dict[str, str]:
-    """Settings with which 2.3 makes its tables when it starts."""
+    """Returns settings with which 2.3 creates its tables when it starts."""
     return {
         CONNECTION_URL: _created(directory),
         "datanucleus.schema.autoCreateAll": "true",
@@ -123,14 +123,14 @@ def _made_by_the_server(directory: Path) -> dict[str, str]:
 
 
 def ensure_schema(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> None:
-    """Make the metastore's tables in the database that `settings` name, unless it has them."""
+    """Creates the metastore's tables in the database that `settings` name, unless it has them."""
     with _schematool(runtime, directory, settings) as run:
         if run("-info").returncode:
             _make_schema(runtime.hive, run)
 
 
 def make_schema(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> None:
-    """Make the metastore's tables in the empty database that `settings` name."""
+    """Creates the metastore's tables in the empty database that `settings` name."""
     with _schematool(runtime, directory, settings) as run:
         _make_schema(runtime.hive, run)
 
@@ -139,7 +139,7 @@ _Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def _make_schema(hive: Hive, run: _Run) -> None:
-    """Raises MetastoreStartError with what the tool said."""
+    """Runs schematool. Raises MetastoreStartError with the tool's output."""
     steps = [("-initSchemaTo", hive.schema)]
     if hive.name == PYSPARK or (UPGRADES / f"upgrade-{hive.schema}-to-{hive.version}.derby.sql").exists():
         steps.append(("-upgradeSchemaFrom", hive.schema))
@@ -155,7 +155,7 @@ def _make_schema(hive: Hive, run: _Run) -> None:
 
 @contextmanager
 def _schematool(runtime: Runtime, directory: Path, settings: Mapping[str, str]) -> Iterator[_Run]:
-    """Runs Hive's own schematool. It reads its scripts from a home of its own, to which ours are added."""
+    """Yields a function that runs Hive's schematool, which reads its scripts from a home prepared here."""
     hive, conf = runtime.hive, write_conf(runtime, directory, settings)
     kind = "postgres" if settings[CONNECTION_URL].startswith(POSTGRES) else "derby"
     archive = distribution(hive, runtime.java, runtime.env) / "archive"
@@ -202,7 +202,7 @@ def _repair(runtime: Runtime, directory: Path) -> None:
         timeout=120,
     )
     failed = [line for line in done.stdout.splitlines() if line.startswith("ERROR") and "08006" not in line]
-    if failed or done.returncode or "ERROR 08006" not in done.stdout:  # 08006: shut down, as asked for
+    if failed or done.returncode or "ERROR 08006" not in done.stdout:  # 08006: shut down, as requested
         raise MetastoreStartError(
             "the template database cannot be repaired:\n"
             + "\n".join(failed or [done.stdout[-2000:], done.stderr[-2000:]]),
@@ -211,7 +211,7 @@ def _repair(runtime: Runtime, directory: Path) -> None:
 
 
 def _persistent_classes(jars: Path) -> list[str]:
-    """Every class of the metastore that has a table of its own."""
+    """Returns every class of the metastore that has a table of its own."""
     with zipfile.ZipFile(next(jars.glob("hive-metastore-*.jar"))) as jar:
         declared = re.findall(r'<class name="(\w+)"([^>]*)', jar.read("package.jdo").decode())
     package = "org.apache.hadoop.hive.metastore.model"
@@ -219,8 +219,8 @@ def _persistent_classes(jars: Path) -> list[str]:
 
 
 def _lock_tables(jars: Path) -> str:
-    """The statements that make the tables of locks and transactions, which no JDO class stands for: clients such as
-    Iceberg take locks. The server has them in a class that only its own tests call; they are read from there."""
+    """Returns the statements that create the tables of locks and transactions, which no JDO class maps: clients such as
+    Iceberg take locks. The server has them in a class that only its own tests call; they are read from it."""
     with zipfile.ZipFile(next(jars.glob("hive-metastore-*.jar"))) as jar:
         code = jar.read("org/apache/hadoop/hive/metastore/txn/TxnDbUtil.class")
     # A string in a class file: a byte 1, two bytes of length, the text (Java Virtual Machine Specification, 4.4.7).

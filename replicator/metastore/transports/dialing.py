@@ -1,4 +1,4 @@
-"""A transport to one address as a metastore's configuration says: TCP, TLS, SASL or HTTP, frames."""
+"""Transport to one address as configured for a metastore: TCP, TLS, SASL or HTTP, frames."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from replicator.metastore.transports.transport import Framed, Plain, Transport, 
 CONNECT_TIMEOUT = 20.0  # seconds
 
 Delegate = Callable[[Transport, str], str]
-"""`delegate(transport, user)`: a delegation token of the metastore for the user."""
+"""`delegate(transport, user)`: returns a delegation token of the metastore for the user."""
 
 
 class Dialer:
-    """Opens transports of one metastore; from any thread. `delegate`: asks for tokens of a user to impersonate."""
+    """An opener of transports of one metastore, from any thread. `delegate`: fetches tokens to act for a user."""
 
     def __init__(self, config: MetastoreConfig, delegate: Delegate | None = None) -> None:
         self.config = config
         self.patience = config.seconds("connect_timeout", CONNECT_TIMEOUT)
         self._delegate = delegate
         self._tickets = Tickets(config) if config.auth == "kerberos" else None
-        self._tokens: dict[Address, str] = {}  # of a server's own: it may keep them in its memory
+        self._tokens: dict[Address, str] = {}  # per server, because it may store them in memory only
         self._lock = threading.Lock()
 
     def open(self, address: Address, limit: float | None = None) -> Transport:
-        """A transport that is ready for calls; limit: seconds for the connection and its handshake. Raises OSError and
-        EOFError for a server that is away, IdentityRefused, NotAuthenticated, NotAMetastore."""
+        """Returns a transport that is ready for calls; limit: seconds for the connection and its handshake. Raises
+        OSError and EOFError for a server that is away, IdentityRefused, NotAuthenticated, NotAMetastore."""
         if self._tickets is None or not self.config.user:
             return self._opened(address, limit, self._mechanism(address))
         with self._lock:
@@ -39,12 +39,12 @@ class Dialer:
         if known is not None:
             try:
                 return self._opened(address, limit, Digest(known, self.config))
-            except IdentityRefused:  # it has run out, or the server has forgotten it: another one
+            except IdentityRefused:  # expired, or lost by the server: request another one
                 pass
         return self._opened(address, limit, Digest(self._token(address, limit), self.config))
 
     def connect(self, address: Address, limit: float | None = None) -> socket.socket:
-        """TCP, and TLS if it is on."""
+        """Connects by TCP, and TLS if it is enabled."""
         patience = min(self.patience, limit or self.patience)
         connection = socket.create_connection(address, patience)
         try:

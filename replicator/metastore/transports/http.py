@@ -1,4 +1,4 @@
-"""Thrift over HTTP: a call is the body of a POST, its answer the body of the response. One connection is kept open."""
+"""Thrift over HTTP: a call is the body of a POST, its result the body of the response. One connection is kept open."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from replicator.errors import IdentityRefused, NotAMetastore
 from replicator.metastore.transports.transport import CLOSED, Transport
 
 PATH = "metastore"
-ACTOR = "x-actor-username"  # who asks, where the server wants no proof
+ACTOR = "x-actor-username"  # the user, if the server requires no authentication
 _REFUSED = (401, 403)
 
 
 class Http(Transport):
-    """`dial`: another connection like the given one, for when the server has closed it between two calls."""
+    """Thrift over HTTP. `dial`: opens an equal connection, if the server has closed the given one between two calls."""
 
     def __init__(
         self, connection: socket.socket, config: MetastoreConfig, address: Address, dial: Callable[[], socket.socket]
@@ -30,7 +30,7 @@ class Http(Transport):
         self._body = b""
 
     def send(self, data: bytes) -> None:
-        """A refused call was not carried out; with another secret, which came meanwhile, it is sent again."""
+        """Sends a call. A refused call was not executed; it is sent again if its secrets have changed since then."""
         status = self._post(data)
         if status in _REFUSED and (now := headers(self._config)) != self._headers:
             self._headers = now
@@ -82,7 +82,7 @@ def path(config: MetastoreConfig) -> str:
 
 
 def headers(config: MetastoreConfig) -> Mapping[str, str]:
-    """With the secrets that are referred to, as they are now."""
+    """Returns the headers, with the current values of the referenced secrets."""
     found = {"Content-Type": "application/x-thrift", "Accept": "application/x-thrift", "User-Agent": "replicator"}
     if config.user:
         found[ACTOR] = config.user

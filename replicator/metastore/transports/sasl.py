@@ -1,7 +1,7 @@
 """Kerberos: tickets from a keytab or a ticket cache, and SASL GSSAPI (RFC 4752) with them.
 
-A keytab's tickets are in memory and are taken again once half of their life is over; a ticket cache is read at each
-connection, and renewed by `kinit -R` while it can be.
+A keytab's tickets are stored in memory and acquired again once half of their lifetime is over; a ticket cache is read
+at each connection, and renewed by `kinit -R` while it can be.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from replicator.metastore.transports.transport import (
 )
 
 # ---- negotiation -----------------------------------------------------------------------------------------------------
-# The client's side of a SASL negotiation, as Hive's own client carries it out.
+# The client's side of a SASL negotiation, as Hive's own client performs it.
 
 
 OTHER_MECHANISM = (
@@ -42,10 +42,10 @@ OTHER_MECHANISM = (
 
 
 class Mechanism(Protocol):
-    """One proof of identity. `complete`: nothing more is to be said; then `layer` protects what follows."""
+    """An authentication. `complete`: no more messages are required; then `layer` protects the data that follow."""
 
     name: str
-    shown: str  # the identity, for a person
+    shown: str  # the identity, for messages
     refused: str  # a hint for a server that refuses it
 
     @property
@@ -55,16 +55,16 @@ class Mechanism(Protocol):
     def layer(self) -> Layer: ...
 
     def first(self) -> bytes:
-        """The initial response. Raises IdentityRefused, NotAuthenticated."""
+        """Returns the initial response. Raises IdentityRefused, NotAuthenticated."""
         ...
 
     def answer(self, challenge: bytes) -> bytes:
-        """Raises IdentityRefused, NotAuthenticated."""
+        """Returns the response to a challenge. Raises IdentityRefused, NotAuthenticated."""
         ...
 
 
 class Layered:
-    """A mechanism that agrees on its layer in the end."""
+    """A mechanism that negotiates its layer at the end."""
 
     _layer: Layer | None = None
 
@@ -76,8 +76,8 @@ class Layered:
 
 
 def negotiate(connection: socket.socket, mechanism: Mechanism) -> Layer:
-    """Raises IdentityRefused when the server refuses, NotAMetastore for one that knows no SASL or another mechanism,
-    NotAuthenticated, OSError and EOFError when the connection dies."""
+    """Negotiates and returns the layer. Raises IdentityRefused if the server refuses, NotAMetastore if it does not
+    support SASL or this mechanism, NotAuthenticated, OSError and EOFError if the connection dies."""
     read = reading(connection)
     said = mechanism.first()
     connection.sendall(message(Status.START, mechanism.name.encode()) + message(_status(mechanism), said))
@@ -115,14 +115,14 @@ def _next(read: Read, mechanism: Mechanism) -> tuple[Status, bytes]:
 
 try:
     import gssapi
-except ImportError:  # the extra is not installed, or the system has no Kerberos
+except ImportError:  # the extra is not installed, or the system has no Kerberos libraries
     gssapi = None
 
 
 DEFAULT_PRINCIPAL = "hive/_HOST"
-RENEW_WITHIN = 600  # seconds left of a ticket
+RENEW_WITHIN = 600  # remaining seconds of a ticket
 LEAST = 60  # seconds that a connection's tickets must last for another call
-LARGEST = 0xFFFFFF  # of a wrapped piece, as RFC 4752 says it; Java's side checks none
+LARGEST = 0xFFFFFF  # maximum size of a wrapped message, as RFC 4752 encodes it; Java does not check it
 LEAST_QUALITY = {
     None: Quality.AUTHENTICATION,
     "authentication": Quality.AUTHENTICATION,
@@ -160,7 +160,7 @@ class Tickets:
         self._memory = f"MEMORY:replicator-{uuid.uuid4().hex}"
 
     def credentials(self) -> Any:
-        """Valid ones. Raises NotAuthenticated, IdentityRefused."""
+        """Returns valid credentials. Raises NotAuthenticated, IdentityRefused."""
         config, store = self._config, {}
         if config.keytab:
             if not os.access(config.keytab, os.R_OK):
@@ -198,7 +198,7 @@ class Tickets:
 
 
 class Gssapi(Layered):
-    """The client's side of SASL GSSAPI. `host`: that of the URI."""
+    """The client's side of SASL GSSAPI. `host`: the host of the URI."""
 
     name = "GSSAPI"
     refused = (
@@ -251,7 +251,7 @@ class Gssapi(Layered):
 
 
 class Wrapped:
-    """Messages that GSSAPI wraps, with `private` encrypted. For either side."""
+    """A layer of messages wrapped by GSSAPI, encrypted if `private`. For either side."""
 
     def __init__(self, context: Any, private: bool) -> None:
         self._context, self._private = context, private
@@ -277,12 +277,12 @@ class Wrapped:
 
 
 def layer(context: Any, chosen: Quality) -> Layer:
-    """The layer of a context, for either side."""
+    """Returns the layer of a context, for either side."""
     return Unlayered() if chosen is Quality.AUTHENTICATION else Wrapped(context, chosen is Quality.PRIVACY)
 
 
 def strongest(offered: int, least: Quality) -> Quality:
-    """Of the offered qualities, a sum of bits. Raises IdentityRefused when all are weaker than `least`."""
+    """Returns the best of the offered qualities, a sum of bits. Raises IdentityRefused if all are below `least`."""
     found = [each for each in Quality if offered & each and each >= least]
     if not found:
         raise IdentityRefused(
@@ -293,19 +293,19 @@ def strongest(offered: int, least: Quality) -> Quality:
 
 
 def principal(given: str | None, host: str) -> str:
-    """The server's, with the host in place of `_HOST`, in lower case as Hadoop has it."""
+    """Returns the server's principal, with the host in place of `_HOST`, in lower case as in Hadoop."""
     return (given or DEFAULT_PRINCIPAL).replace("/_HOST", f"/{host.lower()}")
 
 
 def server_name(text: str) -> Any:
-    """With a realm exactly that principal; without one it is looked for as krb5.conf says."""
+    """Returns the name of exactly that principal if it has a realm; otherwise it is resolved as krb5.conf defines."""
     if "@" in text or "/" not in text:
         return gssapi.Name(text, gssapi.NameType.kerberos_principal)
     return gssapi.Name(text.replace("/", "@", 1), gssapi.NameType.hostbased_service)
 
 
 def said(work: Callable[[], T], what: str) -> T:
-    """`work()`; an error of GSSAPI becomes ours, with its cause and a hint."""
+    """Runs `work()` and translates an error of GSSAPI to one of this program, with its cause and a hint."""
     try:
         return work()
     except gssapi.exceptions.GSSError as error:
@@ -317,13 +317,13 @@ def said(work: Callable[[], T], what: str) -> T:
 
 
 def _acquire(name: Any, store: dict[str, str]) -> tuple[Any, float]:
-    """Credentials, and the seconds that they last."""
+    """Returns credentials, and their remaining seconds."""
     found = gssapi.Credentials(name=name, usage="initiate", store=store or None)
     return found, float(found.lifetime)
 
 
 def _renew(cache: str | None) -> bool:
-    """Whether tickets were renewed; those that cannot be stay as they are."""
+    """Renews tickets. Returns True if they were renewed; tickets that cannot be renewed do not change."""
     if (kinit := shutil.which("kinit")) is None:
         return False
     command = [kinit, "-R", *(["-c", cache] if cache else [])]
@@ -331,7 +331,7 @@ def _renew(cache: str | None) -> bool:
 
 
 def _text(error: Any) -> str:
-    """Kerberos' own message, else GSSAPI's of the kind of error."""
+    """Returns Kerberos' own message, or else GSSAPI's message for the kind of error."""
     major, _, minor = str(error.gen_message()).partition(", Minor (")
     said = minor.partition("): ")[2].strip()
     return said if said not in ("", "Success") else major.partition("): ")[2].strip() or str(error)
@@ -341,17 +341,17 @@ def _text(error: Any) -> str:
 # SASL with a shared secret: PLAIN (RFC 4616) with a password, DIGEST-MD5 (RFC 2831) with a delegation token.
 
 
-REALM = "default"  # of Hadoop's DIGEST-MD5, which has no protocol name either
+REALM = "default"  # realm of Hadoop's DIGEST-MD5, which has no protocol name either
 DIGEST_URI = f"null/{REALM}"
 _QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
 
 
 class PlainPassword:
-    """SASL PLAIN."""
+    """The SASL mechanism PLAIN."""
 
     name = "PLAIN"
     refused = "check user and password in [metastores.NAME]"
-    complete = True  # with its first message
+    complete = True  # after its first message
     layer: Layer = Unlayered()
 
     def __init__(self, config: MetastoreConfig) -> None:
@@ -366,7 +366,7 @@ class PlainPassword:
 
 
 class Digest(Layered):
-    """SASL DIGEST-MD5 as a delegation token's owner."""
+    """The SASL mechanism DIGEST-MD5, as the owner of a delegation token."""
 
     name = "DIGEST-MD5"
     refused = "get another delegation token: this one has expired, was cancelled, or is another metastore's"
@@ -405,7 +405,7 @@ class Digest(Layered):
 
 
 def credentials_of(token: str) -> tuple[str, str]:
-    """User and password of a delegation token in Hadoop's URL encoding. Raises ConfigError, which does not show it."""
+    """Returns user and password of a delegation token in Hadoop's URL encoding. Raises ConfigError without its text."""
     try:
         data = base64.urlsafe_b64decode(token.strip() + "=" * (-len(token.strip()) % 4))
         identifier, rest = counted(data)
@@ -420,7 +420,8 @@ def credentials_of(token: str) -> tuple[str, str]:
 
 
 def counted(data: bytes) -> tuple[bytes, bytes]:
-    """Bytes behind their number, and the rest. Hadoop writes a number up to 127 as a byte, others behind their size."""
+    """Returns bytes after their length, and the rest. Hadoop writes a length up to 127 as a byte, others after their
+    size."""
     first = data[0]
     if first < 128:
         size, begin = first, 1

@@ -1,4 +1,4 @@
-"""Transports for thrift: buffers over a connection that sends and receives pieces of plain data.
+"""Transports for thrift: buffers over a connection that sends and receives chunks of plain data.
 
 The accelerated decoder of thrift reads the buffer itself (`cstringio_buf`, `cstringio_refill`), on each transport.
 """
@@ -33,7 +33,7 @@ from replicator.errors import IdentityRefused, NotAMetastore
 Read = Callable[[int], bytes]
 
 CLOSED = "it closed the connection"
-LARGEST_MESSAGE = 1 << 20  # of a negotiation, whose peer has proved nothing yet
+LARGEST_MESSAGE = 1 << 20  # of a negotiation, whose peer is not authenticated yet
 _MESSAGE, _FRAME = struct.Struct(">BI"), struct.Struct(">I")
 
 
@@ -54,22 +54,22 @@ class Quality(IntEnum):
 
 
 class Layer(Protocol):
-    """The protection of data after the negotiation."""
+    """An interface for the protection of data after the negotiation."""
 
     @property
     def lasts(self) -> bool:
-        """Whether it can protect another call."""
+        """True if it can protect another call."""
         ...
 
     def wrap(self, data: bytes) -> bytes: ...
 
     def unwrap(self, data: bytes) -> bytes:
-        """Raises FrameError for data that are not the peer's."""
+        """Returns plain data. Raises FrameError for data that are not from the peer."""
         ...
 
 
 class Unlayered:
-    """Data as they are: quality AUTHENTICATION."""
+    """A layer that does not change the data: quality AUTHENTICATION."""
 
     lasts = True
 
@@ -85,7 +85,7 @@ def message(status: Status, payload: bytes = b"") -> bytes:
 
 
 def read_message(read: Read) -> tuple[Status, bytes]:
-    """Raises FrameError for anything but a negotiation message."""
+    """Reads a negotiation message. Raises FrameError for anything else."""
     status, size = _MESSAGE.unpack(read(_MESSAGE.size))
     if status not in Status.__members__.values() or size > LARGEST_MESSAGE:
         raise FrameError(f"no SASL message: it begins with {_MESSAGE.pack(status, size)!r}")
@@ -104,7 +104,7 @@ def read_frame(read: Read, largest: int) -> bytes:
 
 
 def reading(connection: socket.socket) -> Read:
-    """Reads from a socket, and no byte more than asked for."""
+    """Returns a function that reads from a socket, and no byte more than requested."""
 
     def read(size: int) -> bytes:
         data = bytearray()
@@ -126,7 +126,7 @@ LARGEST_FRAME = (1 << 31) - 1  # thrift's own limit is 16 MB; one INSERT event c
 
 
 class Transport(TTransportBase, CReadableTransport):  # type: ignore[misc]
-    """An open connection. `send` and `receive` carry plain data, whatever is around it on the wire."""
+    """An open connection. `send` and `receive` carry plain data, regardless of the encoding on the wire."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -135,15 +135,15 @@ class Transport(TTransportBase, CReadableTransport):  # type: ignore[misc]
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Raises OSError."""
+        """Sends data. Raises OSError."""
 
     @abstractmethod
     def receive(self) -> bytes:
-        """The next piece, at least one byte. Raises EOFError, OSError."""
+        """Returns the next chunk, at least one byte. Raises EOFError, OSError."""
 
     @property
     def lasts(self) -> bool:
-        """Whether another call may use it: open, in step, and its tickets valid. The server says nothing unasked."""
+        """True if another call may use it: open, in step, and its tickets valid. Servers send nothing unrequested."""
         try:
             waiting = select.poll()
             waiting.register(self.socket, select.POLLIN)
@@ -152,17 +152,17 @@ class Transport(TTransportBase, CReadableTransport):  # type: ignore[misc]
             return False
 
     def limit(self, seconds: float) -> None:
-        """How long one `send` or `receive` may wait."""
+        """Sets how long one `send` or `receive` may wait."""
         self.socket.settimeout(seconds)
 
     def close(self) -> None:
-        """Safe to run twice, and beside a call, which then finds the connection dead."""
+        """Closes the connection. May run twice, and concurrently with a call, which then finds the connection dead."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
     def peek(self, size: int) -> bytes:
-        """The beginning of the answer, at least `size` bytes, which stay to be read."""
+        """Returns the beginning of the response, at least `size` bytes, without consuming them."""
         said: bytes = self._read.read()
         while len(said) < size:
             said += self._piece()
@@ -209,7 +209,7 @@ class Transport(TTransportBase, CReadableTransport):  # type: ignore[misc]
 
 
 class Plain(Transport):
-    """The bytes as they are, over TCP or TLS."""
+    """A transport of raw bytes, over TCP or TLS."""
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -222,7 +222,7 @@ class Plain(Transport):
 
 
 class Framed(Transport):
-    """Frames behind their lengths; below SASL their contents are what its layer makes of the data."""
+    """A transport of frames with a length prefix; with SASL their contents are wrapped by its layer."""
 
     def __init__(self, connection: socket.socket, layer: Layer | None = None) -> None:
         super().__init__(connection)
@@ -233,7 +233,7 @@ class Framed(Transport):
         self.socket.sendall(frame(self.layer.wrap(data)))
 
     def receive(self) -> bytes:
-        while True:  # an empty frame is one
+        while True:  # skips empty frames
             if data := self.layer.unwrap(read_frame(self._exactly, LARGEST_FRAME)):
                 return data
 
@@ -254,7 +254,7 @@ class Framed(Transport):
 
 
 # ---- tls -------------------------------------------------------------------------------------------------------------
-# TLS of a connection: whom it trusts, what it shows, and what a failed handshake says.
+# TLS of a connection: trusted certificates, the client's certificate, and errors of a failed handshake.
 
 
 _OTHER_HOST = 62  # X509_V_ERR_HOSTNAME_MISMATCH
@@ -263,7 +263,7 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNEX
 
 
 def secured(connection: socket.socket, config: MetastoreConfig, host: str) -> ssl.SSLSocket:
-    """Raises IdentityRefused for certificates, NotAMetastore for a server without TLS, OSError when it dies."""
+    """Adds TLS. Raises IdentityRefused for certificates, NotAMetastore for a server without TLS, OSError if it dies."""
     context = _context(config)
     try:
         return context.wrap_socket(connection, server_hostname=host)
@@ -274,7 +274,7 @@ def secured(connection: socket.socket, config: MetastoreConfig, host: str) -> ss
 
 
 def failure(error: ssl.SSLError) -> Exception:
-    """The error that it is for a caller, with a hint."""
+    """Returns the error to raise for the caller, with a hint."""
     if isinstance(error, ssl.SSLCertVerificationError):
         other = error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS)
         return IdentityRefused(
@@ -295,7 +295,7 @@ def failure(error: ssl.SSLError) -> Exception:
 
 
 def _context(config: MetastoreConfig) -> ssl.SSLContext:
-    """Each connection makes a new one: administrators replace certificates while a command runs."""
+    """Returns a new context for each connection: administrators replace certificates while a command runs."""
     try:
         context = ssl.create_default_context(cafile=config.ca)
     except (OSError, ValueError) as error:
@@ -303,7 +303,7 @@ def _context(config: MetastoreConfig) -> ssl.SSLContext:
     context.check_hostname = config.verify_host
     if config.certificate is not None:
         reference = config.key_password
-        password = "" if reference is None else read_secret(reference, "key_password")  # empty: never asked for
+        password = "" if reference is None else read_secret(reference, "key_password")  # empty: never prompts
         try:
             context.load_cert_chain(config.certificate, config.key, password)
         except (OSError, ValueError) as error:
@@ -319,25 +319,25 @@ def _why(error: Exception) -> str:
 
 
 # ---- greeting --------------------------------------------------------------------------------------------------------
-# The first answer of an address: whether a metastore speaks there, and what else does.
+# The first response of an address: detection of a metastore, and of other protocols.
 #
-# A metastore tells its name at once, however busy it is. Others answer in a protocol of their own, or wait for more of
-# what they take for theirs: asked by a call proper, they would be waited for as long as the longest call may take.
+# A metastore returns its name at once, however busy it is. Other servers answer in a protocol of their own, or wait for
+# more of what they assume is theirs: with a regular call, the wait would be as long as the longest call may take.
 
 
 _NAME = b"getName"
 CALL = b"\x80\x01\x00\x01" + len(_NAME).to_bytes(4, "big") + _NAME + b"\r\n\r\n" + b"\0"
-"""Its number ends a line and an empty one after it: what reads lines answers, instead of waiting for their end."""
+"""Its number ends a line and an empty one after it: line-based protocols answer, instead of waiting for their end."""
 COMPACT = b"\x82\x21\x00" + len(_NAME).to_bytes(1, "big") + _NAME + b"\x18\x04\r\n\r\n" + b"\0"
-"""The same in the compact protocol, with the lines' end in a field that a metastore passes over."""
+"""The same in the compact protocol, with the line ends in a field that a metastore skips."""
 CALLS: Mapping[str, bytes] = {"binary": CALL, "compact": COMPACT}
 
 WENT_AWAY = "it went away at the first call"
 
-PATIENCE = 3.0  # seconds for an answer to a guess
+PATIENCE = 3.0  # seconds for a response to a guess
 
 Found = dict[str, str]
-"""Keys of `[metastores.NAME]` with the values that the server wants, as TOML; nothing for one that was not found."""
+"""Keys of `[metastores.NAME]` with the values that the server requires, as TOML; empty if none were found."""
 _TLS: Found = {"tls": "true"}
 _HTTP: Found = {"auth": '"none"', "transport": '"http"'}
 _FRAMED: Found = {"transport": '"framed"'}
@@ -353,16 +353,16 @@ _GUESSES: tuple[tuple[bytes, Found], ...] = (
 
 
 class SilentPeer(Exception):
-    """Something took the connection, and said nothing in time."""
+    """An error: the peer accepted the connection, but sent nothing in time."""
 
 
 class Strange(Exception):
-    """The peer is no metastore; the message says what it seems to be."""
+    """An error: the peer is not a metastore; the message describes what it seems to be."""
 
 
 def greet(transport: Transport, within: float, protocol: Literal["binary", "compact"] = "binary") -> None:
-    """Asks for the name and waits for the answer's beginning, which is left unread. Raises SilentPeer, Strange,
-    IdentityRefused for a certificate, or ConnectionError when the connection dies."""
+    """Requests the name and waits for the beginning of the response, which is not consumed. Raises SilentPeer, Strange,
+    IdentityRefused for a certificate, or ConnectionError if the connection dies."""
     call = CALLS[protocol]
     deadline = time.monotonic() + within
     try:
@@ -385,7 +385,7 @@ def greet(transport: Transport, within: float, protocol: Literal["binary", "comp
 
 
 def seems(said: bytes) -> tuple[str, Found]:
-    """The protocol of a peer, by its first bytes, and the keys for it."""
+    """Returns the protocol of a peer, by its first bytes, and the keys for it."""
     if said[:5] == b"HTTP/" or said[:1] == b"<":
         return "an HTTP server answers there", _HTTP
     if said[0] in (0x15, 0x16) and said[1:2] == b"\x03":
@@ -398,8 +398,8 @@ def seems(said: bytes) -> tuple[str, Found]:
 
 
 def recognise(dial: Callable[[], socket.socket]) -> tuple[str, Found]:
-    """The protocol of a peer that did not answer as it was asked, by asking it otherwise, and the keys for it. `dial`:
-    another connection to it. Nothing for a peer that says nothing to any question."""
+    """Returns the protocol of a peer that did not answer as configured, by probing other protocols, and the keys for
+    it. `dial`: opens another connection to it. Empty for a peer that answers no probe."""
     said = _answer(dial, CALL)
     if said[:2] == CALL[:2]:
         return "a metastore answers there, with plain binary thrift", _NO_SASL | _SOCKET | {"protocol": '"binary"'}
@@ -430,7 +430,7 @@ def _speaks_tls(dial: Callable[[], socket.socket]) -> bool:
 
 
 def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
-    """The proof of identity that a server wants; None: it speaks no SASL."""
+    """Returns the authentication that a server requires; None: it does not support SASL."""
     with suppress(OSError, EOFError), dial() as connection:
         connection.settimeout(PATIENCE)
         connection.sendall(message(Status.START, b"GSSAPI") + message(Status.OK))
@@ -442,7 +442,7 @@ def _mechanism(dial: Callable[[], socket.socket]) -> tuple[str, Found] | None:
 
 
 def _answer(dial: Callable[[], socket.socket], call: bytes) -> bytes:
-    """The beginning of what a peer says to these bytes; nothing when it goes away or is silent."""
+    """Returns the beginning of a peer's response to these bytes; empty if it disconnects or is silent."""
     with suppress(OSError, EOFError), dial() as connection:
         connection.settimeout(PATIENCE)
         connection.sendall(call)

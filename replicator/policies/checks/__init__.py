@@ -1,1 +1,1 @@
-"""Checks of a policy, before its first run and later."""
+"""Checks of a policy, before its first run and at any time."""

@@ -1,8 +1,8 @@
 """Check: what can be proved of a policy before its first run, and at any time after. Reads both metastores and the
-policy's places; writes and removes small files where a run will write.
+policy's locations; writes and removes small files where a run will write.
 
-Each thing looked at is a finding, and a failure to look at it is one, too: nothing but the program's own faults is
-raised. What is looked at, and how it is judged, is in `checks`.
+Each check is a finding, and a failed check is one, too: only defects of the program are raised. The other modules of
+`checks` contain the checks and their evaluation.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from replicator.policies.memory import History, Memory
 from replicator.policies.status import Status, status
 from replicator.replay.plan.target import default_warehouse
 
-SAMPLE = 200  # tables of a database whose locations are looked at
+SAMPLE = 200  # tables of a database whose locations are checked
 RUNS = 20  # of the history, newest first
-TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
+TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs reports nothing
 RETRIES = 1
 NO_GATEWAY = GatewayConfig()
 
@@ -42,14 +42,14 @@ Connect = Callable[[MetastoreConfig], AbstractContextManager[MetastoreReader]]
 
 
 def impatient(config: MetastoreConfig) -> ThriftMetastore:
-    """A metastore that is given up on soon."""
+    """Returns a client with a short timeout."""
     return ThriftMetastore(config, timeout=TIMEOUT, retries=RETRIES)
 
 
 @dataclass(frozen=True)
 class PolicyChecked(Report):
-    """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary. `not_replicated`:
-    tables that runs leave out, and what else the replicas say that they lack."""
+    """The result of a check. `status`: the worst of the findings. `backwards`: roles were exchanged, the target is the
+    primary. `not_replicated`: tables that runs leave out, and further objects that the replicas report as missing."""
 
     policy: str
     status: Health
@@ -61,8 +61,8 @@ class PolicyChecked(Report):
 
 @dataclass(frozen=True)
 class _Direction:
-    """Who is replicated to whom now, as `sync.way` would have it; but no root is made here. `pairs`: in this direction;
-    `named`: as the policy names them."""
+    """The current direction, as `find_direction` determines it, but without creating a root. `pairs`: in this
+    direction; `named`: as the policy names them."""
 
     source: MetastoreReader
     target: MetastoreReader
@@ -81,8 +81,8 @@ def check(
     room: Callable[[str], Room] = places.disk_room,
     gateway: GatewayConfig = NO_GATEWAY,
 ) -> PolicyChecked:
-    """Checks one policy. others: the file's policies, for overlaps; gateway: what it asks of clients.
-    connect: a metastore by its configuration."""
+    """Checks one policy. others: the file's policies, for overlaps; gateway: its requirements for clients. connect:
+    returns a metastore for its configuration."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)
     direction = None
@@ -110,7 +110,7 @@ def _direction(
 ) -> _Direction:
     try:
         backwards = runs_in_reverse(pairs, first=first)
-    except FormatError:  # a finding of its own
+    except FormatError:  # reported as a finding of its own
         backwards = False
     if not backwards:
         return _Direction(source, target, policy.cmroot, pairs, pairs, backwards)
@@ -118,7 +118,7 @@ def _direction(
 
 
 class _Check:
-    """The findings of one check, in the order in which they were made."""
+    """The findings of one check, in order."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float], room: Callable[[str], Room]) -> None:
         self.policy, self._clock, self._room = policy, clock, room
@@ -126,7 +126,7 @@ class _Check:
         self.not_replicated: list[NotReplicated] = []
 
     def _look(self, name: str, look: Callable[[], Finding | Iterable[Finding]], failed: Health = "unknown") -> None:
-        """Adds what `look` finds; what it raises is a finding of this name."""
+        """Adds the findings of `look`; an error that it raises becomes a finding of this name."""
         try:
             found = look()
             self.findings += [found] if isinstance(found, Finding) else list(found)
@@ -134,7 +134,7 @@ class _Check:
             self.findings.append(Finding(name, failed, *reported(error)))
 
     def reach(self, side: str, config: MetastoreConfig, connect: Connect, stack: ExitStack) -> MetastoreReader | None:
-        """The metastore, or None, and then that is critical."""
+        """Returns the metastore, or None, which is a critical finding."""
         before = len(self.findings)
         metastore = None
         try:
@@ -145,7 +145,7 @@ class _Check:
         return metastore if self.findings[before].health != "critical" else None
 
     def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Direction | None:
-        """The policy's databases, and the direction in which it runs."""
+        """Returns the policy's databases with the direction in which it runs."""
         try:
             root = policy_health.root_of(self.policy.target_cmroot)
             remembered = Memory(root, self.policy.name).read_scope() if root else None
@@ -158,7 +158,7 @@ class _Check:
             self.findings.append(Finding("databases", "unknown", *reported(error)))
             return None
         direction = _direction(self.policy, source, target, pairs, first=remembered is None)
-        if not direction.backwards:  # else what left is looked for at the other side
+        if not direction.backwards:  # in reverse, out-of-scope replicas are on the other side
             former = former_replicas(target, remembered, pairs)
             self._look("databases", lambda: policy_health.judge_databases(self.policy, pairs, former))
             self._look("partitions", lambda: policy_health.judge_filters(self.policy, source))
@@ -181,7 +181,7 @@ class _Check:
             )
 
     def progress(self, direction: _Direction) -> None:
-        """The log, the slot, and the lag, in the direction in which the policy runs now."""
+        """Checks the log, the slot, and the lag, in the current direction of the policy."""
         self._look("log", lambda: metastores.log_is_on(direction.source, direction.source.database_names()))
         try:
             root = policy_health.root_of(direction.cmroot)
@@ -209,7 +209,7 @@ class _Check:
         return proofs.judge_lacking([each for each in said if each.object not in left_out])
 
     def runs(self) -> None:
-        """What the policy remembers, which stays on the target's side when roles are turned."""
+        """Checks the policy's memory, which remains on the target's side when roles are exchanged."""
         try:
             root = policy_health.root_of(self.policy.target_cmroot)
             history = Memory(root, self.policy.name).runs(RUNS) if root else History([], [])
@@ -276,7 +276,7 @@ class _Check:
         self._look("s3_events", lambda: judge_queues(self.policy.s3_events))
 
     def _written(self, direction: _Direction | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
-        """The places that runs write to, by their keys; backwards, the warehouse that the data goes back to."""
+        """Yields the locations that runs write to, by key; in reverse, the warehouse that data is copied back to."""
         policy, backwards = self.policy, direction is not None and direction.backwards
         yield from (("cmroot", policy.cmroot), ("target_cmroot", policy.target_cmroot))
         yield "dumps", join(policy.dumps, policy.name)
@@ -294,7 +294,7 @@ class _Check:
             yield f"map_location {before}", before if backwards else after
 
     def _locations(self, direction: _Direction) -> list[str]:
-        """Of the databases, and of some tables of each: more would take as long as a capture."""
+        """Returns the locations of the databases, and of some tables of each: more would take as long as a capture."""
         patterns = Patterns.parse(self.policy.include, self.policy.exclude)
         found = []
         for pair in direction.pairs:

@@ -1,4 +1,4 @@
-"""Findings of a check: their health, the worst of several, and the one line that Nagios reads. Pure."""
+"""Findings of a check: their health, the worst of several, and the one line for Nagios. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Health = Literal["ok", "warning", "critical", "unknown"]
 NAGIOS: dict[Health, int] = {"ok": 0, "warning": 1, "critical": 2, "unknown": 3}
 """The exit codes of a Nagios plugin."""
 
-_GRAVITY: list[Health] = ["ok", "warning", "unknown", "critical"]  # what could not be looked at may be anything
-_FORBIDDEN = str.maketrans({"|": "/", "\n": " ", "\r": " "})  # a bar begins the figures, and there is one line
+_GRAVITY: list[Health] = ["ok", "warning", "unknown", "critical"]  # a check that failed may hide anything
+_FORBIDDEN = str.maketrans({"|": "/", "\n": " ", "\r": " "})  # a bar begins the metrics, and there is one line
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number for a graph. `unit`: s, B or nothing; `warning` and `critical`: the bounds it was judged by."""
+    """A metric for a graph. `unit`: s, B or empty; `warning` and `critical`: the bounds of its evaluation."""
 
     label: str
     value: float
@@ -28,7 +28,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `unknown`: it could not be; `hint`: what to do next; empty where nothing is."""
+    """The result of one check. `unknown`: it could not be carried out; `hint`: the next action, empty without one."""
 
     name: str
     health: Health
@@ -38,12 +38,12 @@ class Finding:
 
 
 def worst(healths: Iterable[Health]) -> Health:
-    """The gravest; ok for none."""
+    """Returns the gravest; ok for none."""
     return max(healths, key=_GRAVITY.index, default="ok")
 
 
 def nagios_line(policy: str, findings: Sequence[Finding]) -> str:
-    """`REPLICATOR <STATE> - <policy>: <what is wrong> | <figures>`."""
+    """Returns `REPLICATOR <STATE> - <policy>: <problems> | <metrics>`."""
     state = worst(finding.health for finding in findings)
     wrong = [finding for health in reversed(_GRAVITY[1:]) for finding in findings if finding.health == health]
     reported = "; ".join(f"{finding.name}: {finding.text}" for finding in wrong) or f"{len(findings)} checks passed"
@@ -52,12 +52,12 @@ def nagios_line(policy: str, findings: Sequence[Finding]) -> str:
 
 
 def nagios_failure(message: str) -> str:
-    """The line of a check that did not come to an answer; it ends with 3."""
+    """Returns the line of a check that failed; its exit code is 3."""
     return _plain(f"REPLICATOR UNKNOWN - {message}")
 
 
 def _figure(figure: Figure) -> str:
-    """'label'=value[unit];[warning];[critical]"""
+    """Returns 'label'=value[unit];[warning];[critical]"""
     label = figure.label.replace("'", "").replace("=", "")
     bounds = ";".join("" if bound is None else f"{bound:g}" for bound in (figure.warning, figure.critical))
     return f"'{label}'={_number(figure.value)}{figure.unit};{bounds}".rstrip(";")

@@ -1,5 +1,5 @@
-"""What can be determined of the two metastores: whether they answer, are two, keep a log of events that reaches back
-far enough, and what their clocks say.
+"""Checks of the two metastores: that they answer, are two, and retain their events long enough, and that their clocks
+agree.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from replicator.metastore.convert.fields import ids
 from replicator.policies.checks.finding import Figure, Finding, Health
 
 HEADROOM_WARNING, HEADROOM_CRITICAL = 0.5, 0.25
-"""Parts of the events' life that must be left to the next event needed."""
+"""Minimum share of the events' retention that must remain for the next event required."""
 SKEW = timedelta(seconds=30)
-"""How far two clocks may differ; the same as leases on object stores allow (cmroot.lease)."""
-EVENT_GRAIN = 2  # seconds: events have whole ones, and are given them at the begin of the change
+"""The maximum difference of two clocks; the same as leases on object stores allow (cmroot.lease)."""
+EVENT_GRAIN = 2  # seconds: event times are whole seconds, of the begin of the change
 
 _CATALOG = ids("Database", "catalogName")  # servers send it since Hive 3
 
 
-# Whether they answer
+# Reachability
 
 
 def answers(side: str, metastore: MetastoreReader, stopwatch: Callable[[], float]) -> Finding:
-    """Raises MetastoreUnreachable and the like for the caller to tell."""
+    """Checks that a metastore answers. Raises MetastoreUnreachable and the like, which the caller reports."""
     began = stopwatch()
     names = metastore.database_names()
     seconds = stopwatch() - began
@@ -61,14 +61,14 @@ def default_database(metastore: MetastoreReader) -> Database | None:
 
 
 def level(default: Database | None) -> str:
-    """The interface a server speaks, by what it sends: no call tells its version (`getVersion` always says 3.0)."""
+    """Returns the server's interface, from the fields that it sends: `getVersion` always returns 3.0."""
     if default is None:
         return "unknown interface"
     return "interface of Hive 3 or newer" if _CATALOG & default.extra.keys() else "interface of Hive 2"
 
 
 def judge_catalog(cmroot: str, metastore: MetastoreReader) -> list[Finding]:
-    """Of a root and its metastore; nothing where none is named. Raises Refused for another one's root."""
+    """Checks a root against its metastore's catalog, if one is configured. Raises Refused for the root of another."""
     refuse_other_catalog(str(as_written(cmroot)), metastore)
     if metastore.bound_catalog is None:
         return []
@@ -88,11 +88,11 @@ def levels_fit(source: Database | None, target: Database | None) -> Finding:
     return Finding("versions", "ok", text)
 
 
-# Whether they are two
+# Two distinct metastores
 
 
 def are_two(source: MetastoreReader, target: MetastoreReader) -> Finding:
-    """Two servers on one database have one notification log: its rows tell, whatever the addresses are called."""
+    """Checks that the sides differ: two servers on one database share its notification log, at whatever addresses."""
     row = newest_event(source)
     if row is not None:
         there = target.next_events(row.id - 1, 1)
@@ -120,7 +120,7 @@ def are_two(source: MetastoreReader, target: MetastoreReader) -> Finding:
 
 
 def log_is_on(source: MetastoreReader, databases: Sequence[str]) -> Finding:
-    """`databases`: those that the source has; to have made them must have written events."""
+    """Checks that events are written. `databases`: those of the source, whose creation must have written events."""
     try:
         newest = source.current_event_id()
     except NotificationLogOff as error:
@@ -136,7 +136,7 @@ def log_is_on(source: MetastoreReader, databases: Sequence[str]) -> Finding:
 
 
 def judge_reach(reach: Reach, *, now: float, schedule: timedelta) -> Finding:
-    """Whether the next event needed is still there, and for how long. `now`: seconds since the epoch."""
+    """Checks that the next event required still exists, and for how long. `now`: seconds since the epoch."""
     name = "events"
     if reach.cursor is None:
         begins = (
@@ -179,7 +179,7 @@ def judge_reach(reach: Reach, *, now: float, schedule: timedelta) -> Finding:
 
 
 def _life_fits(finding: Finding, life: timedelta | None, schedule: timedelta) -> Finding:
-    """A schedule that leaves no second try before events are gone is a warning, too."""
+    """Adds a warning if the schedule leaves no second try before events are deleted."""
     if finding.health != "ok" or life is None or schedule * 2 <= life:
         return finding
     lives, runs = duration_text(life.total_seconds()), duration_text(schedule.total_seconds())
@@ -191,8 +191,8 @@ def _life_fits(finding: Finding, life: timedelta | None, schedule: timedelta) ->
 
 
 def judge_clock(side: str, newest: NotificationEvent | None, *, now: float) -> Finding:
-    """The server's clock against ours, by the time of its newest event, which happened before now: ahead is proved,
-    behind is only bounded."""
+    """Compares the server's clock with the local one, by the time of its newest event, which is in the past: a clock
+    that is ahead is proved, one that is behind is only bounded."""
     name = f"clock {side}"
     if newest is None:
         return Finding(name, "ok", "unknown: there is no event")
@@ -212,14 +212,14 @@ def judge_clock(side: str, newest: NotificationEvent | None, *, now: float) -> F
 
 
 # ---- gateway listener ------------------------------------------------------------------------------------------------
-# Findings about the gateway of the configuration: what it asks of clients, and which risks it is allowed. Pure.
+# Findings about the configured gateway: its requirements for clients, and the risks that it is allowed. Pure.
 
 
-EVERYWHERE = "0.0.0.0"  # where a gateway listens is an option of its command
+EVERYWHERE = "0.0.0.0"  # the listen address is an option of the gateway's command
 
 
 def of_gateway(config: GatewayConfig, metastore: MetastoreConfig) -> Iterator[Finding]:
-    """Nothing where none is configured."""
+    """Yields the findings; none if no gateway is configured."""
     if config == GatewayConfig():
         return
     found = list(risks(config, metastore, EVERYWHERE))
@@ -233,11 +233,11 @@ def of_gateway(config: GatewayConfig, metastore: MetastoreConfig) -> Iterator[Fi
 
 
 # ---- bucket events ---------------------------------------------------------------------------------------------------
-# Whether the queues of a policy answer, and hear of all changes in their buckets. Takes no messages.
+# Checks that the queues of a policy answer and receive all changes of their buckets. Takes no messages.
 
 
 def judge_queues(queues: Mapping[str, str]) -> list[Finding]:
-    """By bucket. May run twice, and beside a capture."""
+    """Returns the findings by bucket. May run twice, and concurrently with a capture."""
     return [_judge(bucket, BucketQueue(url)) for bucket, url in queues.items()]
 
 

@@ -1,6 +1,5 @@
-"""What can be determined of a policy's places: rights, by writing a small file and removing it; room; the stores'
-clocks; and how bytes of the source's stores can be kept. Nothing else is changed, and a root that is not there is not
-made."""
+"""Checks of a policy's locations: permissions, by writing a small file and removing it; free space; the stores' clocks;
+and the keepers for the bytes of the source's stores. Nothing else is changed, and a missing root is not created."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from replicator.core.text.quantity import duration_text, size_text
 from replicator.policies.checks.finding import Figure, Finding, Health
 from replicator.policies.checks.metastores import SKEW
 
-ROOM_WARNING, ROOM_CRITICAL = 0.10, 0.02  # parts of a filesystem that should stay free
+ROOM_WARNING, ROOM_CRITICAL = 0.10, 0.02  # shares of a filesystem that should remain free
 _REMOVE = "give this user the right to remove files there, too (s3:DeleteObject)"
 PROBE = b"written by `replicator check` to see whether this can be written\n"
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes of the filesystem that holds a place."""
+    """The bytes of the filesystem that contains a location."""
 
     total: int
     free: int
@@ -38,9 +37,9 @@ class Room:
 
 @dataclass(frozen=True)
 class Probed:
-    """A file was written, read and removed at `place`. `clock_ahead`: of the store's clock against ours, in seconds; 0
-    within what can be determined. `leaves`: a version of it stays in the bucket. `lacks`: rights that this user lacks,
-    and what stays for that."""
+    """The result of writing, reading and removing a file at `place`. `clock_ahead`: of the store's clock against the
+    local one, in seconds; 0 within the resolution. `leaves`: a version of the file remains in the bucket. `lacks`:
+    missing permissions of this user, and their consequences."""
 
     place: str
     clock_ahead: float
@@ -49,13 +48,13 @@ class Probed:
 
 
 def disk_room(path: str) -> Room:
-    """Of a local directory that exists."""
+    """Returns the room of an existing local directory."""
     usage = shutil.disk_usage(path)
     return Room(usage.total, usage.free)
 
 
 def standing(path: str) -> str:
-    """A local directory, or the nearest above it that exists. Raises NotADirectoryError for a file on the way."""
+    """Returns a local directory, or its nearest existing ancestor. Raises NotADirectoryError for a file on the path."""
     path = local_path(path)
     while not is_directory(path):
         if status_of(path, follow=False) is not None:
@@ -64,13 +63,13 @@ def standing(path: str) -> str:
     return path
 
 
-# Rights
+# Permissions
 
 
 def judge_place(
     key: str, place: str, *, root: bool, clock: Callable[[], float] = clocks.time
 ) -> tuple[Finding, Probed | None]:
-    """Whether `place`, which the policy calls `key`, can be written. root: it is a `$cmroot`, or is to become one."""
+    """Checks that `place`, which the policy calls `key`, is writable. root: it is a `$cmroot`, or will become one."""
     name = f"write {key}"
     try:
         state = _root_state(place) if root else ""
@@ -85,7 +84,7 @@ def judge_place(
 
 
 def _root_state(place: str) -> str:
-    """Raises FormatError for what is there and is no root, NotADirectoryError for a file."""
+    """Describes a root. Raises FormatError for a directory with other contents, NotADirectoryError for a file."""
     at = as_written(place)
     if (at / FORMAT).exists() or at.list():
         open_existing(place)
@@ -94,8 +93,8 @@ def _root_state(place: str) -> str:
 
 
 def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.time) -> Probed:
-    """Writes, reads and removes a small hidden file in a place; where a local place is not there, in the directory that
-    it will be made in. exclusive: created the way a lease is. Raises NotWritable, NoSpace, UnknownPlace, OSError."""
+    """Writes, reads and removes a small hidden file; for a missing local directory, in the ancestor that it will be
+    created in. exclusive: created the way a lease is. Raises NotWritable, NoSpace, UnknownPlace, OSError."""
     where = standing(place) if is_local(place) else place
     file = Place(staging_name(join(where, "check")))
     before = clock()
@@ -109,14 +108,14 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
             raise OSError(f"{where}: the bytes read differ from those written")
         there = file_state(str(file)).mtime_ns / 1e9
     except BaseException:
-        with contextlib.suppress(Error, OSError):  # what happened first is told
+        with contextlib.suppress(Error, OSError):  # the first error is the one to report
             file.remove_own()
         raise
     return Probed(where, clock_ahead(there, before, after), not _removed(file), dict(Place(where).lacking_rights()))
 
 
 def _removed(file: Place) -> bool:
-    """Whether no version of it stays."""
+    """Removes the file. Returns True if no version of it remains."""
     try:
         return file.remove_own()
     except NotWritable as error:
@@ -124,14 +123,14 @@ def _removed(file: Place) -> bool:
 
 
 def clock_ahead(there: float, before: float, after: float) -> float:
-    """How far a clock that reported `there` between our `before` and `after` is ahead. Stores tell whole seconds."""
+    """Returns how far a clock that reported `there` (in whole seconds) between local `before` and `after` is ahead."""
     if there > after + 1:
         return there - after
     return min(0.0, there - (before - 2))
 
 
 def judge_store_clocks(probes: Iterable[Probed]) -> Finding:
-    """The stores' clocks against ours, by the time of a file just written: measured, both ways."""
+    """Compares the stores' clocks with the local one, by the time of a new file: measured in both directions."""
     worst = max(probes, key=lambda each: abs(each.clock_ahead), default=None)
     if worst is None:
         return Finding("clock stores", "unknown", "no place could be written", "see the rights above")
@@ -153,7 +152,7 @@ def judge_store_clocks(probes: Iterable[Probed]) -> Finding:
 
 
 def judge_room(places: dict[str, str], room: Callable[[str], Room] = disk_room) -> list[Finding]:
-    """Free space of each local filesystem that a run writes to; object stores have no end. places: key -> place."""
+    """Checks free space of each local filesystem a run writes to; object stores have no limit. places: key -> place."""
     by_device: dict[int, list[str]] = {}
     for key, place in places.items():
         if is_local(place):
@@ -174,13 +173,13 @@ def _judge_room(keys: Sequence[str], room: Room) -> Finding:
     )
 
 
-# How the source's bytes are kept
+# Keepers of the source's bytes
 
 
 def judge_keepers(
     root: str, locations: Iterable[str], requested: str, manager: Callable[[], ChangeManager]
 ) -> list[Finding]:
-    """For each store of the source's locations: whether it can be read, and its keeper, found by trying."""
+    """Checks, for each store of the source's locations, that it is readable, and determines its keeper by trying."""
     stores: dict[object, list[str]] = {}
     for location in locations:
         stores.setdefault(_store(location), []).append(location)
@@ -190,7 +189,7 @@ def judge_keepers(
 
 @contextlib.contextmanager
 def trial_root(root: str) -> Iterator[str]:
-    """The root, or, while there is none, a directory beside its future place, on the same store: removed at the end."""
+    """Yields the root or, if missing, a directory next to its future path, on the same store, removed at the end."""
     if (as_written(root) / FORMAT).exists():
         yield root
         return
@@ -223,7 +222,7 @@ def _judge_keeper(root: str, locations: Sequence[str], requested: str, manager: 
 
 
 def readable(place: str) -> None:
-    """Raises NotWritable (which names rights), or OSError, where a location that is there cannot be listed."""
+    """Raises NotWritable (which names permissions) or OSError if an existing location cannot be listed."""
     located(place).list()
 
 
@@ -234,12 +233,12 @@ def _is_there(place: str) -> bool:
 
 
 def _store(location: str) -> object:
-    """A device or a bucket, as capture groups them."""
+    """Returns the device or bucket, as capture groups them."""
     return device(parent(location)) if is_local(location) else split_authority(normal(location))[0]
 
 
 def store_name(location: str) -> str:
-    """For a person: the bucket, or the filesystem by where it is mounted."""
+    """Returns the name for display: the bucket, or the mount point of the filesystem."""
     if not is_local(location):
         return split_authority(normal(location))[0]
     path = standing(location)
@@ -249,7 +248,7 @@ def store_name(location: str) -> str:
 
 
 def reported(error: Exception) -> tuple[str, str]:
-    """What an error says, and its hint."""
+    """Returns an error's message and hint."""
     if isinstance(error, Error):
         return error.message, error.hint
     return str(error) or type(error).__name__, ""

@@ -1,4 +1,4 @@
-"""The health of a policy: its databases, the roles of both sides, its slot, how far it is behind, and its last runs."""
+"""The health of a policy: its databases, the roles of both sides, its slot, its lag, and its last runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from replicator.policies.memory import History, RoleChange
 from replicator.policies.status import Status
 
 PERIODS_WARNING, PERIODS_CRITICAL = 2, 4  # schedules without a run that succeeded
-NEAR = 0.75  # part of `max_lag` from which lag is a warning
+NEAR = 0.75  # share of `max_lag` from which lag is a warning
 
 
 # The scope
 
 
 def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pair] = ()) -> list[Finding]:
-    """renamed: replicas under names that `rename_db` gives no more."""
+    """Checks the policy's databases. renamed: replicas under former names of `rename_db`."""
     names = [pair.name for pair in pairs if pair.source is not None and pair.matches]
     if not names:
         return [
@@ -53,7 +53,7 @@ def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pai
 
 
 def judge_filters(policy: Policy, source: MetastoreReader) -> list[Finding]:
-    """Whether each partition filter asks for keys that its table has."""
+    """Checks that each partition filter uses keys that its table has."""
     found = []
     for name, wanted in policy.partitions.items():
         db, _, table = name.partition(".")
@@ -70,7 +70,8 @@ def judge_filters(policy: Policy, source: MetastoreReader) -> list[Finding]:
 
 
 def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | None) -> list[Finding]:
-    """Whether what the target has under the replicas' names is this policy's. root_id: of the source's `$cmroot`."""
+    """Checks that the target's databases of the replicas' names are this policy's. root_id: of the source's
+    `$cmroot`."""
     foreign, strange = [], []
     for pair in pairs:
         if pair.target is None or not pair.matches:
@@ -103,7 +104,7 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
 
 
 def judge_overlaps(policy: Policy, others: Iterable[Policy], existing: dict[str, list[str]]) -> list[Finding]:
-    """existing: databases by source URI. A policy whose source could not be asked is reported as unknown."""
+    """Checks for overlaps. existing: databases by source URI. Policies whose source does not answer are unknown."""
     beside = [other for other in others if other.name != policy.name and same_metastore(policy.target, other.target)]
     found = [
         Finding(
@@ -140,7 +141,7 @@ def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
 
 
 def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
-    """(health, text, hint) for the roles of one database at source and target."""
+    """Returns (health, text, hint) for the roles of one database at source and target."""
     text = f"source {here}, target {there}"
     match here.role, there.role:
         case Role.PRIMARY, Role.PRIMARY:
@@ -169,12 +170,12 @@ def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
 
 
 def root_of(place: str) -> ChangeRoot | None:
-    """A root, or None while it was not made. Raises FormatError for one that cannot be read."""
+    """Returns the root, or None if it does not exist yet. Raises FormatError for one that cannot be read."""
     return open_existing(place) if (as_written(place) / FORMAT).exists() else None
 
 
 def captured_event(root: ChangeRoot | None) -> int | None:
-    """The last event id that was read into the captured log; None when nothing was captured."""
+    """Returns the id of the last event in the captured log; None if nothing was captured."""
     log = segments(root.place) if root is not None else []
     event = log[-1].metadata.get("event") if log else None
     return event if isinstance(event, int) else None
@@ -229,7 +230,7 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
 
 
 def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
-    """The largest lag of the databases; those that were not replicated yet have none."""
+    """Checks the largest lag of the databases; those that were not replicated yet have none."""
     behind = [report for report in reports if report.lag_seconds is not None]
     if not behind:
         return Finding("lag", "ok", "nothing is replicated yet: the first run bootstraps")
@@ -253,7 +254,7 @@ def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
 
 
 def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:
-    """Whether runs come, and succeed."""
+    """Checks that runs take place and succeed."""
     if history.damaged:
         hint = "remove them: only these entries of the history are lost"
         return Finding("last run", "warning", f"damaged records: {_listed(history.damaged)}", hint)
@@ -274,7 +275,7 @@ def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:
 
 
 def judge_role_change(change: RoleChange | None) -> list[Finding]:
-    """A change of roles that did not come to its end."""
+    """Reports a role change that is not completed."""
     if change is None or change.ended:
         return []
     text = (

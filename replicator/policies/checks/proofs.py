@@ -1,4 +1,4 @@
-"""What proves a replica: what its policy's verification found, and how its last drill went."""
+"""Proofs of a replica: the results of its policy's verification, and of its last drill."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from replicator.policies.drills.drill_record import Drill
 from replicator.policies.memory import History
 
 NAMED = 10  # tables reported by name
-PERIODS = 4  # schedules without a comparison that are a warning
+PERIODS = 4  # schedules without a comparison before a warning
 AT_LEAST = timedelta(hours=1)  # comparing one large table takes longer than some schedules
 
 
 def judge_verified(policy: Policy, history: History, *, now: float) -> list[Finding]:
-    """The newest outcome of the policy's verification, as old as it is by now: a table that waited a day when the last
-    comparison ended has waited a day and the time since. A warning when comparisons no longer come."""
+    """Evaluates the newest verification, with ages as of now: the wait of a table at the end of the last comparison
+    plus the time since. Warns if comparisons have stopped."""
     if policy.verify is None:
         return []
     run, found = next(((run, run.compared) for run in history.runs if run.compared), (None, None))
@@ -61,7 +61,7 @@ def judge_verified(policy: Policy, history: History, *, now: float) -> list[Find
 
 
 def judge_drills(drills: Sequence[Drill], *, now: float) -> list[Finding]:
-    """`drills`: newest first. How often there is to be one is for the calendar of who runs the policy."""
+    """Evaluates the drills. `drills`: newest first. Their required frequency is up to the operator."""
     ended = [drill for drill in drills if drill.status != "running"]
     if not ended:
         return []
@@ -83,11 +83,11 @@ def judge_drills(drills: Sequence[Drill], *, now: float) -> list[Finding]:
 
 
 # ---- lacking ---------------------------------------------------------------------------------------------------------
-# What replicas lack: objects that their last load reported as not replicated.
+# Objects that the last load of a replica reported as not replicated.
 
 
 def said_lacking(pairs: Iterable[Pair]) -> list[NotReplicated]:
-    """By the properties of a policy's replicas, which are at hand."""
+    """Reads them from the properties of a policy's replicas, which are available already."""
     return merged(
         *(
             from_property(each.target.parameters.get(PROPERTY), each.name)
@@ -98,7 +98,7 @@ def said_lacking(pairs: Iterable[Pair]) -> list[NotReplicated]:
 
 
 def judge_lacking(said: Sequence[NotReplicated]) -> Finding:
-    """`said`: but for tables in formats that runs leave out, which are a finding of their own."""
+    """Evaluates missing objects. `said`: without tables in unsupported formats, which have a finding of their own."""
     figures = (Figure("lacking", len(said)),)
     if not said:
         return Finding("not replicated", "ok", "all replicas are complete", figures=figures)
@@ -108,16 +108,16 @@ def judge_lacking(said: Sequence[NotReplicated]) -> Finding:
 
 
 # ---- unsupported -----------------------------------------------------------------------------------------------------
-# Tables in formats that runs leave out, and replicas of such tables that an earlier release has made.
+# Tables in formats that runs leave out, and replicas of such tables made by an earlier release.
 
 
-LOOKED_AT = 20_000  # tables of a policy: some 10 s, and who asks waits
+LOOKED_AT = 20_000  # tables of a policy: some 10 s, while the user waits
 BATCH = 500
 
 
 def find_left_out(policy: Policy, pairs: Iterable[Pair], source: MetastoreReader) -> tuple[list[NotReplicated], int]:
-    """Tables of the source that runs leave out, as its metastore tells them, and how many were not looked at. Clones
-    of Delta tables look like others there: captures and runs find them."""
+    """Returns tables of the source that runs leave out, according to its metastore, and how many were not checked.
+    Clones of Delta tables are indistinguishable there: captures and runs detect them."""
     if policy.formats == AS_THEY_ARE:
         return [], 0
     patterns, found, looked, names_left = Patterns.parse(policy.include, policy.exclude), [], 0, 0
@@ -139,7 +139,7 @@ def find_left_out(policy: Policy, pairs: Iterable[Pair], source: MetastoreReader
 def judge_formats(
     left_out: Sequence[NotReplicated], unseen: int, pairs: Iterable[Pair], target: MetastoreReader
 ) -> list[Finding]:
-    """`unseen`: tables that were not looked at."""
+    """Evaluates tables in unsupported formats. `unseen`: tables that were not checked."""
     more = f"; {unseen} tables were not looked at" if unseen else ""
     figures = (Figure("not_replicated", len(left_out)),)
     if not left_out:

@@ -1,4 +1,4 @@
-"""Building shadows and taking them down: the metadata calls of a drill. Acts on one metastore; no file is touched.
+"""Creation and removal of shadows: the metadata calls of a drill. Acts on one metastore; no file is touched.
 
 Tables are created in parallel, partitions in batches of one call. Loads continue to change the replica: an object that
 was dropped after it was read is not shown, and the empty directory that the server created for it is removed, because
@@ -33,29 +33,29 @@ from replicator.replay.places.replica import own_parameters, view_parameters
 from replicator.replay.places.view_text import not_understood, rename_databases, why_no_view
 
 # ---- shadows ---------------------------------------------------------------------------------------------------------
-# Shadows: the objects of a replica as a drill shows them in databases of its own, and the stamp they bear. Pure.
+# Shadows: copies of a replica's objects in databases of a drill, and the stamp that marks them. Pure.
 #
-# A shadow has the replica's definition and its locations, and owns nothing: every table is external with
-# `external.table.purge=false`, so dropping one, by whomever, takes away metadata only. Its database has a directory of
-# its own, as a server deletes that with the database. What replication noted on the replica is left out: nobody may
-# take a shadow for a replica.
+# A shadow has the replica's definition and locations, and owns no data: every table is external with
+# `external.table.purge=false`, so that dropping one removes metadata only, whoever drops it. Its database has a
+# directory of its own, as a server deletes that with the database. The replication properties of the replica are
+# omitted, so that a shadow is never taken for a replica.
 
 
 _EXACT = "COLUMN_STATS_ACCURATE"  # with it Hive answers counts from statistics; a drill is to read data
 _LEFT_OUT = (_EXACT, "discover.partitions", "partition.retention.period")  # the others let a server drop partitions
-_HOUSEKEEPING = "beekeeper."  # with such a property, the data of a table that was dropped goes some days later
+_HOUSEKEEPING = "beekeeper."  # such a property has the data of a dropped table deleted some days later
 
 
 @dataclass(frozen=True)
 class Shadows:
-    """One drill's shadows. `names`: replica's database -> its shadow."""
+    """The shadows of one drill. `names`: replica's database -> its shadow."""
 
     id: str
     policy: str
     names: Mapping[str, str]
 
     def database(self, replica: Database) -> Database:
-        """Beside the replica: what may hold the one may hold the other."""
+        """Returns the shadow database, next to the replica, so that the same permissions and limits apply."""
         name = self.names[replica.name]
         return msgspec.structs.replace(
             replica,
@@ -67,7 +67,7 @@ class Shadows:
         )
 
     def table(self, table: Table) -> Table:
-        """Only of what `cannot_show` has no word against."""
+        """Returns the shadow of a table that `cannot_show` allows."""
         parameters = _parameters(table.parameters)
         if table.is_view:
             parameters = view_parameters(parameters, self.names)
@@ -90,30 +90,30 @@ class Shadows:
         return msgspec.structs.replace(function, db=self.names[function.db])
 
     def query(self, text: str) -> str:
-        """A query on the replica, asked of the shadows instead; of the replica where it is not understood."""
+        """Returns a query on the replica rewritten for the shadows; unchanged if its SQL is not understood."""
         return text if not_understood(self.names, text) else rename_databases(text, self.names) or ""
 
 
 def cannot_show(table: Table, names: Mapping[str, str]) -> str:
-    """Why a table has no shadow in the databases of `names`; nothing when it can have one."""
+    """Returns why a table has no shadow in the databases of `names`; empty if it can have one."""
     if table.kind not in (MANAGED, EXTERNAL, VIEW):
         return f"a {table.kind} cannot lie in two databases"
     match table_format(table):
         case "acid":
             return "a transactional table cannot be external"
-        case "iceberg" | "iceberg-view":  # `DROP TABLE .. PURGE` of a shadow would delete what its metadata names
+        case "iceberg" | "iceberg-view":  # `DROP TABLE .. PURGE` of a shadow would delete the files in its metadata
             return "an Iceberg table: who drops one takes its files away, whatever its properties say"
     return why_no_view(table, names)
 
 
 def may_drop(table: Table) -> bool:
-    """Whether an object in a drill's database is the drill's, and owns no data. Anything else was put there by somebody
-    and stays."""
+    """Returns True if an object in a drill's database was created by the drill and owns no data. Other objects come
+    from elsewhere and are retained."""
     return DRILL in table.parameters and not table.owns_data
 
 
 def row_count(table: Table) -> int | None:
-    """How many rows the metastore says an unpartitioned table has; None where it does not claim to know exactly."""
+    """Returns the row count of an unpartitioned table in the metastore; None if it is not marked as exact."""
     if table.is_view or table.partition_keys or "BASIC_STATS" not in table.parameters.get(_EXACT, ""):
         return None
     text = table.parameters.get("numRows", "")
@@ -131,14 +131,14 @@ def _parameters(parameters: Mapping[str, str]) -> dict[str, str]:
 # ---- build -----------------------------------------------------------------------------------------------------------
 
 
-TABLE_BATCH = 100  # read, shown and looked at again: the time in which a table may go away is short
+TABLE_BATCH = 100  # read, shown and checked again: this limits the time in which a table may be dropped
 RACES = (0.1, 0.5, 2.0, 5.0)  # seconds to wait before a database that was not empty is emptied again
 WENT = "it went away meanwhile"
 
 
 @dataclass
 class Built:
-    """What was made, and what was not, with the reason. `names`: the tables and views shown, by shadow database."""
+    """The objects created, and those skipped, with the reason. `names`: tables and views shown, by shadow database."""
 
     tables: int = 0
     views: int = 0
@@ -161,7 +161,7 @@ class Built:
 
 
 def build(metastore: Metastore, shadows: Shadows, advance: Advance, *, jobs: int) -> Built:
-    """Fills the databases of the shadows, which are there. advance: by tables. `jobs`: of them side by side."""
+    """Fills the existing databases of the shadows. advance: by tables. `jobs`: parallel tables."""
     built = Built()
     with ThreadPoolExecutor(jobs, thread_name_prefix="drill") as pool:
         for replica in shadows.names:
@@ -187,7 +187,7 @@ def _show(metastore: Metastore, shadows: Shadows, table: Table, built: Built) ->
         metastore.create_table(shadow)
     try:
         partitions = _show_partitions(metastore, shadows, table) if table.partition_keys and not table.is_view else 0
-    except ObjectNotFound:  # the replica's table; `_forget_gone` takes the shadow away
+    except ObjectNotFound:  # the replica's table; `_forget_gone` removes the shadow
         partitions = 0
     built.count(table, shadow.db, partitions)
 
@@ -211,7 +211,7 @@ def _show_partitions(metastore: Metastore, shadows: Shadows, table: Table) -> in
 
 
 def _forget_gone(metastore: Metastore, shadows: Shadows, replica: str, tables: Sequence[Table], built: Built) -> None:
-    """Tables that the replica has no more, or has elsewhere, since they were read."""
+    """Removes shadows of tables that were dropped from the replica, or moved, since they were read."""
     there = {table.name: table for table in metastore.tables(replica, [table.name for table in tables])}
     shadow = shadows.names[replica]
     for table in tables:
@@ -229,8 +229,8 @@ def _forget_gone(metastore: Metastore, shadows: Shadows, replica: str, tables: S
 
 
 def tear_down(metastore: Metastore, database: str, home: str, *, jobs: int) -> list[str]:
-    """Drops what a drill made in one database, then the database with its empty directory `home`. Returns what stays,
-    as somebody else put it there; the database stays with it. A database that is gone already is fine."""
+    """Drops the objects that a drill created in one database, then the database with its empty directory `home`.
+    Returns objects of other origin, which are retained with the database. A missing database is not an error."""
     for wait in (*RACES, None):
         try:
             staying = _empty(metastore, database, jobs)
@@ -242,7 +242,7 @@ def tear_down(metastore: Metastore, database: str, home: str, *, jobs: int) -> l
         except MetastoreError as error:
             if error.transient or wait is None or not metastore.table_names(database):
                 raise
-            clocks.sleep(wait)  # the last call of a drill that was killed came through only now
+            clocks.sleep(wait)  # the last call of a killed drill was executed only now
             continue
         break
     remove_if_empty(home)
@@ -250,7 +250,7 @@ def tear_down(metastore: Metastore, database: str, home: str, *, jobs: int) -> l
 
 
 def _empty(metastore: Metastore, database: str, jobs: int) -> list[str]:
-    """Drops a drill's own in a database; what is left there."""
+    """Drops a drill's own objects in a database. Returns the others."""
     staying: list[str] = []
     with ThreadPoolExecutor(jobs, thread_name_prefix="drill") as pool:
         for names in batched(metastore.table_names(database), TABLE_BATCH):
@@ -265,7 +265,7 @@ def _empty(metastore: Metastore, database: str, jobs: int) -> list[str]:
 
 
 def _drop(metastore: Metastore, table: Table) -> None:
-    """In batches first: a server drops many partitions in one transaction, longer than an answer may take."""
+    """Drops a table, its partitions in batches first: a server drops them in one transaction, which may time out."""
     with contextlib.suppress(ObjectNotFound):
         if table.partition_keys and not table.is_view:
             names = metastore.partition_names(table.db, table.name)
@@ -275,7 +275,7 @@ def _drop(metastore: Metastore, table: Table) -> None:
 
 
 # ---- sweep -----------------------------------------------------------------------------------------------------------
-# Sweeping: shadows that a drill left, because it was killed or told to keep them, are taken down by their stamp.
+# Sweeping: shadows of a killed drill, or of one with --keep, are found by their stamp and removed.
 
 
 EVERY_NAME = ""  # a prefix that every database has
@@ -283,7 +283,7 @@ EVERY_NAME = ""  # a prefix that every database has
 
 @dataclass
 class ShadowsSwept(Report):
-    """`dropped`: shadow databases that went; `staying`: what keeps others there, as no drill made it."""
+    """The result of a sweep. `dropped`: shadow databases; `staying`: objects of other origin that prevented a drop."""
 
     policy: str
     status: str = "clean"
@@ -293,8 +293,8 @@ class ShadowsSwept(Report):
 
 
 def clean(policy: Policy, source: Metastore, target: Metastore, *, jobs: int = 4) -> ShadowsSwept:
-    """Takes down whatever drills of the policy left on either side, whatever it is called. Safe to run twice. Raises
-    LeaseHeld while one is running."""
+    """Removes all shadows of the policy's drills on either side, under any name. May run twice. Raises LeaseHeld while
+    a drill is running."""
     drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
     with drills.lease():
         found = sweep(policy, target, drills, prefixes=[EVERY_NAME], jobs=jobs, now=clocks.time)
@@ -318,8 +318,8 @@ def sweep(
     jobs: int,
     now: Callable[[], float],
 ) -> ShadowsSwept:
-    """One side: shadows that records tell of, and those whose names have one of the prefixes. Who calls holds the lease
-    of the drills, so none of them is in use. Safe to run twice."""
+    """Sweeps one side: shadows listed in records, and those whose names have one of the prefixes. The caller holds the
+    lease of the drills, so none of them is in use. May run twice."""
     swept = ShadowsSwept(policy.name)
     unfinished = [drill for drill in drills.unfinished() if drill.metastore == metastore.uri]
     recorded = {shadow: drill for drill in unfinished for shadow in drill.databases.values()}
@@ -339,7 +339,7 @@ def sweep(
 
 
 def _close(drill: Drill, drills: Drills, swept: ShadowsSwept, now: Callable[[], float]) -> None:
-    """A directory may be there without its database, where the drill was killed between the two."""
+    """Closes the record of a swept drill. Removes directories without a database, of a drill killed between the two."""
     if any(name.partition(".")[0] in drill.databases.values() for name in swept.staying):
         return
     for home in drill.homes.values():

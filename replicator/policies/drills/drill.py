@@ -1,9 +1,9 @@
-"""Drill: the replica promoted for a rehearsal, into shadow databases beside it, while replication continues.
+"""Drill: a rehearsal of a failover, with the replica shown in shadow databases next to it, while replication continues.
 
-A drill takes no lease of the policy and writes nothing to the replica. It makes databases whose tables show the
-replica's files (`drill_shadow`, `drill_build`), asks queries of them (`drill_queries`), measures how long that took,
-takes everything down, and leaves a record (`drill_record`). The record is written before the first database is made; a
-database is made with its stamp. So what a killed drill left is found and swept by the next one, or by `clean`.
+A drill takes no lease of the policy and writes nothing to the replica. It creates databases whose tables show the
+replica's files (`build`), runs smoke queries on them, measures the times, removes everything, and writes a record
+(`drill_record`). The record is written before the first database is created, and a database is created with its stamp,
+so that the next drill, or `clean`, finds and sweeps the shadows of a killed one.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from replicator.replay.places.view_text import not_understood
 from replicator.replay.plan.target import default_warehouse
 
 # ---- queries ---------------------------------------------------------------------------------------------------------
-# Smoke queries: what a drill asks of its shadows, and how an answer is judged.
+# Smoke queries: the queries of a drill on its shadows, and the evaluation of the answers.
 #
-# Without any of one's own: the number of rows of some tables, compared with statistics that say they are exact, and the
-# first row of some views. Which ones is drawn again by each drill.
+# By default: the row counts of some tables, compared with statistics that are marked as exact, and the first row of
+# some views. Each drill draws a new sample.
 
 
-ROWS = 10  # of an answer that are kept
+ROWS = 10  # rows of an answer that are recorded
 TEXT = 1000  # characters of a value, or of an error
 
 
 class QueryEngine(Protocol):
-    """What answers queries, reading only: `engine.SparkEngine`."""
+    """An engine for read-only queries: `engine.SparkEngine`."""
 
     def answer(self, query: str, rows: int) -> list[list[Any]]:
-        """The first rows. Raises Error."""
+        """Returns the first rows. Raises Error."""
         ...
 
 
@@ -64,8 +64,8 @@ class QueryEngine(Protocol):
 def spark_on(
     metastore: Metastore, master: str | None = None, settings: Mapping[str, str] | None = None, session: Any = None
 ) -> Iterator[QueryEngine]:
-    """Spark with a metastore's tables, for the length of a block: `session`'s, or this process's, or one that is
-    started. Raises Error when it does not start, or has another catalog."""
+    """Yields Spark with a metastore's tables, for the length of a block: that of `session`, of this process, or a new
+    one. Raises Error if it does not start, or has another catalog."""
 
     def environment() -> Mapping[str, str]:
         return spark_environment(find_java(os.environ))
@@ -82,7 +82,7 @@ def spark_on(
 
 @dataclass(frozen=True)
 class SmokeQuery:
-    """A query; `expected`: its one number, where it is known; `replica`: the database that it asks of, where there is
+    """A query; `expected`: the number that it returns, if known; `replica`: the database that it reads, if there is
     one."""
 
     query: str
@@ -93,8 +93,8 @@ class SmokeQuery:
 def smoke_queries(
     metastore: MetastoreReader, shadows: Shadows, names: Mapping[str, Sequence[str]], sample: int, own: Sequence[str]
 ) -> list[SmokeQuery]:
-    """`names`: tables shown, by shadow database. sample: how many of them are asked. own: queries on the replica, as
-    whoever uses it writes them; they are asked of the shadows. Own ones come first."""
+    """Returns the queries, the user's own first. `names`: tables shown, by shadow database. sample: how many of them
+    are queried. own: queries on the replica, as users write them; they run on the shadows."""
     found = [SmokeQuery(shadows.query(text.strip().rstrip(";"))) for text in own]
     replicas = {shadow: replica for replica, shadow in shadows.names.items()}
     everything = [(shadow, name) for shadow, tables in sorted(names.items()) for name in sorted(tables)]
@@ -111,8 +111,8 @@ def smoke_queries(
 
 
 def ask(asking: QueryEngine, query: SmokeQuery, changed: Callable[[str], bool]) -> Asked:
-    """`changed(replica)`: whether replication has changed a database (no name: any) since its shadow was made; asked
-    only when the answer is not good."""
+    """Runs a query and evaluates the answer. `changed(replica)`: returns True if replication has changed a database (no
+    name: any) since its shadow was created; called only if the answer is not good."""
     began = clocks.monotonic()
     try:
         rows = [list(map(_plain, row)) for row in asking.answer(query.query, ROWS)]
@@ -134,15 +134,15 @@ def _plain(value: Any) -> Any:
 
 
 PREFIX = "drill_"
-RUNS = 20  # of the history, among which the last good one says what the replica lacks
+RUNS = 20  # runs of the history, among which the last good one lists what the replica is missing
 LONGEST_NAME = 128  # of a database, in the metastore's own tables
 
 
 @dataclass(frozen=True)
 class DrillSettings:
-    """databases: only these, by their names on the replica's side; none: all. queries: one's own, as on the replica.
-    sample: tables that are asked besides. prefix: of the shadows' names. keep: leave the shadows, until the next drill
-    or `clean`. jobs: tables side by side. progress: is told of tables and queries."""
+    """The options of a drill. databases: only these, by their names on the replica's side; empty: all. queries: the
+    user's own, as on the replica. sample: additional tables to query. prefix: of the shadows' names. keep: retain the
+    shadows until the next drill or `clean`. jobs: parallel tables. progress: receives tables and queries."""
 
     databases: Sequence[str] = ()
     queries: Sequence[str] = ()
@@ -155,8 +155,8 @@ class DrillSettings:
 
 @dataclass(frozen=True)
 class Replicas:
-    """The side of a policy that is the replica now: its metastore, the other one, and the databases that a load has
-    come to its end in. `unready`: those that have no checkpoint yet."""
+    """The side of a policy that is currently the replica: its metastore, the other one, and the databases with a
+    completed load. `unready`: those without a checkpoint."""
 
     metastore: Metastore
     other: MetastoreReader
@@ -166,7 +166,7 @@ class Replicas:
 
 
 def find_replicas(policy: Policy, source: Metastore, target: Metastore) -> Replicas:
-    """Asks the target only; the source where roles were turned. `source`, `target`: as the policy names them."""
+    """Finds the replicas: at the target or, only if roles were exchanged, at the source, as the policy names them."""
     there = _databases(policy, target, {replica: name for name, replica in policy.rename_db.items()})
     reverse = any(mark_of(each.parameters, each.name).role is Role.PRIMARY for each in there)
     if reverse:
@@ -181,14 +181,14 @@ def find_replicas(policy: Policy, source: Metastore, target: Metastore) -> Repli
 
 
 def _databases(policy: Policy, metastore: MetastoreReader, original: dict[str, str]) -> list[Database]:
-    """The policy's databases of one side; `original`: names that differ from the policy's -> the policy's."""
+    """Returns the policy's databases of one side; `original`: names that differ from the policy's -> the policy's."""
     back = {original.get(name, name): name for name in metastore.database_names()}
     found = [metastore.database(back[name]) for name in matching_databases(policy, back)]
     return [each for each in found if not is_shadow(each)]
 
 
 def plan(policy: Policy, source: Metastore, target: Metastore, options: DrillSettings) -> DrillPlan:
-    """What a drill would make: its databases and how many tables each has. Changes nothing."""
+    """Returns the databases that a drill would create, and how many tables they have. Changes nothing."""
     replicas = find_replicas(policy, source, target)
     drill = _begin(policy, replicas, options, clocks.time)
     tables = sum(len(replicas.metastore.table_names(name)) for name in drill.databases)
@@ -204,11 +204,11 @@ def drill(
     *,
     clock: Callable[[], float] = clocks.time,
 ) -> Drill:
-    """One drill. asking: what answers queries on the tables of the side that is the replica; called once, when the
-    first query is due.
+    """Runs one drill. asking: returns the engine for queries on the replica's side; called once, before the first
+    query.
 
-    May be killed anywhere: the replica is as it was, and the next drill sweeps the shadows. Raises LeaseHeld while
-    another drill of the policy is running, Refused where there is no replica yet."""
+    May be killed at any step: the replica is unchanged, and the next drill sweeps the shadows. Raises LeaseHeld while
+    another drill of the policy is running, Refused if there is no replica yet."""
     drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
     with drills.lease():
         began = clocks.monotonic()
@@ -225,7 +225,7 @@ def drill(
 
 
 def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Callable[[], float]) -> Drill:
-    """The record of a drill that is about to begin. Raises Refused, UsageError."""
+    """Returns the record of a drill that is about to begin. Raises Refused, UsageError."""
     if options.sample or options.queries or policy.smoke:
         refuse_for_spark(replicas.metastore)
     chosen = {name.lower() for name in options.databases}
@@ -269,7 +269,7 @@ def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Ca
 
 
 class _Run:
-    """One drill at work, and its record so far."""
+    """One running drill, and its record so far."""
 
     def __init__(
         self, replicas: Replicas, drills: Drills, record: Drill, began: float, clock: Callable[[], float]
@@ -339,7 +339,7 @@ class _Run:
                 advance(1)
 
     def _changed(self, replica: str) -> bool:
-        """Whether replication has been at work on a database (no name: on any) since its shadow was begun."""
+        """Returns True if replication has changed a database (no name: any) since its shadow was begun."""
         for name in [replica] if replica else self._record.databases:
             there = self._find(name)
             if there is None or there.parameters.get(LOADING) or _standing(there) != self._record.checkpoint[name]:
@@ -353,7 +353,7 @@ class _Run:
             return None
 
     def _lag(self) -> float | None:
-        """Of the replica that is farthest behind."""
+        """Returns the lag of the replica that is farthest behind."""
         event = min(standing.event for standing in self._record.checkpoint.values())
         try:
             return behind(self._replicas.other, event, self._clock)
@@ -368,8 +368,7 @@ class _Run:
         self._set(staying=staying, torn_down=not staying)
 
     def _end(self, **changes: Any) -> Drill:
-        """The last word of the record; how far the replicas have come meanwhile is part of it, where it can be
-        determined."""
+        """Completes the record, with the replicas that have moved since the start, if that can be determined."""
         self._set(**changes, ended=iso(self._clock()), seconds=self._elapsed())
         with suppress(MetastoreError):
             there = {name: self._find(name) for name in self._record.databases}

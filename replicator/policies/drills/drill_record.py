@@ -1,9 +1,9 @@
-"""Drill records: what a drill did and found, one dated file each in the policy's memory.
+"""Drill records: the actions and results of a drill, one dated file each in the policy's memory.
 
-    drills/<start>-<id>.json    written before the first shadow is made, and again at the end
-    drills/lease                one drill of a policy at a time; runs of the policy do not ask for it
+    drills/<start>-<id>.json    written before the first shadow is created, and again at the end
+    drills/lease                one drill of a policy at a time; runs of the policy do not take it
 
-A record whose shadows are not torn down tells the next drill what to sweep. All may be lost: the shadows bear a stamp.
+Records whose shadows are not torn down are input for the next sweep. All may be lost: the shadows have a stamp.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Outcome = Literal["good", "different", "failed", "changed"]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One query and its answer. `outcome`: good; different: the count is not what exact statistics say; failed;
-    changed: it failed or differed, and replication changed the database meanwhile. `rows`: the first of the answer,
-    values as JSON or text. `expected`: the count that statistics say, None where there is none."""
+    """One query and its answer. `outcome`: good; different: the count differs from exact statistics; failed; changed:
+    it failed or differed, and replication changed the database since. `rows`: the first of the answer, values as JSON
+    or text. `expected`: the count in the statistics, None if unknown."""
 
     query: str
     outcome: Outcome
@@ -41,23 +41,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far a replica was: the event of its source, and the position in the captured log."""
+    """The checkpoint of a replica: the event of its source, and the position in the captured log."""
 
     event: int
     position: int
 
 
 class Drill(Report, msgspec.Struct, frozen=True, kw_only=True):
-    """One drill. Times are ISO 8601 with a zone.
+    """The record of one drill. Times are ISO 8601 with a zone.
 
-    status: running, done, incomplete (a query failed or answered otherwise), failed (`error` says why), killed (found
-    by the next drill). by: who started it. metastore: where. databases: replica -> shadow; homes: the shadows' own
-    directories. checkpoint: by replica, when its shadow was begun; moved: replicas whose checkpoint went on during the
-    drill. lag_seconds: at the beginning, None where the source did not tell. tables, views, partitions, functions:
-    made. skipped: objects without a shadow, and why. not_replicated: as the last run said, by the source's names.
-    ready_seconds: from the start until all shadows were there; first_answer_seconds: until the first good answer, the
-    measured recovery time, None without one. steps: seconds by name. torn_down: no shadow is left. staying: what keeps
-    a shadow there, as the drill did not make it."""
+    status: running, done, incomplete (a query failed or differed), failed (see `error`), killed (set by the next
+    drill). by: the operator. metastore: where. databases: replica -> shadow; homes: the shadows' own directories.
+    checkpoint: by replica, when its shadow was begun; moved: replicas whose checkpoint changed during the drill.
+    lag_seconds: at the beginning, None if unknown. tables, views, partitions, functions: created. skipped: objects
+    without a shadow, and why. not_replicated: as of the last run, by the source's names. ready_seconds: from the start
+    until all shadows existed; first_answer_seconds: until the first good answer, the measured recovery time, None
+    without one. steps: seconds by name. torn_down: no shadow remains. staying: objects not created by the drill, which
+    keep a shadow from being dropped."""
 
     id: str
     policy: str
@@ -91,14 +91,14 @@ class Drill(Report, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrillPlan(Drill, frozen=True, kw_only=True):
-    """What a drill would show: its databases and their shadows, and how many `tables` those have."""
+    """The plan of a drill: its databases and their shadows, and how many `tables` those have."""
 
     status: Literal["planned"] = "planned"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownDrills(Rows):
-    """A policy's drills, newest first, and files among them that cannot be understood."""
+    """A policy's drills, newest first, and files among them that cannot be parsed."""
 
     listed: ClassVar[str] = "drills"
     status: str = "shown"
@@ -107,7 +107,7 @@ class ShownDrills(Rows):
     damaged: list[str]
 
     def rows(self) -> list[dict[str, Any]]:
-        """As JSON has them, but answers, whose values are of any type, are JSON text."""
+        """Returns the JSON objects, but with answers, whose values are of any type, as JSON text."""
         return [{**row, "queries": [_as_text(each) for each in row["queries"]]} for row in super().rows()]
 
 
@@ -116,21 +116,21 @@ def _as_text(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class Drills:
-    """The drills that a policy remembers. Whoever writes holds `lease`."""
+    """The drill records of a policy. A writer holds `lease`."""
 
     def __init__(self, memory: Memory) -> None:
         self.place = memory.place / "drills"
 
     def lease(self) -> Lease:
-        """Raises LeaseHeld (exit 7) while another drill of the policy is running."""
+        """Acquires the lease. Raises LeaseHeld (exit 7) while another drill of the policy is running."""
         return acquire(str(self.place), "drill")
 
     def write(self, drill: Drill) -> None:
-        """The last word counts. Safe to run twice."""
+        """Writes a record; the last version counts. May run twice."""
         (self.place / f"{stamp(drill.started)}-{drill.id}.json").write_bytes(seal(_FORMAT, drill))
 
     def read(self, limit: int | None = None) -> tuple[list[Drill], list[str]]:
-        """Newest first, and the files among them that cannot be understood."""
+        """Returns the records, newest first, and the files among them that cannot be parsed."""
         found, damaged = [], []
         for name in [name for name in reversed(self.place.list()) if name.endswith(".json")][:limit]:
             path = self.place / name
@@ -143,16 +143,16 @@ class Drills:
         return found, damaged
 
     def shown(self, policy: str, limit: int | None = None) -> ShownDrills:
-        """The newest `limit` drills (None: all)."""
+        """Returns the newest `limit` drills (None: all)."""
         drills, damaged = self.read(limit)
         return ShownDrills(policy=policy, drills=drills, damaged=damaged)
 
     def unfinished(self) -> list[Drill]:
-        """Those whose shadows may still be there."""
+        """Returns the drills whose shadows may still exist."""
         return [drill for drill in self.read()[0] if not drill.torn_down]
 
     def close(self, drill: Drill, *, now: Callable[[], float]) -> None:
-        """The shadows of a drill that was killed or kept are gone. Safe to run twice."""
+        """Records that the shadows of a drill, killed or with --keep, are removed. May run twice."""
         if drill.status == "running":
             drill = msgspec.structs.replace(
                 drill, status="killed", ended=iso(now()), error="the process ended before the drill did"

@@ -1,13 +1,13 @@
-"""Failback: the old primary comes back after a failover, and becomes the replica of the new one. Acts.
+"""Failback: after a failover, the old primary returns and becomes the replica of the new one. Acts.
 
     fence        the old side is `fenced`, at an epoch below the new primary's
     own          its own changes, which were never replicated, are captured, listed, and held in its `$cmroot`
     demote       it is `replica`, of the other direction
-    difference   differences are copied back, and what it held instead goes to its `$cmroot`
-    slots        the policy's slot is at the new primary, and no more at the old one
+    difference   differences are copied back, and the files that they replace are moved to its `$cmroot`
+    slots        the policy's slot is at the new primary, and no longer at the old one
 
-Which changes are its own: those after the checkpoints that the failover recorded. The hold keeps its whole state as it
-came back, until somebody releases it: `replicator restore` can bring it back beside the living databases.
+Its own changes are those after the checkpoints that the failover recorded. The hold retains its complete state at its
+return, until an operator releases it: `replicator restore` can restore it next to the live databases.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ SETTLE = timedelta(seconds=60)  # how long to wait for the lease of the old side
 
 @dataclass(frozen=True)
 class FailbackSettings:
-    """How a failback is made. patience: how long to wait for a run that is running. reported: is given each step
-    when it is done."""
+    """The options of a failback. patience: how long to wait for a running run. reported: called with each completed
+    step."""
 
     patience: timedelta = timedelta(seconds=10)
     reported: Reporter = nobody
 
 
 def failback(sides: Sides, options: FailbackSettings | None = None, *, dry_run: bool = False) -> RoleChanged:
-    """Takes the old primary in, or completes what an earlier call began. May be killed anywhere and run again.
+    """Makes the old primary a replica, or completes an interrupted failback. May be killed at any step and run again.
 
     dry_run: lists its own changes, as far as they are captured or announced, and changes nothing. Raises LeaseHeld
-    while the policy is running or being turned, Refused where it is not known who is right, and what capture and load
-    raise."""
+    during a run or role change of the policy, Refused if it is unknown which side is right, and all errors of capture
+    and load."""
     began, options = clocks.monotonic(), options or FailbackSettings()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
@@ -100,8 +100,8 @@ def failback(sides: Sides, options: FailbackSettings | None = None, *, dry_run: 
 
 
 def failback_and_switch(sides: Sides, options: FailbackSettings) -> RoleChanged:
-    """A failback, then a switchover to the side that came back; both are completed by running it again. Returns the
-    switchover, with what the failback found and copied. Raises what either raises."""
+    """Does a failback, then a switchover to the side that returned; running it again completes both. Returns the
+    switchover, with the results of the failback. Raises the errors of either."""
     back = failback(sides, options)
     to = "source" if back.primary == "target" else "target"
     done = switchover(sides, SwitchoverSettings(to=to, patience=options.patience, reported=options.reported))
@@ -113,7 +113,7 @@ def failback_and_switch(sides: Sides, options: FailbackSettings) -> RoleChanged:
 
 
 def _direction(sides: Sides, memory: Memory, change: RoleChange | None) -> Direction:
-    """From the new primary to the old one. Raises Refused where no side is the primary."""
+    """Returns the direction from the new primary to the old one. Raises Refused if no side is the primary."""
     if change is not None:
         return sides.direction(memory, reverse=change.reverse)
     forwards = sides.direction(memory, reverse=False)
@@ -129,7 +129,7 @@ def _direction(sides: Sides, memory: Memory, change: RoleChange | None) -> Direc
 
 
 def _rejoined(direction: Direction) -> bool:
-    """Whether the other side is the replica already."""
+    """Returns True if the other side is the replica already."""
     return all(
         pair.target_mark.role is Role.REPLICA and pair.position is not None
         for pair in direction.matching
@@ -138,7 +138,7 @@ def _rejoined(direction: Direction) -> bool:
 
 
 def _last(sides: Sides, memory: Memory) -> LastFailover | None:
-    """The failover that this comes back from; None when roles were turned otherwise since."""
+    """Returns the failover that this failback follows; None if a later role change took place."""
     try:
         last = last_failover(sides.policy)
     except ObjectNotFound:
@@ -148,7 +148,7 @@ def _last(sides: Sides, memory: Memory) -> LastFailover | None:
 
 
 def _refuse(direction: Direction, last: LastFailover | None) -> None:
-    """Raises Refused where both claim to be the primary and no failover says who is right."""
+    """Raises Refused if both sides claim to be the primary and no failover decides between them."""
     wrong = [
         f"{pair.name} of {direction.source.uri} is {pair.source_mark}"
         for pair in direction.matching
@@ -182,7 +182,7 @@ def _tell(report: RoleChanged, direction: Direction) -> None:
 
 
 class _Failback:
-    """One failback at work. Its way leads from the new primary (`source`) to the old one (`target`)."""
+    """One running failback. Its direction leads from the new primary (`source`) to the old one (`target`)."""
 
     def __init__(
         self, sides: Sides, reverse: bool, epoch: int, last: LastFailover | None, lease: Lease, kept: Remembering
@@ -204,11 +204,11 @@ class _Failback:
         return self.sides.direction(self.kept.memory, reverse=self.reverse)
 
     def _old(self, direction: Direction) -> list[Pair]:
-        """Databases that the old side has."""
+        """Returns databases that the old side has."""
         return [pair for pair in direction.matching if pair.target is not None]
 
     def fence(self) -> Details:
-        """The new primary's epoch is above the old one's first, so that at no moment the old one is right."""
+        """Fences the old side, after raising the new primary's epoch above it, so that the old one is never right."""
         direction = self.direction()
         old = self._old(direction)
         least = max((pair.target_mark.epoch for pair in old if pair.target_mark.role is not Role.REPLICA), default=0)
@@ -243,7 +243,7 @@ class _Failback:
         return report
 
     def own_so_far(self) -> Details:
-        """Reads only: what is captured or announced already."""
+        """Reports the changes that are captured or announced already. Reads only."""
         direction = self.direction()
         found, unknown = self._counted(direction)
         log = segments(direction.target_root.place)
@@ -253,7 +253,7 @@ class _Failback:
         return {**found.as_json(), "unknown": unknown, "root": direction.target_root.place, "event": None, "hold": ""}
 
     def _counted(self, direction: Direction) -> tuple[Unreplicated, list[str]]:
-        """What is after the failover's checkpoints; and the databases for which none is known."""
+        """Returns the changes after the failover's checkpoints, and the databases without a known checkpoint."""
         recorded = (
             (self.last.loss or {}).get("databases", []) if self._after_a_failover(direction) and self.last else []
         )
@@ -264,7 +264,7 @@ class _Failback:
             if known and known["position"] is not None and known["source"] == direction.target_root.id:
                 after[pair.replica] = int(known["position"])
             elif known is None and pair.source is None and recorded:
-                after[pair.replica] = 0  # made there, and never replicated
+                after[pair.replica] = 0  # created there, and never replicated
             else:
                 unknown.append(pair.replica)
         databases = [pair.target for pair in self._old(direction) if pair.target]
@@ -273,15 +273,15 @@ class _Failback:
         return found, unknown
 
     def _after_a_failover(self, direction: Direction) -> bool:
-        """Whether the last failover made this way's source the primary."""
+        """Returns True if the last failover made this direction's source the primary."""
         return self.last is not None and self.last.reverse != direction.reverse
 
     def _turned(self, direction: Direction) -> list[Pair]:
-        """The pairs by the old side's names, as patterns are."""
+        """Returns the pairs by the old side's names, as patterns use them."""
         return [pair.swapped for pair in direction.matching]
 
     def _hold(self, direction: Direction, end: Point) -> str:
-        """Nothing of the old side as it came back may be expired until somebody releases it. Safe to run twice."""
+        """Holds the complete state of the old side at its return until an operator releases it. May run twice."""
         change = self.kept.memory.unfinished_role_change()
         assert change is not None
         name, root = f"failback-{change.id}", direction.target_root.place
@@ -295,7 +295,7 @@ class _Failback:
     # ---- it is the replica ----------------------------------------------------------------------------------------
 
     def demote(self) -> Details:
-        """A database that only the old side has is nobody's: it stays, and no rule of this pair is about it."""
+        """Makes the old side's databases replicas. One that exists only there is retained without a role."""
         direction = self.direction()
         alone = []
         for pair in self._old(direction):
@@ -308,7 +308,7 @@ class _Failback:
         return {"databases": [pair.replica for pair in self._old(direction) if pair.source], "alone": alone}
 
     def difference(self) -> Details:
-        """A run of the new direction: a bootstrap, loaded by difference."""
+        """Runs the new direction: a bootstrap, loaded by difference."""
         run = run_once(self.sides, self.lease, self.kept, SyncSettings(draining=True))
         if run.reverse != self.reverse:
             raise Refused(

@@ -1,13 +1,13 @@
-"""Failover: the primary is gone, and its replica becomes the primary. Acts.
+"""Failover: the primary is lost, and its replica becomes the primary. Acts.
 
-    fence     the lost primary is `fenced`, if its metastore answers; nobody waits for it
-    finish    loads that were interrupted are completed from their dumps, or reported as what is between two states
-    loss      the report of changes that the replica lacks
+    fence     the lost primary is `fenced`, if its metastore answers; there is no wait for it
+    finish    interrupted loads are completed from their dumps, or their tables reported as between two states
+    loss      the report of changes that are missing at the replica
     promote   the replica is `primary`, at an epoch above every one that is known
     slots     the policy's slot is at the new primary
 
-Without `force` only the loss report is made. Whatever was fenced or not: from `promote` on, the higher epoch is right,
-and runs from the old primary are refused. When it comes back, `failback` takes it in.
+Without `force` only the loss report is made. Whether or not the fence succeeded: from `promote` on, the higher epoch is
+right, and runs from the old primary are refused. When it returns, `failback` makes it a replica.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from replicator.policies.role_changes.role_change import (
 from replicator.policies.role_changes.switchover_steps import complete_loads
 
 # ---- candidate -------------------------------------------------------------------------------------------------------
-# The failover candidate: which side is lost, which replica is to be promoted, and whether it may be. Reads only,
-# through clients that wait for no answer longer than a few seconds.
+# The failover candidate: which side is lost, which replica is to be promoted, and whether this is allowed. Reads only,
+# through clients with timeouts of a few seconds.
 
 
 VERB = "failover"
@@ -57,7 +57,7 @@ VERB = "failover"
 
 @dataclass(frozen=True)
 class Seen:
-    """What answers of both sides. `direction`: from the lost side to the survivor; its root may not be readable."""
+    """The state of the sides that answer. `direction`: from lost side to survivor; its root may be unreadable."""
 
     direction: Direction
     reverse: bool
@@ -65,7 +65,7 @@ class Seen:
 
 
 def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memory) -> Seen:
-    """Decides who survives. Raises Refused where no side is a replica that can be promoted."""
+    """Decides which side survives. Raises Refused if no side is a replica that can be promoted."""
     policy, remembered = sides.policy, memory.read_scope()
     source, target = (_answering(each, policy, remembered) for each in short_timeouts)
     pairs = [pair for pair in survey(policy, source, target, remembered) if pair.matches]
@@ -94,7 +94,7 @@ def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memo
 
 
 def _answering(metastore: Metastore, policy: Policy, remembered: RememberedScope | None) -> Metastore | Absent:
-    """A metastore that answers all that will be asked first, or why not."""
+    """Returns a metastore that answers all initial queries, or an Absent with the reason."""
     try:
         nobody = Absent(metastore.uri, "not asked")
         survey(policy, metastore, nobody, remembered)
@@ -105,7 +105,7 @@ def _answering(metastore: Metastore, policy: Policy, remembered: RememberedScope
 
 
 def _reverse(pairs: Sequence[Pair], source: Metastore | Absent, target: Metastore | Absent) -> bool:
-    """Whether the source is to be promoted: it is the replica, and the target, the primary, is what was lost."""
+    """Returns True if the source is to be promoted: it is the replica, and the target, the primary, was lost."""
     here = {pair.source_mark.role for pair in pairs if pair.source is not None}
     there = {pair.target_mark.role for pair in pairs if pair.target is not None}
     if isinstance(target, Absent):
@@ -144,7 +144,7 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
 
 
 def known_epoch(seen: Seen, memory: Memory) -> int:
-    """The highest epoch that anything tells: the sides that answer, and the turns before, which may have fenced and
+    """Returns the highest known epoch: of the sides that answer, and of earlier role changes, which may have fenced and
     unfenced a side that does not answer now."""
     turns = [change.epoch + 2 for change in memory.turns()]
     last = memory.read_role_change()
@@ -159,11 +159,10 @@ STEPS = ("fence", "finish", "loss", "promote", "slots")
 
 @dataclass(frozen=True)
 class FailoverSettings:
-    """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
-    between two states are, too. look: the loss report lists the lost side's directories, too.
-    limit: how long anything of the lost side may take to answer. reading: how long its log
-    may take to be read. patience: how long to wait for a run that is running. reported: is given each step when it is
-    done."""
+    """The options of a failover. force: the loss is accepted. accept_partial: tables that an interrupted load left
+    between two states are accepted, too. look: the loss report also lists the lost side's directories. limit: timeout
+    for answers of the lost side. reading: timeout for reading its log. patience: how long to wait for a running run.
+    reported: called with each completed step."""
 
     force: bool = False
     accept_partial: bool = False
@@ -177,13 +176,13 @@ class FailoverSettings:
 def failover(
     sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverSettings | None = None
 ) -> RoleChanged:
-    """Promotes the replica, or completes what an earlier call began. May be killed anywhere and run again.
+    """Promotes the replica, or completes an interrupted failover. May be killed at any step and run again.
 
-    short_timeouts: source and target as the policy names them, with clients that wait for no answer longer than a few
-    seconds: one of the two is gone. Without `force` it reads only, and the answer says `refused`, with the loss.
+    short_timeouts: source and target as the policy names them, with clients whose timeouts are a few seconds, as one of
+    the two is lost. Without `force` it reads only, and the report has the status `refused`, with the loss.
 
-    Raises LeaseHeld while the policy is running or being turned, Refused when there is no replica to promote, when a
-    side is the primary already, or for what lies between two states without consent."""
+    Raises LeaseHeld during a run or role change of the policy, Refused if there is no replica to promote, if a side is
+    the primary already, or for tables between two states without consent."""
     began, options = clocks.monotonic(), options or FailoverSettings()
     if not options.force:
         report = _only_reported(sides, short_timeouts, options)
@@ -227,11 +226,11 @@ def _only_reported(sides: Sides, short_timeouts: tuple[Metastore, Metastore], op
 
 
 def _memory(policy: Policy, options: FailoverSettings) -> Memory:
-    """The policy's memory; on the surviving side where the other one, which has it, is gone. Makes no root: a place
-    that is empty now may be a disk that is not mounted."""
+    """Opens the policy's memory, on the surviving side if the other one, which has it, is lost. Creates no root: a
+    directory that is empty now may be an unmounted disk."""
     try:
         root = within(options.limit, f"open {policy.target_cmroot}", lambda: open_existing(policy.target_cmroot))
-    except Exception:  # whatever a store raises: it is not to be had
+    except Exception:  # any error of a store: it is not available
         try:
             root = within(options.limit, f"open {policy.cmroot}", lambda: open_existing(policy.cmroot))
         except FormatError as error:
@@ -244,7 +243,7 @@ def _memory(policy: Policy, options: FailoverSettings) -> Memory:
 
 @dataclass(frozen=True)
 class LastFailover(Report):
-    """A policy's last failover: its turn, who began it, its loss report, and whether the source became the primary."""
+    """A policy's last failover: role change, operator, loss report, and whether the source became the primary."""
 
     turn: str
     by: str
@@ -257,8 +256,8 @@ class LastFailover(Report):
 
 
 def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> LastFailover:
-    """From the memory on either side: where the side that has it was lost, the other one has the turn. Raises
-    ObjectNotFound when there was none."""
+    """Reads the memory on either side: if the side that has it was lost, the other one has the role change. Raises
+    ObjectNotFound if there was no failover."""
     found: list[RoleChange] = []
     for place in (policy.target_cmroot, policy.cmroot):
         try:
@@ -266,7 +265,7 @@ def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> L
             found += [
                 change for change in [*memory.turns(), memory.read_role_change()] if change and change.verb == VERB
             ]
-        except (FormatError, NotReached, OSError):  # that side is gone, or never was a root
+        except (FormatError, NotReached, OSError):  # that side is lost, or never was a root
             continue
     if not found:
         raise ObjectNotFound(f"policy {policy.name}: there was no failover", hint="`replicator history` lists runs")
@@ -275,7 +274,7 @@ def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> L
 
 
 def _loss_of(change: RoleChange) -> Details | None:
-    """The report that was made before the promotion, or, where it did not come so far, at the begin."""
+    """Returns the report made before the promotion or, if that step was not reached, at the begin."""
     by_name = {step.name: step for step in change.steps}
     report = by_name["loss"].detail if by_name["loss"].status == "done" else change.detail.get("loss")
     return report and {**report, "between": by_name["finish"].detail.get("between", [])}
@@ -285,7 +284,7 @@ def _loss_of(change: RoleChange) -> Details | None:
 
 
 class _Failover:
-    """One failover at work."""
+    """One running failover."""
 
     turn: RoleChange
 
@@ -309,7 +308,7 @@ class _Failover:
         ]
 
     def direction(self) -> Direction:
-        """With the replica's databases as they are now."""
+        """Returns the direction with the current databases of the replica."""
         direction = self.seen.direction
         names = set(direction.target.database_names())
         pairs = (
@@ -335,8 +334,8 @@ class _Failover:
         return {"fenced": fenced}
 
     def finish(self) -> Details:
-        """Raises Refused, listing what is between two states, for loads that cannot be completed, unless that is
-        accepted."""
+        """Completes interrupted loads. Raises Refused, listing the tables between two states, for loads that cannot be
+        completed, unless that is accepted."""
         found = complete_loads(self.direction(), self.sides.runtime, self.options.limit)
         if found.between and not self.options.accept_partial:
             tables = [each["table"] for each in found.between]
@@ -350,7 +349,7 @@ class _Failover:
         return asdict(found)
 
     def loss_now(self, *, completing: bool = True) -> Loss:
-        """The report as of now. Reads only. completing: interrupted loads are still to be completed."""
+        """Returns the current loss report. Reads only. completing: interrupted loads are still to be completed."""
         direction = self.direction()
         return loss_of(
             direction,
@@ -363,7 +362,7 @@ class _Failover:
         )
 
     def loss(self) -> Details:
-        """With the checkpoints that a failback begins from, as `promote` takes them away."""
+        """Returns the report with the checkpoints that a failback begins from, as `promote` removes them."""
         return asdict(self.loss_now(completing=False))
 
     def promote(self) -> Details:

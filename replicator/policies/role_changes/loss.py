@@ -1,9 +1,9 @@
-"""The loss report of a failover: what the primary had and the replica was never given, as far as anything that still
-answers can tell. Reads only, and waits for nobody: what does not answer in time counts as gone.
+"""The loss report of a failover: changes of the primary that the replica never received, as far as the remaining
+systems can show. Reads only, without waiting: a system that does not answer in time counts as lost.
 
-Three witnesses: the replica's own checkpoints; the lost side's `$cmroot`, whose captured log may be ahead of them; the
-lost side's metastore, which may have announced more. What none of them saw is reported as unknown, with the last event
-and time that are known.
+It has three sources: the replica's own checkpoints; the lost side's `$cmroot`, whose captured log may be ahead of them;
+the lost side's metastore, which may have announced more. Later changes are reported as unknown, with the last event and
+time that are known.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import LAST_ID
 
 # ---- uncaptured ------------------------------------------------------------------------------------------------------
-# What lies in the lost side's directories and no capture has seen: its last writes, when its metastore is gone and its
-# storage is not. Reads only: the manifest is folded again, in a passing file, as nothing may be written at the lost
+# Files in the lost side's directories that no capture has seen: its last writes, if its metastore is lost and its
+# storage is not. Reads only: the manifest is folded again, in a temporary file, as nothing may be written at the lost
 # side.
 
 
 NAMED = 20  # directories of a table that are reported by name
-THREADS = 8  # tables listed side by side
+THREADS = 8  # tables listed in parallel
 
 
 @dataclass
 class UncapturedFiles:
-    """Files of a table that no capture has seen, or that have another size than it saw, without markers and empty ones
-    beside them; `directories`: some of those that they lie in."""
+    """The files of a table that no capture has seen, or with another size than captured. Markers and empty files are
+    included only if there are no others. `directories`: some of those that contain them."""
 
     table: str
     files: int = 0
@@ -61,8 +61,8 @@ class UncapturedFiles:
 def uncaptured_files(
     root: ChangeRoot, databases: Sequence[str], patterns: Patterns, position: int
 ) -> list[UncapturedFiles]:
-    """Lists every directory of the databases' tables, by the log's end (`position`) at the lost side. Tables without
-    such files are left out. Holds the names of the files of eight tables at a time."""
+    """Lists every directory of the databases' tables, as of the log's end (`position`) at the lost side. Tables without
+    such files are omitted. Keeps the file names of eight tables in memory at a time."""
     found: list[UncapturedFiles] = []
     with (
         scratch("fold") as here,
@@ -78,7 +78,7 @@ def uncaptured_files(
 def _tables(
     manifest: Manifest, databases: Sequence[str], patterns: Patterns
 ) -> Iterator[tuple[str, list[str], dict[str, int]]]:
-    """Each table's name, the directories that hold its files, and its files by whole path, with their sizes."""
+    """Yields each table's name, the directories of its files, and its files by full path, with their sizes."""
     for db in databases:
         for name in manifest.table_names(db):
             table = manifest.table(db, name)
@@ -94,11 +94,11 @@ def _tables(
 
 
 def _compare(table: str, homes: Sequence[str], known: dict[str, int]) -> UncapturedFiles:
-    """Markers (`_SUCCESS`) and empty files hold no rows: they count only where nothing else is unseen."""
+    """Compares a table's files. Markers (`_SUCCESS`) and empty files have no rows: they count only without others."""
     found, rowless = UncapturedFiles(table), UncapturedFiles(table)
     for home in homes:
         listing = list_tree(home)
-        found.files += len(listing.unnamed) if listing else 0  # their names are not UTF-8: no capture takes them
+        found.files += len(listing.unnamed) if listing else 0  # names that are not UTF-8: no capture includes them
         for file in listing.files if listing else ():
             place = join(home, file.path_relative)
             if known.get(place) == file.size:
@@ -120,9 +120,9 @@ T = TypeVar("T")
 
 @dataclass
 class DatabaseLoss:
-    """How far one replica is. `time`: of the last change that it has, by its source's clock; None: not known.
-    `loading`: the dump whose load has begun and not ended; `completes`: that dump can be read, so its load is counted
-    as ended. `source`: id of the `$cmroot` that the checkpoint is of."""
+    """The state of one replica. `time`: of its last change, by its source's clock; None if unknown. `loading`: the dump
+    of an incomplete load; `completes`: that dump can be read, so its load counts as completed. `source`: id of the
+    `$cmroot` of the checkpoint."""
 
     db: str
     replica: str
@@ -136,14 +136,14 @@ class DatabaseLoss:
 
 @dataclass
 class Loss:
-    """What is lost. `log`, `metastore`: why the lost side's cannot be asked; empty: it was asked. `captured_event`: how
-    far the log is, `captured_time`: when it was captured; `source_event`: the newest that the metastore tells.
+    """The loss of a failover. `log`, `metastore`: why the lost side's cannot be read; empty if it was read.
+    `captured_event`: the newest in the log, `captured_time`: its capture; `source_event`: the newest in the metastore.
 
-    changes and so on: as of `Unreplicated.as_json`, from the checkpoints on. `seconds`: from the oldest change that is
-    lost to the newest, both by the lost side's clock. `unseen`: files that lie in the lost side's directories and that
-    no capture has seen, by table; None: nobody looked. What was done there after `unknown_after_event`, at about
-    `unknown_after_time`, nobody here knows; `unknown_seconds`: since then, by this machine's clock, never negative.
-    `not_replicated`: what the replica says that it did not have as its source had it."""
+    changes and so on: as of `Unreplicated.as_json`, from the checkpoints on. `seconds`: from the oldest lost change to
+    the newest, by the lost side's clock. `unseen`: files in the lost side's directories that no capture has seen, by
+    table; None if not listed. Changes there after `unknown_after_event`, at about `unknown_after_time`, are unknown;
+    `unknown_seconds`: since then, by this machine's clock, never negative. `not_replicated`: objects that, as the
+    replica reports, differed from its source."""
 
     policy: str
     made: str
@@ -178,7 +178,7 @@ class Loss:
 
 
 class Absent:
-    """A metastore that does not answer: it has no databases, and every other question is refused at once."""
+    """A metastore that does not answer: it has no databases, and all other calls raise at once."""
 
     def __init__(self, uri: str, reason: str) -> None:
         self.uri, self.reason = uri, reason
@@ -191,8 +191,8 @@ class Absent:
 
 
 def within(limit: timedelta, what: str, work: Callable[[], T]) -> T:
-    """The result of work that may hang for ever: on storage that is gone, say. Raises NotReached when the time is over;
-    the work's thread is left behind, and ends with the process."""
+    """Returns the result of work that may hang forever, such as on lost storage. Raises NotReached on timeout; the
+    thread of the work is abandoned, and ends with the process."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -213,10 +213,10 @@ def within(limit: timedelta, what: str, work: Callable[[], T]) -> T:
 
 
 def lost_root(place: str, limit: timedelta) -> tuple[ChangeRoot | None, str]:
-    """The lost side's `$cmroot`, or why it cannot be read."""
+    """Opens the lost side's `$cmroot`. Returns it, or None and the reason."""
     try:
         return within(limit, f"open {place}", lambda: open_existing(place)), ""
-    except Exception as error:  # whatever a store raises: it is not to be had
+    except Exception as error:  # any error of a store: it is not available
         return None, _reason(error)
 
 
@@ -230,9 +230,10 @@ def loss_of(
     limit: timedelta,
     clock: Callable[[], float] = clocks.time,
 ) -> Loss:
-    """`direction`: the one that was replicated, its source Absent where it is; `lost`: as of `lost_root`. limit: how
-    long reading the log may take; answers of the metastore are its client's to limit. completing: interrupted loads are
-    still to be completed where their dumps can be read. look: list the lost side's directories, too."""
+    """Returns the loss report. `direction`: the one that was replicated, its source Absent if it does not answer;
+    `lost`: as of `lost_root`. limit: timeout for reading the log; the metastore's client has its own. completing:
+    interrupted loads are still to be completed if their dumps are readable. look: list the lost side's directories,
+    too."""
     source, (root, why) = direction.source, lost
     report = Loss(direction.policy.name, iso(clock()), lost=source.uri, survivor=direction.target.uri, log=why)
     log: list[Segment] = []
@@ -262,7 +263,7 @@ def loss_of(
 def _checkpoints(
     report: Loss, direction: Direction, log: Sequence[Segment], limit: timedelta, *, completing: bool
 ) -> dict[str, int]:
-    """Where each replica is; one whose interrupted load can be completed counts as completed."""
+    """Returns each replica's position; an interrupted load that can be completed counts as completed."""
     after = {}
     for pair in direction.pairs:
         text = pair.target.parameters.get(LAST_ID, "") if pair.target else ""
@@ -296,7 +297,7 @@ def _dump(policy: Policy, id: str, limit: timedelta) -> DumpMetadata | None:
 
     try:
         return within(limit, f"look for the dump {id}", read)
-    except Exception:  # it is not to be had, for whatever reason
+    except Exception:  # it is not available, for whatever reason
         return None
 
 
@@ -307,7 +308,7 @@ def _read(report: Loss, found: Unreplicated, log: Sequence[Segment]) -> None:
 
 
 def _ask(report: Loss, found: Unreplicated, source: MetastoreReader) -> None:
-    """What the lost metastore has announced after the last capture, where it answers."""
+    """Counts the events that the lost metastore has announced after the last capture, if it answers."""
     events = [each.event for each in report.databases if each.event is not None]
     known = report.captured_event if report.captured_event is not None else min(events, default=None)
     try:
@@ -324,7 +325,7 @@ def _ask(report: Loss, found: Unreplicated, source: MetastoreReader) -> None:
 
 
 def _look(report: Loss, direction: Direction, root: ChangeRoot, log: Sequence[Segment], limit: timedelta) -> None:
-    """The directories of the lost side, where its storage answers."""
+    """Lists the directories of the lost side, if its storage answers."""
     names = [pair.name for pair in direction.pairs]
     try:
         unseen = within(
@@ -332,7 +333,7 @@ def _look(report: Loss, direction: Direction, root: ChangeRoot, log: Sequence[Se
             "list the lost side's directories",
             lambda: uncaptured_files(root, names, direction.patterns, log[-1].last),
         )
-    except Exception as error:  # whatever a store raises: it is not to be had
+    except Exception as error:  # any error of a store: it is not available
         report.warnings.append(f"the lost side's directories could not be listed: {_reason(error)}")
         return
     report.unseen = [asdict(each) for each in unseen]
@@ -348,8 +349,8 @@ def _fill(report: Loss, found: Unreplicated) -> None:
 
 
 def _unknown(report: Loss, memory: Memory, now: float) -> None:
-    """From where on nobody knows. The times are of other machines' clocks: they are reported, and not computed with
-    more than to say how long ago that is."""
+    """Determines the point from which changes are unknown. Its times are from other machines' clocks: they are
+    reported, and used only to compute their age."""
     events = [each.event for each in report.databases if each.event is not None]
     if report.source_event is not None:
         report.unknown_after_event = report.source_event

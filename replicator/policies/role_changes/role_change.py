@@ -1,8 +1,8 @@
-"""Role changes: how a switchover, failover or failback is carried out and remembered. Acts.
+"""Role changes: the execution and the memory of a switchover, failover or failback. Acts.
 
-A turn is a list of steps. It is written to the policy's memory before its first step, and before and after each one;
-every step first looks whether it has been done. So a turn that was killed anywhere is completed by running its verb
-again, by whoever holds the policy's lease. Which steps there are is each verb's own module.
+A role change is a list of steps. It is written to the policy's memory before its first step, and before and after each
+one; every step first checks whether it is done. So a role change that was killed at any step is completed by running
+its verb again, with the policy's lease. The module of each verb defines its steps.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Details = dict[str, Any]
 
 @dataclass(frozen=True)
 class Action:
-    """One step of a turn. `does`: for a person. `run` looks whether it has been done, does what is missing, and returns
-    what is to be remembered of it."""
+    """One step of a role change. `does`: a description for the operator. `run` checks whether it is done, does the
+    rest, and returns the details to remember."""
 
     name: str
     does: str
@@ -50,7 +50,7 @@ class Action:
 
 @dataclass(frozen=True)
 class StepReport:
-    """A step as it is reported. `seconds`: it took, in the run that ended it; None: it was done by an earlier run."""
+    """The report of a step. `seconds`: its duration, in the run that completed it; None if an earlier run did."""
 
     name: str
     does: str
@@ -68,11 +68,11 @@ def nobody(step: StepReport) -> None:
 
 @dataclass
 class RoleChanged(Report):
-    """What a turn did. `status`: done, ready (a dry run), nothing (the side is the primary already), aborted.
-    `primary`: the side that is the primary now, source or target as the policy names them; `uri`: its metastore.
-    `epoch`: the primary's. downtime_seconds: from fencing the old primary to the new one; None where that cannot be
-    reported, as the two were done on different machines. `problems`: what a dry run found in the way. `loss`, `own`:
-    the reports of a failover and a failback."""
+    """The report of a role change. `status`: done, ready (a dry run), nothing (the side is the primary already),
+    aborted. `primary`: the side that is the primary now, source or target as the policy names them; `uri`: its
+    metastore. `epoch`: the primary's. downtime_seconds: from fencing the old primary to promoting the new one; None if
+    the two were done on different machines. `problems`: obstacles found by a dry run. `loss`, `own`: the reports of a
+    failover and a failback."""
 
     policy: str
     verb: str
@@ -108,8 +108,8 @@ def begin(
     accepted: Details | None = None,
     clock: Callable[[], float],
 ) -> RoleChange:
-    """Writes the list, under the policy's lease. The turn before it, if any, has been kept among the ended ones.
-    accepted: what a forced one gives up."""
+    """Writes the list of steps, under the policy's lease. The previous role change, if any, is archived already.
+    accepted: the losses accepted by a forced one."""
     change = RoleChange(
         id=uuid.uuid4().hex[:12],
         policy=memory.policy,
@@ -135,10 +135,11 @@ def carry_out(
     clock: Callable[[], float],
     reported: Reporter,
 ) -> RoleChange:
-    """Carries out what is not done, in order, and writes each step before and after. Returns the turn, ended.
+    """Carries out the steps that are not done, in order, and writes each before and after. Returns the ended role
+    change.
 
-    Raises what a step raises, which is remembered with the step: running the verb again continues there. LeaseHeld when
-    the lease was lost: then somebody else continues."""
+    Raises the error of a step, which is remembered: running the verb again continues there. Raises LeaseHeld if the
+    lease was lost: another process continues."""
     for action in actions:
         remembered = next(step for step in change.steps if step.name == action.name)
         if remembered.status == "done":
@@ -165,14 +166,14 @@ def carry_out(
 
 
 def end(memory: Memory, change: RoleChange, *, clock: Callable[[], float], **detail: Any) -> RoleChange:
-    """A turn that is over: done, aborted, or replaced by another one. Safe to run twice."""
+    """Ends a role change: done, aborted, or replaced by another one. May run twice."""
     ended = msgspec.structs.replace(change, ended=change.ended or iso(clock()), detail=change.detail | detail)
     memory.write_role_change(ended)
     return ended
 
 
 def unfinished(memory: Memory, verb: str) -> RoleChange | None:
-    """The turn of this verb that is to be completed. Raises Refused while one of another verb is."""
+    """Returns this verb's unfinished role change, if any. Raises Refused while one of another verb is unfinished."""
     change = memory.unfinished_role_change()
     if change is not None and change.verb != verb:
         raise Refused(
@@ -184,7 +185,7 @@ def unfinished(memory: Memory, verb: str) -> RoleChange | None:
 
 
 def steps_of(change: RoleChange, actions: Sequence[Action]) -> list[StepReport]:
-    """All steps with what became of them."""
+    """Returns all steps with their results."""
     does = {action.name: action.does for action in actions}
     return [
         StepReport(step.name, does.get(step.name, ""), step.status, step.detail.get("seconds"), step.detail)
@@ -193,7 +194,7 @@ def steps_of(change: RoleChange, actions: Sequence[Action]) -> list[StepReport]:
 
 
 def operator() -> str:
-    """Who is running, for those who read it later."""
+    """Returns the user, host and process, for later readers."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -214,9 +215,9 @@ def highest_epoch(pairs: Iterable[Pair]) -> int:
 
 
 def give(metastore: Metastore, db: str, role: Role, epoch: int, *, instead_of: Sequence[Role]) -> bool:
-    """Sets a database's role where it has another one; whether it had. The policy's lease excludes others who obey it.
+    """Sets a database's role if it differs. Returns True if it did. The policy's lease excludes others that honour it.
 
-    Raises Refused when it is none of `instead_of`, or at a higher epoch: then somebody decided otherwise."""
+    Raises Refused if the role is not one of `instead_of`, or is at a higher epoch, as it was then changed elsewhere."""
     found, wanted = read_role(metastore, db), RoleMark(role, epoch)
     if found == wanted:
         return False
@@ -231,8 +232,8 @@ def give(metastore: Metastore, db: str, role: Role, epoch: int, *, instead_of: S
 
 
 def forget_checkpoint(metastore: Metastore, db: str) -> None:
-    """What a database says of how far it is as a replica, when it becomes a primary (its writers change it from now on)
-    or a replica of the other direction. Safe to run twice."""
+    """Removes the checkpoint of a database that becomes a primary (its writers change it from now on) or a replica of
+    the other direction. May run twice."""
     there = metastore.database(db)
     if there.parameters.keys() & CHECKPOINT:
         kept = {key: value for key, value in there.parameters.items() if key not in CHECKPOINT}
@@ -240,8 +241,8 @@ def forget_checkpoint(metastore: Metastore, db: str) -> None:
 
 
 def reverse_slots(policy: Policy, new: ChangeRoot, old: ChangeRoot | None, *, clock: Callable[[], float]) -> Details:
-    """The policy's slot is at its new source from now on, where it awaits a bootstrap, and no more at the old one
-    (None: not to be touched), which would keep for nobody what it recycles. Safe to run twice."""
+    """Creates the policy's slot at its new source, where it awaits a bootstrap, and drops it at the old one (None:
+    leave unchanged), where it would retain recycled files without use. May run twice."""
     if find_slot(new.place, policy.slot) is None:
         now = iso(clock())
         create_slot(new.place, Slot(policy.slot, 0, 0, created=now, confirmed=now, awaits=BOOTSTRAP))
@@ -251,13 +252,13 @@ def reverse_slots(policy: Policy, new: ChangeRoot, old: ChangeRoot | None, *, cl
 
 
 def side(direction: Direction) -> str:
-    """Which side of the policy is the one that a way leads to."""
+    """Returns the side of the policy that a direction leads to."""
     return "source" if direction.reverse else "target"
 
 
 def seconds_between(change: RoleChange, first: str, last: str) -> float | None:
-    """From the begin of one step to the end of another; None where they were not carried out on one machine, as two
-    clocks tell nothing."""
+    """Returns the time from the begin of one step to the end of another; None if they ran on different machines, as
+    their clocks are not comparable."""
     by_name = {step.name: step for step in change.steps}
     one, other = by_name[first], by_name[last]
     if not one.started or not other.ended or one.detail.get("host") != other.detail.get("host"):

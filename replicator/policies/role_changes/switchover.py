@@ -1,17 +1,17 @@
 """Switchover: a policy's replica becomes the primary, and the primary its replica, as planned and without loss. Acts.
 
-    check      both sides answer, the replica is whole, and how far it is behind      changes nothing
-    catch up   an ordinary run, so that little is left to do while nobody may write   may fail without harm
-    fence      the primary is `fenced` (epoch + 1): nothing but this turn replicates it      downtime begins
-    drain      runs until nothing is new
+    check      both sides answer, the replica is complete, and its lag                  changes nothing
+    catch up   an ordinary run, so that little is left to do while writers are stopped  may fail without harm
+    fence      the primary is `fenced` (epoch + 1): only this switchover replicates it  downtime begins
+    drain      runs until there are no new changes
     verify     the replica's checkpoint is the newest position, and both have the same tables
-    promote    the replica is `primary` (epoch + 2)                                          downtime ends
+    promote    the replica is `primary` (epoch + 2)                                     downtime ends
     demote     the old primary is `replica`, of the other direction
-    late       what was written to the old primary after the drain is captured, kept and listed
+    late       changes written to the old primary after the drain are captured, retained and listed
     slots      the policy's slot is at the new primary
 
-A role stops replication and not writers: whoever switches over stops them before the fence. Until the replica is
-promoted, the turn can be taken back (`abort`); after that, a second switchover turns back. Both directions are alike.
+A role stops replication and not writers: the operator stops them before the fence. Until the replica is promoted, the
+switchover can be taken back (`abort`); after that, a second switchover reverses it. Both directions work equally.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ VERB = "switchover"
 
 
 def switchover(sides: Sides, options: SwitchoverSettings | None = None, *, dry_run: bool = False) -> RoleChanged:
-    """Turns a policy round, or completes what an earlier call began. May be killed anywhere and run again.
+    """Switches a policy over, or completes an interrupted switchover. May be killed at any step and run again.
 
-    dry_run: the same check, and no more. Raises LeaseHeld while the policy is running or being turned, Refused for what
-    the check finds (nothing is changed then), NotReached when the drain takes too long (the turn is not over: run it
-    again, or abort it), and what capture and load raise."""
+    dry_run: only the check. Raises LeaseHeld during a run or role change of the policy, Refused for problems found by
+    the check (nothing is changed then), NotReached if the drain takes too long (run it again, or abort it), and all
+    errors of capture and load."""
     began, options = clocks.monotonic(), options or SwitchoverSettings()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
@@ -96,8 +96,8 @@ def switchover(sides: Sides, options: SwitchoverSettings | None = None, *, dry_r
 
 
 def abort(sides: Sides, options: SwitchoverSettings | None = None) -> RoleChanged:
-    """Takes a switchover back that has not promoted the replica: the fenced side is the primary again, at a higher
-    epoch. Safe to run twice. Raises Refused when there is none, or when it is too late: then it is to be completed."""
+    """Aborts a switchover that has not promoted the replica: the fenced side becomes the primary again, at a higher
+    epoch. May run twice. Raises Refused if there is none, or if the replica is promoted: then it must be completed."""
     began, options = clocks.monotonic(), options or SwitchoverSettings()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience):
@@ -141,7 +141,7 @@ def _nothing(report: RoleChanged, direction: Direction, to: str) -> RoleChanged:
 
 
 def _planned(report: RoleChanged, change: RoleChange, sides: Sides) -> RoleChanged:
-    """A dry run while a turn is under way: what is left to be done."""
+    """Reports the remaining steps of an interrupted switchover, for a dry run."""
     report.status, report.turn = "ready", change.id
     report.steps = [StepReport(step.name, "", step.status, None, step.detail) for step in change.steps]
     report.warnings.append(f"a switchover was begun at {change.started} by {change.by}: this completes it")
@@ -162,7 +162,7 @@ def _refused(report: RoleChanged) -> Refused:
 
 
 def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: SwitchoverSettings, report: RoleChanged) -> None:
-    """An ordinary run, before anybody has to stop writing."""
+    """Runs the policy once, before the writers have to stop."""
     began = clocks.monotonic()
     run = run_once(sides, lease, kept, SYNC)
     unseen = [each.name for each in run.not_replicated if each.unknown]

@@ -1,6 +1,6 @@
-"""The steps of a switchover, from the fence on: each looks whether it has been done, does it, and tells what. Acts.
+"""The steps of a switchover, from the fence on: each checks whether it is done, does it, and returns details. Acts.
 
-What they mean, and why in this order, is in `switchover`.
+`switchover` explains them and their order.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
 
 @dataclass(frozen=True)
 class SwitchoverSettings:
-    """How a switchover is made. to: the side that shall be the primary, source or target as the policy names them
-    (empty: the one that is not), so that a second call does not turn back. anyway: also where the check finds tables
-    that differ, or a run misses directories. drain: how long the last changes may take. patience: how long to wait for
-    a run that is running. reported: is given each step when it is done."""
+    """The options of a switchover. to: the side that shall be the primary, source or target as the policy names them
+    (empty: the current replica), so that a second call does not reverse it. anyway: continue despite tables that differ
+    or missing directories. drain: time limit for the last changes. patience: how long to wait for a running run.
+    reported: called with each completed step."""
 
     to: str = ""
     anyway: bool = False
@@ -65,7 +65,7 @@ class SwitchoverSettings:
 
 
 class SwitchoverSteps:
-    """One switchover at work. `change.reverse`: the direction before it, which all names here follow."""
+    """One running switchover. `change.reverse`: the direction before it, which all names here follow."""
 
     def __init__(
         self, sides: Sides, options: SwitchoverSettings, change: RoleChange, lease: Lease, kept: Remembering
@@ -86,7 +86,7 @@ class SwitchoverSteps:
         ]
 
     def direction(self) -> Direction:
-        """What both sides have now, of databases that the side to be drained has."""
+        """Returns the current state of both sides, of databases that the side to be drained has."""
         direction = self.sides.direction(self.kept.memory, reverse=self.turn.reverse)
         return replace(direction, pairs=tuple(pair for pair in direction.matching if pair.source is not None))
 
@@ -98,7 +98,7 @@ class SwitchoverSteps:
         return {"epoch": self.fenced, "databases": names}
 
     def drain(self) -> Details:
-        """A run that loads nothing ends it. Databases that were made meanwhile are fenced, too."""
+        """Runs the policy until a run loads nothing. Databases created during the drain are fenced, too."""
         until = clocks.monotonic() + self.options.drain.total_seconds()
         rounds = files = size = 0
         while True:
@@ -116,7 +116,7 @@ class SwitchoverSteps:
                 )
 
     def _quiet(self, run: SyncRun) -> bool:
-        """Whether no event since concerns the policy. Other databases of the metastore go on."""
+        """Returns True if no later event concerns the policy. Other databases of the metastore continue."""
         direction = self.direction()
         names = {pair.name for pair in direction.matching}
         newest = direction.source.current_event_id()
@@ -124,7 +124,7 @@ class SwitchoverSteps:
         return not any((event.db or "").lower() in names for event in waiting)
 
     def verify(self) -> Details:
-        """Raises Refused where the replica is not what was drained."""
+        """Raises Refused if the replica differs from the drained primary."""
         direction = self.direction()
         log = segments(direction.root.place)
         newest = resolve_until(log, None)
@@ -150,7 +150,7 @@ class SwitchoverSteps:
         return {"position": newest.position, "event": newest.event}
 
     def _verified(self) -> int:
-        """The position up to which the replica was proved to have everything."""
+        """Returns the position up to which the replica was proved complete."""
         change = self.kept.memory.read_role_change() or self.turn
         return next(int(step.detail["position"]) for step in change.steps if step.name == "verify")
 
@@ -163,7 +163,7 @@ class SwitchoverSteps:
         return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.matching]}
 
     def _refuse_unfenced(self, direction: Direction) -> None:
-        """Two primaries must never be: asked again right before the flip."""
+        """Checks the fence again right before the promotion: two primaries must never exist."""
         for pair in direction.matching:
             mark = read_role(direction.source, pair.name)
             if mark.role is not Role.FENCED or mark.epoch != self.fenced:
@@ -180,8 +180,8 @@ class SwitchoverSteps:
         return {"epoch": self.promoted, "databases": [pair.name for pair in direction.matching]}
 
     def late(self) -> Details:
-        """Writers that were not stopped: what they wrote after the drain is in the old primary's `$cmroot` and listed
-        here; the first run of the other direction takes it away. Where it cannot be determined, that is said."""
+        """Captures and lists changes written after the drain, by writers that were not stopped, into the old primary's
+        `$cmroot`; the first run of the other direction removes them. Reports why, if they cannot be determined."""
         direction = self.direction()
         position = self._verified()
         databases = [pair.source for pair in direction.matching if pair.source is not None]
@@ -225,14 +225,14 @@ class SwitchoverSteps:
 
 
 # ---- preflight -------------------------------------------------------------------------------------------------------
-# Preflight: whether a policy can be switched over now. The check of a switchover and of its dry run. Reads only.
+# Preflight: the check that a policy can be switched over now, for a switchover and its dry run. Reads only.
 
 
 def check_switchover(
     sides: Sides, direction: Direction, memory: Memory, report: RoleChanged, options: SwitchoverSettings
 ) -> None:
-    """What is in the way goes to the report's `problems`; how far the replica is behind is reported. With `anyway`,
-    tables that differed when they were last compared are only warned of."""
+    """Adds obstacles to the report's `problems`, and reports the replica's lag. With `anyway`, tables that differed in
+    their last comparison are only warnings."""
     began = clocks.monotonic()
     found = lag(sides.policy, sides.source, sides.target, clock=sides.runtime.clock)
     report.status, report.primary, report.uri = "ready", side(direction), direction.target.uri
@@ -249,7 +249,7 @@ def check_switchover(
         if differing:
             text = f"{pair.replica}: {', '.join(differing[:10])} differed when last compared: repair it first"
             (report.warnings if options.anyway else report.problems).append(text)
-    report.warnings += found.blocks  # what made the last run fail, the run that comes now may have behind it
+    report.warnings += found.blocks  # the coming run may clear the cause of the last failure
     took = round(clocks.monotonic() - began, 3)
     does = f"{count_text(found.events, 'event')}, {found.seconds:.0f} s behind"
     reported = StepReport("check", does, "failed" if report.problems else "done", took, {"problems": report.problems})
@@ -258,7 +258,7 @@ def check_switchover(
 
 
 def _problems(pair: Pair, direction: Direction) -> list[str]:
-    """Why one database cannot be turned."""
+    """Returns the reasons why one database cannot be switched over."""
     if pair.is_anothers(direction.root.id):
         return []
     if pair.source is None:
@@ -278,7 +278,7 @@ def _problems(pair: Pair, direction: Direction) -> list[str]:
 
 
 def _differing(pair: Pair, memory: Memory) -> list[str]:
-    """Tables whose last comparison found differences."""
+    """Returns tables whose last comparison found differences."""
     places = (str(memory.place / "verified"), memory_of(str(memory.place.parent.parent)))
     return sorted(
         {
@@ -293,15 +293,15 @@ def _differing(pair: Pair, memory: Memory) -> list[str]:
 # ---- interrupted -----------------------------------------------------------------------------------------------------
 # Loads that a lost primary interrupted: completed from their dumps, or reported table by table. Acts.
 #
-# A load that has begun leaves tables between two states, so a replica with one cannot simply become the primary. Its
-# dump names all that it needs; the bytes are at the lost side, in its `$cmroot`, or copied already.
+# An interrupted load leaves tables between two states, so its replica cannot simply become the primary. Its dump names
+# all files that it requires; the bytes are at the lost side, in its `$cmroot`, or copied already.
 
 
 @dataclass
 class Interrupted:
-    """`completed`: dumps whose loads have ended now. `between`: tables of those that could not be, with their `state`:
-    `new` as the dump has it (its partitions may lack some), `missing`, or `between` where the load was running or
-    nobody knows. `reasons`: why they could not."""
+    """The result for interrupted loads. `completed`: dumps whose loads are completed now. `between`: tables of the
+    others, with their `state`: `new` as in the dump (partitions may be missing), `missing`, or `between` if the load
+    was changing it or this is unknown. `reasons`: why they could not be completed."""
 
     completed: list[str]
     between: list[Details]
@@ -309,8 +309,8 @@ class Interrupted:
 
 
 def complete_loads(direction: Direction, runtime: Runtime, limit: timedelta) -> Interrupted:
-    """Ends every interrupted load that can be ended. `direction`: from the lost side; limit: how long its places may
-    take to answer. Safe to run twice."""
+    """Completes every interrupted load for which this is possible. `direction`: from the lost side; limit: how long its
+    locations may take to answer. May run twice."""
     loading = list(dict.fromkeys(pair.loading for pair in direction.pairs if pair.loading))
     if not loading:
         return Interrupted([], [], [])
@@ -320,7 +320,7 @@ def complete_loads(direction: Direction, runtime: Runtime, limit: timedelta) -> 
     for id in loading:
         try:
             completed.append(_complete(steps, id, limit))
-        except Exception as error:  # whatever the lost side's storage raises
+        except Exception as error:  # any error of the lost side's storage
             reasons.append(f"{type(error).__name__}: {error}")
     pairs = [replace(pair, target=direction.target.database(pair.replica)) for pair in direction.pairs]
     between = [each for pair in pairs if pair.loading for each in _between(direction, pair, limit)]
@@ -336,7 +336,7 @@ def _complete(steps: Steps, id: str, limit: timedelta) -> str:
 
 
 def _between(direction: Direction, pair: Pair, limit: timedelta) -> list[Details]:
-    """Tables of a database whose load did not end."""
+    """Returns tables of a database whose load is incomplete."""
     tables = read_target(direction.target, [pair.replica])[pair.replica].tables
     dump = _reader(direction.policy, pair.loading, limit)
     named = None if dump is None else {table.name for table in dump.tables() if table.db == pair.name}
@@ -358,5 +358,5 @@ def _reader(policy: Policy, id: str, limit: timedelta) -> DumpReader | None:
 
     try:
         return within(limit, f"look for the dump {id}", read)
-    except Exception:  # it is not to be had
+    except Exception:  # it is not available
         return None

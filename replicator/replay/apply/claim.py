@@ -1,11 +1,11 @@
-"""Claims: the mark by which a target database says which load is working on it, and which excludes every other one.
+"""Claims: a property of a target database that names the load that is writing to it and excludes all others.
 
-A load holds the lease of a `$cmroot`, which excludes those that name the same root. The database's property
-`replicator.loading.by` names that root and the lease's epoch, and so excludes the rest. It needs no renewal: a claim
-lives as long as that lease is held at that epoch. A metastore has no compare-and-set for databases, so a claim is asked
-for before it is written, read back after, and read again before the target's metadata is committed: of two loads that
-began in one moment, the first to write goes no further. Only one that stands still between looking and writing, for as
-long as the whole other load takes, writes over its checkpoint; what it loads then is complete up to its own dump's end.
+A load holds the lease of a `$cmroot`, which excludes loads that name the same root. The database's property
+`replicator.loading.by` names that root and the lease's epoch, and so excludes all others. It requires no renewal: a
+claim is valid as long as that lease is held at that epoch. A metastore has no compare-and-set for databases, so a claim
+is checked before it is written, read back after, and read again before the target's metadata is committed: of two loads
+that begin at the same time, the first to write stops. Only a load that pauses between reading and writing for the
+entire duration of the other overwrites its checkpoint; the data it then loads is complete up to its own dump's end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from replicator.errors import LeaseHeld
 from replicator.replay.copy.staging import give_up_attempts
 from replicator.replay.plan.target import standing
 
-CLAIM = "replicator.loading.by"  # of a database of the target: the load at work on it, as Claim says; "": none
+CLAIM = "replicator.loading.by"  # property of a target database: the load running on it, as a Claim; "": none
 _VERSION = 1
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """root, root_id: the target's `$cmroot` whose lease the load holds, at `epoch`; the rest is for people."""
+    """root, root_id: the target's `$cmroot` whose lease the load holds, at `epoch`; the other fields are for users."""
 
     version: int
     root: str
@@ -40,26 +40,26 @@ class Claim(msgspec.Struct, frozen=True):
     since: str
 
     def parameters(self) -> dict[str, str]:
-        """As properties of a database."""
+        """Returns the claim as properties of a database."""
         return {CLAIM: msgspec.json.encode(self).decode()}
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The claim of one load. take_over: another's counts for nothing when its root cannot be asked."""
+    """The claim of one load. take_over: another load's claim is ignored if its root cannot be queried."""
 
     own: Claim
     take_over: bool = False
 
     @classmethod
     def of(cls, root: str, holder: Holder, dump: str, *, take_over: bool = False) -> Claims:
-        """root: the target's `$cmroot`; holder: of its lease, which the load holds."""
+        """Returns a load's claim. root: the target's `$cmroot`; holder: of its lease, which the load holds."""
         id = open_existing(root).id
         return cls(Claim(_VERSION, root, id, holder.epoch, dump, holder.host, holder.pid, holder.since), take_over)
 
     def may_begin(self, database: str, parameters: Mapping[str, str], *, planned: tuple[str, str]) -> None:
-        """Raises LeaseHeld when another load is working on a database of the target, or may be; or has been since the
-        load was planned (`planned`: its `standing` then). Ends what is left of one that was killed."""
+        """Raises LeaseHeld if another load is, or may be, running on a database of the target, or has been since the
+        load was planned (`planned`: its `standing` then). Ends remaining attempts of a load that was killed."""
         other = claim_of(parameters)
         if other != self.own and standing(parameters) != planned:
             raise LeaseHeld(
@@ -85,7 +85,7 @@ class Claims:
             _end(other)
 
     def still(self, database: str, parameters: Mapping[str, str]) -> None:
-        """Raises LeaseHeld when the database is another's meanwhile."""
+        """Raises LeaseHeld if the database has since been claimed by another load."""
         other = claim_of(parameters)
         if other != self.own:
             whose = f"process {other.pid} on {other.host} under $cmroot {other.root}" if other else "nobody"
@@ -96,8 +96,8 @@ class Claims:
 
 
 def claim_of(parameters: Mapping[str, str]) -> Claim | None:
-    """Whose load is working on a database; None: nobody's, or that of a release that made no claims. What cannot be
-    read is somebody's: raises LeaseHeld."""
+    """Returns the claim on a database; None if there is none, or if a release without claims is loading. Raises
+    LeaseHeld if it cannot be read, as it may be valid."""
     text = parameters.get(CLAIM)
     if not text:
         return None
@@ -111,14 +111,14 @@ def claim_of(parameters: Mapping[str, str]) -> Claim | None:
 
 
 def _end(claim: Claim) -> None:
-    """Tasks of a load that was killed may go on elsewhere; without their notes they publish nothing. Who has its lease
-    by now has seen to that."""
+    """Ends tasks of a killed load, which may still run elsewhere; without their notes they publish nothing. If its
+    lease is held by another load, that one has done so."""
     with suppress(LeaseHeld), acquire(claim.root, "take over a load"):
         give_up_attempts(claim.root)
 
 
 def _is_alive(claim: Claim) -> bool | None:
-    """Whether the lease that a claim names is held; None: its root cannot be asked from here."""
+    """Returns True if the lease that a claim names is held; None if its root cannot be queried from here."""
     try:
         if open_existing(claim.root).id != claim.root_id:  # another machine's path
             return None

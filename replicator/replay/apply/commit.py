@@ -1,6 +1,6 @@
 """Commit: the metadata side of a load after the copies: tables, partitions, statistics, functions, the checkpoint.
 
-Every step may run twice: it looks at what is there, and does what is missing.
+Every step may run twice: it checks the present state, and does what is missing.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from replicator.replay.plan.rules import at_place
 from replicator.replay.plan.squash import Lineage
 from replicator.replay.plan.target import table_position
 
-TABLES = 500  # read at a time
-BESIDE = "-replicator-made-here"  # of the directory in which a table on one file is made, before it is moved there
+TABLES = 500  # tables per read
+BESIDE = "-replicator-made-here"  # suffix of the directory in which a table on one file is created, then relocated
 
 
 class Commit:
-    """The metadata steps of a load that show readers what was copied."""
+    """The metadata steps of a load that make copied data visible to readers."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self.outcomes = work.outcomes
-        self._named: dict[str, tuple[str, NamedPath]] = {}  # by what they are on the target: each is looked for once
+        self._named: dict[str, tuple[str, NamedPath]] = {}  # by path on the target: each is checked once
 
     def databases(self) -> None:
-        """The first change that readers see after the copies, which may have taken hours. Raises Refused when roles
-        turned meanwhile, LeaseHeld when another load has the target."""
+        """Alters databases: the first visible change after the copies, which may have taken hours. Raises Refused if
+        roles changed since, LeaseHeld if another load has the target."""
         self._work.still_claimed()
         for name in self._work.plan.checkpoint:
             self._work.with_role(name, self._work.target.database(name).parameters)
@@ -81,8 +81,8 @@ class Commit:
                 self._name_lacking(name, final, self._work.target.database(self._work.plan.placement.database(name)))
 
     def _describe(self, wanted: Database) -> None:
-        """A 2.3 server takes a database's description when it makes the database, and never again: one that is empty
-        is recreated, of any other it is reported."""
+        """Sets a database's description. A 2.3 server stores it only when it creates the database: an empty database is
+        recreated, for any other a warning is reported."""
         target, name = self._work.target, wanted.name
         there = target.database(name)
         if there.description == wanted.description:
@@ -94,7 +94,7 @@ class Commit:
             except MetastoreError as error:
                 if error.transient:
                     raise
-                # Refused: somebody has made a table in it meanwhile.
+                # Refused: a table was created in it since.
             else:
                 target.create_database(msgspec.structs.replace(there, description=wanted.description))
                 return
@@ -104,8 +104,8 @@ class Commit:
         )
 
     def tables(self, advance: Callable[[int], None]) -> None:
-        """Creates and alters tables, side by side; views after what they may read. Those that are to be like the
-        source's, and may not be, are read together."""
+        """Creates and alters tables in parallel; views after the objects that they may read. Tables that may differ
+        from the source's are read together."""
         for steps in in_waves((step.table, step) for step in self._work.plan.tables if step.table):
             unlike: list[TablePlan] = []
             with self._work.side_by_side(len(steps)) as executor:
@@ -119,15 +119,15 @@ class Commit:
                     self._submit(executor, step, self._alter, step, there)
 
     def _submit(self, executor: KeyedExecutor, step: TablePlan, work: Callable[..., None], *arguments: object) -> None:
-        """What the target refuses of one table is no matter of the others."""
+        """Submits work on a table; a refusal of one table by the target does not affect the others."""
         executor.submit(step.name, self.outcomes.attempt, step.source, work, *arguments)
 
     def left_out(self) -> None:
-        """Marks tables that stay as they were: when they can be loaded again, changes alone are not enough."""
+        """Marks tables that are left unchanged: when they can be loaded again, changes alone are not enough."""
         for each in self._work.plan.left_out:
             if each.there is None or self._work.plan.exact or LEFT_OUT in each.there.parameters:
                 continue
-            if table_position(each.there) is None:  # somebody else's
+            if table_position(each.there) is None:  # not created by replication
                 continue
             with contextlib.suppress(ObjectNotFound):
                 there = self._work.target.table(each.there.db, each.there.name)
@@ -137,7 +137,7 @@ class Commit:
                 )
 
     def _found(self, steps: Iterable[TablePlan]) -> Iterator[tuple[TablePlan, Table]]:
-        """With what the target has of each. Raises ObjectNotFound for one that it does not have."""
+        """Yields steps, each with the target's table. Raises ObjectNotFound for one that does not exist."""
         for some in batched(sorted(steps, key=lambda step: step.name), TABLES):
             for db, ours in groupby(some, key=lambda step: step.name[0]):
                 by_name = {step.name[1]: step for step in ours}
@@ -146,11 +146,11 @@ class Commit:
                     yield step, there.get(name) or self._work.target.table(db, name)
 
     def _table(self, step: TablePlan, unlike: list[TablePlan]) -> None:
-        """Makes a table that is not there. unlike: gets it, if it may not be as it should."""
+        """Creates a table that does not exist. unlike: gets the step if the table may differ from the wanted one."""
         assert step.table is not None and step.lineage.table is not None
         if not step.shared and not step.table.is_view:
             self._name(step, named_paths(step.lineage.table, step.table))
-        if step.table.location and not step.shared:  # a server asks for the directory of a view, too, that has one
+        if step.table.location and not step.shared:  # a server requires the directory even of a view that has one
             make_directory(step.table.location)
         if step.replaces is not None and not step.exists:
             self._replace(step, step.replaces)
@@ -161,14 +161,14 @@ class Commit:
                 if lacking(step.table, Table(*step.name))[1]:  # by some servers
                     self._name_lacking(step.source, step.table, self._work.target.table(*step.name))
                 if step.table.is_view or "totalSize" in step.table.parameters:
-                    return  # else the server has invented file statistics, which the source has not
+                    return  # otherwise the server has added file statistics, which the source does not have
             except ObjectExists:
                 step.exists = True
         unlike.append(step)
 
     def _alter(self, step: TablePlan, there: Table) -> None:
         assert step.table is not None
-        adopted = self._work.plan.by_difference is not None  # a table that is equal may be one that others made
+        adopted = self._work.plan.by_difference is not None  # an equal table may have been created by others
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
         served = as_served(step.table, there)
         if unmarked or comparable_table(there) != comparable_table(served):
@@ -180,12 +180,13 @@ class Commit:
         self._name_lacking(step.source, step.table, there)
 
     def _name_lacking(self, name: str, wanted: Database | Table, there: Database | Table) -> None:
-        """name: at the source. Of several reasons, one that a later load looks at by itself counts: it comes last."""
+        """Records what the target is missing of an object. name: at the source. If there are several reasons, one that
+        a later load checks by itself comes last, and counts."""
         self._work.plan.lacked[:0] = [NotReplicated(name, reason) for reason in lacking(wanted, there)[1]]
 
     def _create(self, table: Table) -> None:
-        """Servers make no table at a place that is a file, and let one be moved there. May run twice: a table that was
-        left beside is altered as any other."""
+        """Creates a table. Servers refuse to create one whose location is a file, but allow to alter it to that. May
+        run twice: a table left at the temporary location is altered like any other."""
         place = table.storage.location if table.storage and not table.is_view else None
         if not (place and is_one_file(place)):
             self._work.target.create_table(table)
@@ -200,7 +201,7 @@ class Commit:
     def partitions(
         self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]], advance: Callable[[int], None]
     ) -> None:
-        """Adds and alters partitions as they stream by: in order within a table, tables side by side."""
+        """Adds and alters partitions from a stream: in order within a table, tables in parallel."""
         steps = {id(step.lineage): step for step in self._work.plan.tables}
         with self._work.side_by_side(len(steps)) as executor:
             for lineage, some in named:
@@ -230,7 +231,7 @@ class Commit:
             place = step.place_of_partition(name, there[name].location if name in there else None)
             if place is not None:
                 wanted[name] = at_place(each, place)
-        if self._work.plan.by_difference is not None:  # those of an increment have gone before the copy
+        if self._work.plan.by_difference is not None:  # those of an increment were removed before the copy
             self._work.leave(step, ((name, each.location, wanted[name].location) for name, each in there.items()))
         self._work.note_places(step, wanted.items())
         added = [each for name, each in wanted.items() if name not in there]
@@ -244,14 +245,14 @@ class Commit:
                 if partition.location and not step.shared:
                     make_directory(partition.location)
             self._work.target.add_partitions(db, table, added)
-            # The server invents file statistics for partitions that bring none; the source has none.
+            # The server adds file statistics to partitions that have none; the source has none.
             altered += [each for each in added if "totalSize" not in each.parameters]
         for batch in batched(altered, PARTITION_BATCH):
             self._work.target.alter_partitions(db, table, batch)
         self._work.changed.count(len(added) + sum(1 for each in altered if each not in added))
 
     def flip(self) -> None:
-        """Partitions whose files have changed, and that no record has altered, get their new places, too."""
+        """Switches the location of partitions whose files have changed, but that no record has altered."""
         for step in self._work.plan.tables:
             if step.place is None or not step.exists or step.table is None or not step.table.is_partitioned:
                 continue
@@ -268,7 +269,7 @@ class Commit:
                     self._work.changed.count(len(flipped))
 
     def _replace(self, step: TablePlan, old: Table) -> None:
-        """Another table of its name makes room only now that all files of the new one are there."""
+        """Drops another table of this name only now, when all files of the new one exist."""
         try:
             there = self._work.target.table(*step.name)
         except ObjectNotFound:
@@ -277,8 +278,8 @@ class Commit:
             self._work.drop_tables([old])
 
     def statistics(self) -> None:
-        """Sets column statistics, tables side by side. It makes the server rewrite a table's COLUMN_STATS_ACCURATE; the
-        source's word stands."""
+        """Sets column statistics, tables in parallel. As this makes the server rewrite a table's COLUMN_STATS_ACCURATE,
+        the source's value is restored after it."""
         steps = [step for step in self._work.plan.tables if step.table and step.lineage.statistics]
         with self._work.side_by_side(len(steps)) as executor:
             for step in steps:
@@ -294,7 +295,7 @@ class Commit:
             self._named.setdefault(each.target, (".".join(step.lineage.now or step.name), each))
 
     def dangling(self) -> list[NotReplicated]:
-        """Objects of this load that name files which no load copies."""
+        """Returns objects of this load whose properties name files that no load copies."""
         named = dict(self._named)
         for function in self._work.plan.squashed.functions.values():
             replica = replica_function(function, self._work.plan.placement) if function else None
@@ -308,7 +309,7 @@ class Commit:
         return self._work.changed
 
     def drop_databases(self) -> None:
-        """One that the target does not drop stays, and says so."""
+        """Drops databases. One that the target refuses to drop remains, with a note."""
         for name in self._work.plan.drop_databases:
             source = self._work.plan.source_of((name, ""))
             self.outcomes.attempt(source, self._drop_database, name)
@@ -323,7 +324,7 @@ class Commit:
             self._work.changed.count()
 
     def _note_staying(self, name: str, reason: str) -> None:
-        """It is as far as the others, but for what it says that it lacks: runs drop it again."""
+        """Notes a refused drop on a database. Its position advances like the others'; later runs drop it again."""
         there, plan = self._work.target.database(name), self._work.plan
         mark = plan.mark.parameters() if POSITION in there.parameters and plan.mark.position else {}
         parameters = with_property(there.parameters | mark, [NotReplicated(plan.source_of((name, "")), reason)])
@@ -333,7 +334,7 @@ class Commit:
         self._work.recycle_left()
 
     def checkpoint(self) -> None:
-        """The last change of the target's metadata: from here on it is at the dump's end."""
+        """Writes the checkpoint: the last metadata change, after which the target is at the dump's end."""
         self._work.note_by_name()
         self._work.plan.lacked += self.outcomes.refused()
         for name in self._work.plan.checkpoint:
@@ -343,11 +344,11 @@ class Commit:
             there_now = self._work.with_role(name, there.parameters)
             parameters = {key: value for key, value in there_now.items() if key not in (LOADING, CLAIM)}
             if not self._work.plan.snapshot and self._work.plan.by_difference:
-                parameters.pop(PUBLISH, None)  # all of it lies in the source's layout again
+                parameters.pop(PUBLISH, None)  # all of it is in the source's layout again
             parameters |= self._work.plan.mark.parameters()
             moves = there.parameters.get(POSITION) != parameters[POSITION]
             missing = self._work.plan.not_replicated_in(name)
-            if not moves:  # a repair of some tables, say: of the others is so what was so
+            if not moves:  # for example a repair of some tables: entries about the others remain valid
                 missing = merged(self._said_of_others(name, there.parameters), missing)
             parameters = with_property(parameters, missing)
             parameters = self._with_scope(name, parameters, moves=moves)
@@ -357,7 +358,7 @@ class Commit:
         close_retired(self._work.root, self._work.plan.metadata.id, now=clocks.time())
 
     def _said_of_others(self, name: str, parameters: dict[str, str]) -> list[NotReplicated]:
-        """What a database says that it lacks, of tables that the dump does not hold."""
+        """Returns the not-replicated entries of a database about tables that are not in the dump."""
         scope = self._work.plan.metadata.scope
         held = Patterns.parse(scope.include, scope.exclude)
         said = from_property(parameters.get(PROPERTY), name)

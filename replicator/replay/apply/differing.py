@@ -1,8 +1,8 @@
-"""Differences: the objects of the target whose files are not those of a bootstrap dump, where each is to stay where
-it lies unless it differs. Reads only.
+"""Differences: the objects of the target whose files are not those of a bootstrap dump, for a load in which equal
+objects remain at their locations. Reads only.
 
-A whole object is recognized by its listing, names and sizes, and by the bytes; those of a file that a load has stamped
-with the checksum, and whose time is as it was, are not read.
+An equal object is recognised by its listing, names and sizes, and by the bytes; bytes are not read of a file that a
+load has stamped with the checksum, and whose time is unchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from replicator.replay.copy.staging import is_stamped
 from replicator.replay.plan.plan import Name, TablePlan
 from replicator.replay.plan.squash import surviving_partitions
 
-HOMES = 10_000  # directories of one task, which reads the file entries of the whole dump
+HOMES = 10_000  # directories of one task, which reads the file entries of the entire dump
 
 
 @dataclass(frozen=True)
 class DifferingTask:
-    """(location in the dump, directory of the target) pairs. `parts`: the dump's file entries. `reread`: files
-    that are stamped are read, too."""
+    """(location in the dump, directory of the target) pairs. `parts`: the dump's file entries. `reread`: stamped files
+    are read, too."""
 
     parts: Sequence[str]
     homes: Sequence[tuple[str, str]]
@@ -41,7 +41,7 @@ class DifferingTask:
 
 
 def run_differing_task(task: DifferingTask) -> list[int]:
-    """Which of a task's pairs differ, by their numbers."""
+    """Returns the indexes of a task's pairs that differ."""
     named = named_files(task.parts, {normal(source) for source, _ in task.homes}, ("size", "mtime_ns", "checksum"))
     return [
         number
@@ -51,7 +51,7 @@ def run_differing_task(task: DifferingTask) -> list[int]:
 
 
 def differing_objects(replay: Replay) -> dict[Name, set[str]]:
-    """Of the tables that the target has, those that differ and their partitions that do ("": the table itself)."""
+    """Returns, of existing tables, those that differ, with their differing partitions ("": the table itself)."""
     found: dict[Name, set[str]] = {}
     parts, reread = replay.parts, replay.plan.rereads
     for homes in batched(_homes(replay), 4 * HOMES):
@@ -114,7 +114,7 @@ def _other_bytes(directory: str, file: FileState, mtime_ns: int, checksum: str, 
 def named_files(
     parts: Iterable[str], locations: set[str], columns: Sequence[str] = ()
 ) -> dict[str, dict[str, tuple[int, int, str]]]:
-    """Relative paths of a dump's files, with some columns of their entries, for some of its locations."""
+    """Returns relative paths of a dump's files, with some columns of their entries, for some of its locations."""
     spellings: dict[str, str] = {}
     named: dict[str, dict[str, tuple[int, int, str]]] = {}
     for part in parts:

@@ -1,7 +1,7 @@
-"""Load: a dump is replayed on a target: check, plan, prepare, copy, commit, checkpoint, acknowledge, confirm.
+"""Load: replays a dump on a target: check, plan, prepare, copy, commit, checkpoint, acknowledge, confirm.
 
 Order (docs/design.md, invariant 7): bytes before the metadata that names them, metadata before the checkpoint, the
-checkpoint before the acknowledgement. Every step may run twice, so a load that was killed is simply run again.
+checkpoint before the acknowledgement. Every step may run twice, so a killed load is simply run again.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from replicator.replay.copy.staging import sweep_staging
 from replicator.replay.plan.plan import Name, Plan
 from replicator.replay.plan.squash import gathered, surviving_partitions
 
-FEW = 50  # tables that are asked for by name
-NAME_BYTES = 200  # of an acknowledgement's file: filesystems take 255
+FEW = 50  # maximum of tables that are requested by name
+NAME_BYTES = 200  # of an acknowledgement's file name: filesystems allow 255
 
 
 @dataclass
 class Loaded(LoadCounts):
-    """What a load did; see docs/cli.md. `missing`: files found nowhere with the recorded bytes. `not_replicated`: what
-    the dump could not bring as the source has it, by the source's names; `status` is "incomplete" then."""
+    """The result of a load; see docs/cli.md. `missing`: files found nowhere with the recorded bytes. `not_replicated`:
+    objects that differ from the source's because the dump could not bring them, by the source's names; `status` is
+    "incomplete" then."""
 
     before: ClassVar[str] = "missing"
     dump: str
@@ -72,13 +73,12 @@ class Loaded(LoadCounts):
 def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) -> Loaded:
     """Replays a finished dump. May run twice, and again after a crash at any point.
 
-    Raises FormatError for a dump that is unfinished or damaged; Refused and BootstrapNeeded as `make_plan` says; before
-    anything is changed, LeaseHeld when another load is working on the target, and Refused where it would take away more
-    than the options' brake allows; FilesMissing, before any metadata of the range is committed, when bytes are nowhere
-    to be had."""
+    Raises FormatError for a dump that is unfinished or damaged; Refused and BootstrapNeeded as `make_plan` does; before
+    any change, LeaseHeld if another load is running on the target, and Refused if removals exceed the options' removal
+    limit; FilesMissing, before any metadata of the range is committed, if bytes are not available anywhere."""
     try:
         return _load(dump, target, options, runtime)
-    except DatabaseMoved:  # it exists now: another plan places its tables where the metastore has put it
+    except DatabaseMoved:  # it exists now: a new plan locates its tables where the metastore has put it
         return _load(dump, target, options, runtime)
 
 
@@ -102,7 +102,7 @@ def _load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime)
         preparation, commit, constraints = Preparation(work), Commit(work), ConstraintCommit(work)
         if plan.skipped:
             outcome.status = "already loaded"
-            preparation.sweep_marks()  # a crash may have come right after the checkpoint
+            preparation.sweep_marks()  # a crash may have happened right after the checkpoint
         else:
             work.may_begin()
             compare(replay)
@@ -204,10 +204,10 @@ def _drop_function(target: Metastore, changed: Changed, db: str, name: str) -> N
 
 
 def _prove(plan: Plan, target: Metastore) -> None:
-    """The check before the checkpoint: a 2.3 server may answer a change as done and have rolled it back, as its handler
-    ignores what the commit of its transaction returns (HiveMetaStore.drop_table_core, create_table_core). One call a
-    database tells. Drops again what is there still. Raises CommitOutcomeUnknown for a table that is not as planned; the
-    same load again puts it right."""
+    """Verifies tables before the checkpoint: a 2.3 server may report a change as done after rolling it back, as its
+    handler ignores the result of its transaction's commit (HiveMetaStore.drop_table_core, create_table_core). Uses one
+    call per database. Repeats drops of tables that still exist. Raises CommitOutcomeUnknown for a table that is not as
+    planned; running the same load again repairs it."""
     made = {step.name for step in plan.tables if step.table is not None}
     dropped = {(table.db, table.name) for table in plan.drops} - made
     there = _there(target, made | dropped)
@@ -226,7 +226,7 @@ def _prove(plan: Plan, target: Metastore) -> None:
 
 
 def _there(target: Metastore, names: set[Name]) -> set[Name]:
-    """Those of the tables that the target has. A few are asked for, else all names: a database may have thousands."""
+    """Returns which of the tables exist on the target. A few are requested, for more all names are listed."""
     found: set[Name] = set()
     for db, ours in groupby(sorted(names), key=lambda name: name[0]):
         some = [name for _, name in ours]
@@ -237,7 +237,8 @@ def _there(target: Metastore, names: set[Name]) -> set[Name]:
 
 
 def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> None:
-    """Tells whoever keeps dumps that this target has this one. After the checkpoint, as the last write of a load."""
+    """Records in the dump that this target has loaded it, for dump retention. After the checkpoint, as the last write
+    of a load."""
     databases = sorted(plan.placement.databases.values())
     name = _short(
         "-".join([*databases, target.uri.replace("://", "-").replace(":", "-").replace(",", "-").replace("/", "-")])
@@ -256,7 +257,7 @@ def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> Non
 
 
 def _short(name: str) -> str:
-    """A name that stores take: of very many databases their beginning, and a digest of all."""
+    """Returns a name short enough for stores: for very many databases its beginning, and a digest of all."""
     if len(name.encode()) <= NAME_BYTES:
         return name
     return f"{name.encode()[:100].decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"

@@ -1,8 +1,8 @@
-"""Places of what is new on the target. A metastore may make a database elsewhere than asked for: Hive 4 moves those in
-its managed warehouse. A table must not get a place that another object has.
+"""Locations of new objects on the target. A metastore may create a database at another location than requested: Hive 4
+moves those in its managed warehouse. A table must not get a location that another object has.
 
-What a load makes may lie in each other as it does at the source. Everything else on the target, another replica of the
-same database too, would lose files to it, or show files of it.
+Objects of the same load may be nested as they are at the source. Any other object of the target, including those of
+another replica of the same database, would lose files to the new one, or show files of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from replicator.replay.plan.plan import Plan, TablePlan
 
 
 def create_databases(work: Work, loading: Mapping[str, str], apart: Mapping[str, Mapping[str, str]]) -> None:
-    """Those that a plan has as new, with the marks of its load. `apart`: more properties, by database. May run twice.
-    Raises DatabaseMoved, when all are made, if one lies elsewhere than the plan has its tables."""
+    """Creates the new databases of a plan, with the marks of its load. `apart`: more properties, by database. May run
+    twice. Raises DatabaseMoved, after creating all, if one has another location than the plan uses for its tables."""
     made: list[Database] = []
     for database in work.plan.create_databases:
         parameters = {**work.with_role(database.name, database.parameters), **loading, **apart.get(database.name, {})}
@@ -56,9 +56,9 @@ def _is_moved(work: Work, database: Database) -> bool:
 
 
 def refuse_occupied(plan: Plan, target: MetastoreReader) -> None:
-    """Raises Refused for a new table at, above or below a place of a table that this source's replication did not make.
-    All tables of the target are read when there may be such a one: never for a place in the database's own directory
-    at which nothing is yet."""
+    """Raises Refused for a new table at, above or below the location of a table that this source's replication did not
+    create. Reads all tables of the target if such a table is possible: never for a location in the database's own
+    directory at which nothing exists yet."""
     new = [(step, place) for step in plan.tables if (place := _new_place(step))]
     if plan.exact or not new:
         return
@@ -80,7 +80,7 @@ def refuse_occupied(plan: Plan, target: MetastoreReader) -> None:
 
 
 def _new_place(step: TablePlan) -> str | None:
-    """Where a table is to lie that does not lie there yet."""
+    """Returns the new location of a table; None if it is unchanged."""
     if step.table is None or step.table.is_view or step.shared or not step.table.location:
         return None
     there = step.there.location if step.there is not None else None
@@ -89,7 +89,7 @@ def _new_place(step: TablePlan) -> str | None:
 
 
 def _made_with_it(plan: Plan, target: MetastoreReader, other: Occupant) -> bool:
-    """Whether a table is one that loads like this one made: as the source has both, so has the target."""
+    """Returns True if a table was created by loads of the same source: they may be nested as at the source."""
     if other.db not in plan.placement.databases.values():
         return False
     try:

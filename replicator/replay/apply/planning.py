@@ -1,4 +1,4 @@
-"""Planning a load: a dump, a target and the options of whoever loads become a plan. Reads only; `plan` decides."""
+"""Planning a load: a dump, a target and the operator's options become a plan. Reads only; `plan` decides."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ from replicator.replay.plan.target import (
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """How a load is made.
+    """The options of a load.
 
     warehouse, cmroot: the target's own (None: its default database's directory, and `.cmroot` in it).
     rename: (source database, target database) pairs. map_locations: (source prefix, target prefix) pairs.
-    external: where data outside its database's directory goes (None: `external` in the warehouse; it stays if `exact`).
-    overwrite: replace objects that replication did not make, or that are newer.
-    source_root: the source's $cmroot where it is reachable under another name than the dump says.
-    exact: for a restore: the target's database becomes the dump's; what it holds besides goes, whoever made it, and it
-    may be the source itself.
-    allow_missing: files found nowhere are left out and reported, instead of FilesMissing.
+    external: directory for data outside its database's directory (None: `external` in the warehouse; if `exact`, its
+    location is unchanged).
+    overwrite: replaces objects that replication did not create, or that are newer.
+    source_root: the source's $cmroot if it is reachable under another name than recorded in the dump.
+    exact: for a restore: the target's database becomes equal to the dump's; all its other content is removed, whoever
+    created it, and it may be the source itself.
+    allow_missing: files found nowhere are left out and reported, instead of raising FilesMissing.
     shared_external: external tables keep their data at the source, and only their metadata is loaded (None: those that
-    do so on the target now).
-    publish: "snapshot": what is changed goes to new directories, and the metastore flips to them (docs/decisions/0007);
-    "mirror": the source's layout; None: as loads into the target's databases did before.
-    as_they_are: tables in formats that a copy of their files does not copy are loaded, too (docs/formats.md).
-    preserve: of HDFS, what copied files get of their sources' beside the bytes (`ATTRIBUTES`).
-    by_difference: a bootstrap takes over what the target holds already, and copies only what differs (None: it copies
-    all).
+    share it on the target now).
+    publish: "snapshot": changes are stored in new directories, and the metastore switches to them
+    (docs/decisions/0007); "mirror": the source's layout; None: as in earlier loads into the target's databases.
+    as_they_are: tables in formats that copying files does not copy are loaded, too (docs/formats.md).
+    preserve: HDFS attributes that copied files get from their sources, in addition to the bytes (`ATTRIBUTES`).
+    by_difference: a bootstrap adopts existing content of the target, and copies only differences (None: it copies all).
     keys: the dump must be signed with one of them (None: it need not be signed).
-    brake: how much of the replica it may take away (None: all).
-    take_over: a load that the target says is working on it, and that cannot be asked, is known to have ended."""
+    brake: the removal limit for the replica (None: no limit).
+    take_over: a load that is recorded as running on the target, and cannot be queried, is known to have ended."""
 
     warehouse: str | None = None
     cmroot: str | None = None
@@ -89,7 +89,7 @@ class LoadSettings:
 
 
 def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings) -> Plan:
-    """Decides what a load does; changes nothing. The dump's parts are verified first."""
+    """Decides the actions of a load; changes nothing. Verifies the dump's parts first."""
     reader.verify()
     placement = _placement(reader.metadata, target, options)
     bootstrap = reader.metadata.kind == layout.BOOTSTRAP
@@ -118,7 +118,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
         there = {name: read_part(target, each, parts[name]) for name, each in there.items()}
         same = {each.now for each in squashed.lineages if each.now == each.before and len(each.names) == 1}
         tables = (table for table in reader.tables() if (table.db, table.name) in same)
-        placement = stay(placement, tables, there, sharing.of, back=False)  # what was adopted where it lay
+        placement = stay(placement, tables, there, sharing.of, back=False)  # tables that were adopted in place
     placement = of_published_tables(placement, squashed)
     plan = Plan(
         reader.metadata,
@@ -151,21 +151,21 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings
 
 
 def planned(reader: DumpReader, target: Metastore, options: LoadSettings, runtime: Runtime) -> Replay:
-    """`plan_load`, for who looks at what a load would do."""
+    """Returns a plan for inspection, without loading; see `plan_load`."""
     plan, roots = plan_load(reader, target, options), roots_of(reader, target, options)
     return Replay(plan, reader, target, roots, runtime, Neighbours(target))
 
 
 def compare(replay: Replay) -> None:
-    """Ends the planning of a load by difference that publishes by snapshots: which objects are to be published again is
-    reported by what is in them. Changes nothing; may run twice."""
+    """Completes the plan of a load by difference that publishes by snapshots: the objects to publish again are found by
+    comparing their content. Changes nothing; may run twice."""
     if replay.plan.snapshot and replay.plan.by_difference is not None:
         isolate(replay.plan, differing_objects(replay))
 
 
 def _by_snapshots(options: LoadSettings, there: Mapping[str, TargetDatabase], *, bootstrap: bool) -> bool:
-    """Whether a load publishes by snapshots. Raises BootstrapNeeded where it is to keep the source's layout, and the
-    target does not."""
+    """Returns True if a load publishes by snapshots. Raises BootstrapNeeded if it is to use the source's layout, but
+    the target does not."""
     databases = [each.database for each in there.values() if each.database is not None]
     snapshots = sorted(each.name for each in databases if each.parameters.get(PUBLISH) == "snapshot")
     if options.exact or options.publish is None:
@@ -184,17 +184,17 @@ def _entries(reader: DumpReader) -> Iterator[pa.Table]:
 
 
 def warehouse_of(target: MetastoreReader, options: LoadSettings) -> str:
-    """The target's, as asked for or as its metastore says."""
+    """Returns the target's warehouse, as requested or as in its metastore."""
     return tidied(options.warehouse or default_warehouse(target))
 
 
 def root_of(target: MetastoreReader, options: LoadSettings) -> str:
-    """The target's `$cmroot`, as asked for or below its warehouse."""
+    """Returns the target's `$cmroot`, as requested or below its warehouse."""
     return str(as_written(options.cmroot or join(warehouse_of(target, options), ".cmroot")))
 
 
 def roots_of(reader: DumpReader, target: MetastoreReader, options: LoadSettings) -> Roots:
-    """Both `$cmroot`s of a load."""
+    """Returns both `$cmroot`s of a load."""
     return Roots(options.source_root or reader.metadata.root, root_of(target, options))
 
 
@@ -234,15 +234,15 @@ def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: 
 
 
 def _lies_apart(target: MetastoreReader, there: Database | None) -> bool:
-    """Whether a database's external data has a directory of its own. What is there stays where it is: a replica that an
-    older release began has it in a directory that all share."""
+    """Returns True if a database's external data has a directory of its own. The layout of existing data is retained: a
+    replica begun by an older release has it in a directory that all databases share."""
     if there is None or there.parameters.get(EXTERNAL_DATA) == APART:
         return True
     return SOURCE not in there.parameters and not target.table_names(there.name)
 
 
 # ---- pricing ---------------------------------------------------------------------------------------------------------
-# Pricing: what a load would change, copy and take away, in words and numbers, before anything is done. Reads only.
+# Pricing: what a load would change, copy and remove, in text and numbers, before any action. Reads only.
 
 
 CHANGES = (
@@ -255,14 +255,14 @@ CHANGES = (
     "functions",
     "drop_functions",
 )
-"""Fields of a plan that name what changes."""
+"""Fields of a plan that list changes."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """What a load would copy and take away: files and bytes by their contents, not as the dump names them. `missing`:
-    files whose bytes are not to be had. files_from_...: where the files' bytes would come from, by name and size; those
-    from the target are what its `$cmroot` keeps. `weight`: what goes, by name."""
+    """The files and bytes that a load would copy and remove, by comparison of content, not as listed in the dump.
+    `missing`: files whose bytes are not available. files_from_...: the sources of the files' bytes, by name and size;
+    those from the target are in its `$cmroot`. `weight`: the removals, by name."""
 
     files: int
     bytes: int
@@ -277,7 +277,7 @@ class Price:
 
 
 def price(replay: Replay) -> Price:
-    """Compares every file of a dump with what lies at its place on the target. Changes nothing."""
+    """Compares every file of a dump with the file at its path on the target. Changes nothing."""
     compare(replay)
     report = run_files(replay, COMPARE) if replay.reader.metadata.files else CopyReport()
     weight = weigh(replay)
@@ -297,9 +297,9 @@ def price(replay: Replay) -> Price:
 
 @dataclass(kw_only=True)
 class LoadPlan(Report):
-    """What a load would do; see docs/cli.md. `skipped`: why it would do nothing. `files`, `bytes`: that the dump
-    names; those are copied that are not there yet. `gone`: what goes, by name (`goes`: the same in words); `refused`:
-    why the load would be, empty when it would not."""
+    """The effects that a load would have; see docs/cli.md. `skipped`: why it would do nothing. `files`, `bytes`: those
+    listed in the dump; only those that do not exist yet are copied. `gone`: the removals, by name (`goes`: the same as
+    text); `refused`: why the load would be refused, empty if it would not."""
 
     status: str = "planned"
     dump: str
@@ -327,7 +327,7 @@ class LoadPlan(Report):
 
 
 def described(replay: Replay, brake: Brake | None) -> LoadPlan:
-    """As `describe`, with what goes by name, and why the load would be refused, if it would."""
+    """Returns `describe` with the removals by name, and the reason if the load would be refused."""
     plan, found = replay.plan, describe(replay.plan, replay.reader)
     if not plan.skipped:
         compare(replay)
@@ -348,7 +348,7 @@ def described(replay: Replay, brake: Brake | None) -> LoadPlan:
 
 
 def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:
-    """A plan for `--dry-run`: what would be changed, and how many files and bytes are named at most."""
+    """Describes a plan for `--dry-run`: what would be changed, and the maximum of files and bytes."""
     return {
         "skipped": plan.skipped,
         "create_databases": [each.name for each in plan.create_databases],

@@ -1,6 +1,6 @@
 """Prepare: the metadata side of a load before files are copied: databases, drops, renames, clears.
 
-Every step may run twice: it looks at what is there, and does what is missing.
+Every step may run twice: it checks the present state, and does what is missing.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from replicator.replay.plan.target import NEW, PASSING, applied_position, passin
 
 
 class Preparation:
-    """What a load does to the target's metadata before it copies."""
+    """The changes of a load to the target's metadata before it copies."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._kinds: dict[tuple[str, str], bool | None] = {}  # whether a table is external now
+        self._kinds: dict[tuple[str, str], bool | None] = {}  # True for tables that are external now
 
     def prepare(self) -> None:
-        """Databases, drops, renames, clears: afterwards every directory that is copied into is where it will stay, and
-        holds nothing that has no business there."""
+        """Prepares databases, drops, renames and clears: afterwards every directory that is copied into has its final
+        location, and contains no unrelated files."""
         self.sweep_marks()
         self._begin_databases()
         self._work.drop_tables(self._work.plan.drops)
@@ -62,8 +62,8 @@ class Preparation:
         self._clear_tables()
 
     def sweep_marks(self) -> None:
-        """Deletes the marks of earlier loads. A load's marks count until it ends: those of abandoned loads are deleted,
-        and its own, too, unless its databases say that it was interrupted and now resumes."""
+        """Deletes the marks of earlier loads. A load's marks are valid until it ends: those of abandoned loads are
+        deleted, and its own, too, unless its databases record that it was interrupted and now resumes."""
         own, databases = self._work.plan.metadata.id, set(self._work.plan.placement.databases.values())
         loads = Place(self._work.root) / "loads"
         for load in loads.list():
@@ -83,7 +83,7 @@ class Preparation:
             return False
 
     def _leave_refused(self) -> None:
-        """A table that the target does not drop or rename stays, and nothing takes its place."""
+        """Leaves out tables that the target refuses to drop or rename; they remain, and nothing replaces them."""
         plan, outcomes = self._work.plan, self._work.outcomes
         for step in [each for each in plan.tables if outcomes.is_refused(each.source)]:
             plan.left_out.append(LeftOut(step.lineage, step.name, None, outcomes.reason(step.source)))
@@ -114,14 +114,14 @@ class Preparation:
             with contextlib.suppress(ObjectNotFound):
                 occupied += [(db, name) for name in self._work.target.table_names(db)]
         ends = {step.name: step.lineage.names[-1].begin for step in self._work.plan.tables}
-        # Tables whose directory no rename has moved at the source: it lay elsewhere by then. Their partitions stay.
+        # Tables whose directory no rename moved at the source, as its location had changed before: partitions stay.
         unmoved = {
             step.rename_from: step.table.location
             for step in self._work.plan.tables
             if step.rename_from and step.table and step.table.is_partitioned
             if step.table.location and step.lineage.only_located
         }
-        # Those that were external when they were renamed, whatever they were before and are now.
+        # Those that were external when they were renamed, whatever their kind before and now.
         staying = {
             step.rename_from
             for step in self._work.plan.tables
@@ -131,7 +131,7 @@ class Preparation:
         outcomes = self._work.outcomes
         for old, new in rename_order(renames, occupied, passing_name):
             first = begun.pop(old, old)
-            # The mark comes with the name: a load that ends here must not rename what it finds under the old one.
+            # The mark is set with the name: after a kill here the load must not rename a new table of the old name.
             mark = {RENAMED: str(ends[new])} if new in ends else {}
             outcomes.attempt(sources[first], self._rename, old, new, mark, unmoved.get(old), old in staying)
             if outcomes.is_refused(sources[first]):
@@ -140,15 +140,16 @@ class Preparation:
                 begun[new] = first
 
     def _rename(self, old: Name, new: Name, mark: dict[str, str], place: str | None, stays: bool) -> None:
-        """place: where it stays; stays: as one that was external. See `_rename_tables`."""
+        """Renames a table. place: its unchanged location; stays: its directory remains, as for an external one. See
+        `_rename_tables`."""
         there = self._work.target.table(*old)
         renamed = msgspec.structs.replace(there, db=new[0], name=new[1], parameters=there.parameters | mark)
-        renamed = not_noted(renamed)  # what was published lies by the old name
+        renamed = not_noted(renamed)  # published partitions are located by the old name
         if self._work.plan.snapshot and is_moved_by_renaming(there):
             renamed = self._moved_aside(there, renamed)
         elif place is not None and is_moved_by_renaming(there) and there.location:
             renamed = table_at_place(renamed, there.location, place)
-        elsewhere = there.is_external and there.moves_with_name  # such a one is moved wherever it lies
+        elsewhere = there.is_external and there.moves_with_name  # such a table is moved wherever it is located
         if (elsewhere and (self._work.plan.snapshot or place is not None)) or (
             stays and not self._work.plan.snapshot and is_moved_by_renaming(there)
         ):
@@ -162,9 +163,9 @@ class Preparation:
         self._work.changed.count()
 
     def _settle(self, step: TablePlan) -> None:
-        """A table whose directory moved at the source while it was of another kind than here, and so not here, or to
-        another place: what it keeps goes there, too, before its old directory does. It is never read at a place that
-        has nothing, and a load that ends here does the rest when it is run again."""
+        """Moves a table whose directory moved at the source but not here (it had another kind here), or to another
+        location: its remaining files are carried to the new directory, before the old one is recycled. The table never
+        refers to an empty location. May run twice: after a kill the next run does the rest."""
         table, lineage = step.table, step.lineage
         if table is None or not step.exists or table.is_view or step.shared or lineage.complete or not table.location:
             return
@@ -177,7 +178,7 @@ class Preparation:
             left = None if _same_place(there.location, table.location) else there
         note = self._work.mark(step, ".left")
         if left is not None and left.location:
-            # An earlier release that was killed here left Spark's `path` where a server had moved the directory from.
+            # An earlier release that was killed here left Spark's `path` at the location from before a server's move.
             in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
             self._work.recycle(dict.fromkeys(in_the_way, step.name), Leaving({step.name}))
             note.write_bytes(left.location.encode())
@@ -212,8 +213,8 @@ class Preparation:
                 self._work.target.alter_partitions(*step.name, moved)
 
     def _moved_aside(self, there: Table, renamed: Table) -> Table:
-        """A table in the source's layout, which a server would move while it renames it, and so take from under who
-        reads it: with a new place in the same call it does not."""
+        """Returns a table in the source's layout at a new location. A server would move it when it renames it, while it
+        is being read; a new location in the same call prevents that."""
         assert there.location and there.storage and self._work.plan.snapshot
         place = staging_of(self._work.plan.snapshot, there)
         self._work.supersede([Retired(there.location, *(renamed.db, renamed.name), successor=place)])
@@ -223,8 +224,8 @@ class Preparation:
         return table_at_place(renamed, there.location, place)
 
     def _prepare_partitions(self, step: TablePlan) -> None:
-        """Dropped partitions go, those that began again are emptied, renamed ones get their new name. Once per load:
-        later the names may be those of others."""
+        """Drops dropped partitions, empties recreated ones, and renames renamed ones. Once per load: later the names
+        may belong to others."""
         if not step.exists or step.clear or step.table is None:
             return
         db, name = step.name
@@ -242,7 +243,7 @@ class Preparation:
             by_name = {
                 key: partition
                 for key, partition in there.items()
-                if applied_position(partition) < begun[key]  # else another was renamed to this name since
+                if applied_position(partition) < begun[key]  # otherwise another was renamed to this name since
             }
             places = [place for key, each in by_name.items() if (place := each.location) and going.takes(step, key)]
             self._work.let_go(dict.fromkeys(places, step.name), leaving_partitions(step.table, by_name))
@@ -256,7 +257,7 @@ class Preparation:
         mark.write_bytes(b"")
 
     def _rename_partitions(self, step: TablePlan, fates: Sequence[PartitionFate]) -> None:
-        """As tables are renamed: with a mark, and through passing names where they go round in a circle."""
+        """Renames partitions like tables: with a mark, and through intermediate names if they form a cycle."""
         if not fates:
             return
         ends = {fate.now: fate for fate in fates if fate.now}
@@ -269,7 +270,7 @@ class Preparation:
                 renames[passing] = fate.now
             elif before in there and applied_position(there[before]) < fate.names[1][0]:
                 renames[before] = fate.now
-        if step.table is not None and not step.table.moves_with_name:  # their places keep the old names
+        if step.table is not None and not step.table.moves_with_name:  # their locations keep the old names
             self._work.note_elsewhere(step)
         for old, new in rename_order(renames, there, _passing_partition):
             partition, end = there.pop(old), ends.get(new)
@@ -290,11 +291,11 @@ class Preparation:
             self._work.changed.count()
 
     def _be_of_kind(self, step: TablePlan, *, external: bool) -> None:
-        """A table is of the kind that it had when a partition was renamed, whose directory a server moves or leaves by
-        that; what it is in the end comes with the commit."""
+        """Gives a table the kind that it had when a partition was renamed, by which a server decides to move the
+        partition's directory; the commit sets the final kind."""
         if step.name not in self._kinds:
             there = self._work.target.table(*step.name)
-            translated = there.is_external and there.moves_with_name  # by a server that knows such tables, that is
+            translated = there.is_external and there.moves_with_name  # by a server that supports such tables
             self._kinds[step.name] = None if translated else there.is_external
         if self._kinds[step.name] != external:
             there = self._work.target.table(*step.name)
@@ -302,8 +303,8 @@ class Preparation:
             self._kinds[step.name] = external
 
     def _stepped_aside(self, step: TablePlan, partition: Partition, old: str, new: str) -> Partition:
-        """A partition about to be renamed: a server moves its directory to where it belongs by its new name, unless it
-        lies there. So what is in it is carried there first, and who reads it reads on."""
+        """Carries a partition's files before its rename: a server moves its directory to the location of its new name,
+        unless it is there already. So concurrent readers are not interrupted."""
         assert step.table is not None
         database = self._work.target.database(step.name[0]).location
         if not (step.table.owns_data and database and partition.location):
@@ -311,7 +312,7 @@ class Preparation:
         place = join(database, step.name[1], new)
         if normal(place) == normal(partition.location):
             return partition
-        if exists(place):  # of a partition that had the name before; the server refuses a name whose place is taken
+        if exists(place):  # of a partition that had the name before; the server refuses a name whose location exists
             self._work.recycle({place: step.name}, leaving_partitions(step.table, [old]))
         gone = Retired(partition.location, *step.name, old, successor=place)
         self._work.supersede([gone])
@@ -322,9 +323,10 @@ class Preparation:
         return moved
 
     def _clear_tables(self) -> None:
-        """Recycles what lies where a table is to be copied whole; once per load, so that copies survive a restart."""
+        """Recycles old files at the location of a table that is copied completely; once per load, so that copies
+        survive a restart."""
         if self._work.plan.snapshot:
-            return  # nothing is in a place of the load's own
+            return  # a directory of the load's own is empty
         marks, places = [], dict[str, tuple[str, str]]()
         for step in self._work.plan.tables:
             location = step.table.location if step.table else None
@@ -351,9 +353,9 @@ def _same_place(one: str | None, other: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Goings:
-    """Partitions that the target has and that go, or begin again: `begun`, by name, the position from which on; `gone`:
-    those that were dropped; `refilled`: those of the same name at the end; `relocated`: those that left their files
-    for others elsewhere."""
+    """Partitions of the target that are dropped or begin again: `begun`: name -> position of that; `gone`: those
+    that were dropped; `refilled`: those with the same name at the end; `relocated`: those whose location changed to
+    other files elsewhere."""
 
     begun: dict[str, int]
     gone: frozenset[str]
@@ -361,13 +363,13 @@ class Goings:
     relocated: frozenset[str]
 
     def takes(self, step: TablePlan, name: str) -> bool:
-        """Whether the files of such a partition go."""
+        """Returns True if the files of such a partition are removed."""
         owns = step.table is not None and step.table.owns_data
         return not step.shared and (owns or name in self.refilled | self.relocated)
 
 
 def goings(step: TablePlan) -> Goings:
-    """None for a table that is new, or copied whole."""
+    """Returns the partitions that are removed or recreated; none for a table that is new, or copied completely."""
     fates = step.lineage.fates if step.exists and not step.clear and step.table is not None else []
     return Goings(
         {fate.before: fate.since for fate in fates if fate.before and (fate.replaced or fate.complete)},
@@ -378,7 +380,7 @@ def goings(step: TablePlan) -> Goings:
 
 
 def clears(plan: Plan, step: TablePlan) -> str | None:
-    """The directory that is emptied before a table is copied into it whole; None for no such."""
+    """Returns the directory that is emptied before a table is copied into it completely; None if there is none."""
     place = step.table.location if step.table and step.clear else None
     homes = plan.placement.target_locations.values()
     if place is None or any(relative(home, place) is not None for home in homes):

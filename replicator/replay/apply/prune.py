@@ -1,8 +1,8 @@
-"""Prune: where a bootstrap is loaded by difference, tables stay; what they hold besides the dump goes.
+"""Prune: removal of surplus data from tables that a bootstrap by difference retains.
 
-Partitions that the dump does not have are dropped, and files that it does not name go to the target's `$cmroot`, before
-anything is copied: should a directory have been shared, the copy puts back what it needs. Those of Delta tables go
-after the copy. Every step may run twice.
+Partitions that the dump does not have are dropped, and files that it does not name are moved to the target's `$cmroot`,
+before anything is copied: if a directory was shared, the copy restores required files. Surplus files of Delta tables
+are removed after the copy. Every step may run twice.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.rules import FileRules
 from replicator.replay.plan.squash import Lineage, surviving_partitions
 
-HOMES = 10_000  # directories of one task, which reads the paths of the whole dump
+HOMES = 10_000  # directories of one task, which reads the paths of the entire dump
 
 
 @dataclass(frozen=True)
 class PruneTask:
-    """Directories of the target to rid of files that the dump does not name: (location in the dump, directory, with
-    what others have in it, directory of its table). `parts`: the dump's file entries. `roots`: None only counts.
-    `private`: see CopyTask."""
+    """Directories of the target from which files that the dump does not name are removed: (location in the dump,
+    directory, with paths in it used by others, directory of its table). `parts`: the dump's file entries. `roots`: None
+    only counts. `private`: see CopyTask."""
 
     parts: Sequence[str]
     homes: Sequence[tuple[str, Clearing, str]]
@@ -57,9 +57,9 @@ class PruneTask:
 
 @dataclass
 class Pruned:
-    """What was (or would be) taken away: partitions, and files with their bytes, those of partitions included. Of what
-    only would be: `dropped`, (table, partition) -> files and bytes; `of_tables`, by table, files, bytes, and bytes of
-    the dump's files that are not there yet."""
+    """The removals, done or only counted: partitions, and files with their bytes, including those of partitions. When
+    only counted: `dropped`, (table, partition) -> files and bytes; `of_tables`, by table, files, bytes, and bytes of
+    the dump's files that do not exist yet."""
 
     partitions: int = 0
     files: int = 0
@@ -74,9 +74,9 @@ class Pruned:
 
 
 def prune(replay: Replay, *, logs: bool = False) -> Pruned:
-    """Takes away what tables of the target hold besides the dump; the files lie in the target's $cmroot then. What
-    tables that are not in the dump have there stays. `logs`: of Delta tables, whose readers need the old files until
-    the new log is there; else of all others."""
+    """Drops surplus partitions and moves surplus files of tables to the target's $cmroot. Files used by tables that
+    are not in the dump remain. `logs`: only of Delta tables, whose readers require the old files until the new log
+    exists; otherwise of all others."""
     done = Pruned()
     homes = _walk(replay, _Dropping(replay, done), logs)
     _clear_homes(_OwnHomes(replay, done, acts=True).free(homes), replay, done)
@@ -84,7 +84,7 @@ def prune(replay: Replay, *, logs: bool = False) -> Pruned:
 
 
 def surplus(replay: Replay) -> Pruned:
-    """What `prune` would take away. Changes nothing."""
+    """Returns the removals that `prune` would make. Changes nothing."""
     found = Pruned()
     homes = _walk(replay, _Counting(replay, found))
     _clear_homes(_OwnHomes(replay, found, acts=False).free(homes), replay, found, acts=False)
@@ -96,8 +96,8 @@ def surplus(replay: Replay) -> Pruned:
 
 
 def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
-    """Lists a task's directories and takes away what the dump does not name. May run twice. Raises LeaseHeld when it
-    was given up."""
+    """Lists a task's directories and removes files that the dump does not name. May run twice. Raises LeaseHeld if the
+    attempt was abandoned."""
     counting = task.roots is None
     named = named_files(task.parts, {normal(source) for source, _, _ in task.homes}, ("size",) if counting else ())
     found = Pruned()
@@ -127,9 +127,8 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
 
 
 def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None) -> Iterator[tuple[str, str, str]]:
-    """Directories of all tables that are pruned, and of their partitions; partitions that the dump does not have are
-    handed to `extra` on the way. Holds the names of one table's partitions at a time. `logs`: only of Delta tables, or
-    only of others."""
+    """Yields directories of all pruned tables and of their partitions; passes partitions that the dump does not have to
+    `extra`. Memory: the names of one table's partitions at a time. `logs`: only of Delta tables, or only of others."""
     plan, target = replay.plan, replay.target
     waiting = {
         id(step.lineage): step
@@ -145,7 +144,7 @@ def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None
             step = waiting.get(id(lineage))
             if step is None:
                 continue
-            if step is not current:  # a bootstrap has a table's partitions one after the other
+            if step is not current:  # in a bootstrap the partitions of a table are consecutive
                 if current is not None:
                     extra.take(current, _extra_partitions(plan, current, wanted, target))
                 current, wanted = step, set()
@@ -169,7 +168,7 @@ def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None
 
 
 def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | None:
-    """Where what the dump does not name is taken away of an object; None: nowhere."""
+    """Returns the directory of an object from which unnamed files are removed; None if there is none."""
     assert step.lineage.table is not None
     if step.shared or plan.is_uncaptured(step.lineage, partition):
         return None
@@ -181,7 +180,7 @@ def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | 
 def _extra_partitions(
     plan: Plan, step: TablePlan, wanted: set[str], target: MetastoreReader
 ) -> Iterator[list[Partition]]:
-    """Those that the dump says are not there; of what is outside its filter it says nothing."""
+    """Yields partitions that the dump does not have; those outside of its filter are unknown to it, and omitted."""
     if not step.exists or step.lineage.now is None:
         return
     text = plan.metadata.scope.partitions.get(".".join(step.lineage.now).lower())
@@ -198,7 +197,7 @@ def _extra_partitions(
 
 @dataclass(frozen=True)
 class _Counting:
-    """Partitions that would be dropped."""
+    """Counts partitions that would be dropped."""
 
     replay: Replay
     found: Pruned
@@ -221,7 +220,7 @@ class _Counting:
 
 @dataclass(frozen=True)
 class _Dropping:
-    """Drops partitions; their data first goes to the target's $cmroot."""
+    """Drops partitions; their data is moved to the target's $cmroot first."""
 
     replay: Replay
     done: Pruned
@@ -246,7 +245,7 @@ class _Dropping:
 
 
 def _names_by_home(plan: Plan) -> dict[str, Name]:
-    """Tables of the target by where they lie."""
+    """Returns tables of the target by location."""
     return {step.table.location: step.name for step in plan.tables if step.table and step.table.location}
 
 
@@ -257,9 +256,9 @@ def _names(step: TablePlan, partitions: Sequence[Partition]) -> list[str]:
 
 @dataclass
 class _OwnHomes:
-    """Directories that may be rid of what the dump does not name. Of tables in the dump all files are named, of others
-    none: what those have stays. Most partitions lie in directories that are only their table's, which is found out
-    once for a table. `acts`: whether they will be, or are only counted."""
+    """Directories from which files that the dump does not name may be removed. For tables in the dump all files are
+    named; for others none, so their files remain. Most partitions are located in directories of their table alone,
+    which is checked once per table. `acts`: True to remove, False to count."""
 
     replay: Replay
     done: Pruned
@@ -267,7 +266,7 @@ class _OwnHomes:
     _alone: dict[str, bool] = field(default_factory=dict)
 
     def free(self, homes: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, Clearing, str]]:
-        """homes: (location in the dump, directory, directory of its table)."""
+        """Yields the directories to clear. homes: (location in the dump, directory, directory of its table)."""
         plan = self.replay.plan
         own, names = Leaving({step.name for step in plan.tables}), _names_by_home(plan)
         for some in batched(homes, HOMES):
@@ -293,7 +292,7 @@ class _OwnHomes:
 def _clear_homes(
     homes: Iterator[tuple[str, Clearing, str]], replay: Replay, done: Pruned, *, acts: bool = True
 ) -> None:
-    """Runs the tasks; partitions are dropped while `homes` are drawn."""
+    """Runs the tasks; partitions are dropped while `homes` is consumed."""
     roots, private = (replay.roots, replay.plan.snapshot is not None) if acts else (None, False)
     for some in batched(homes, 4 * HOMES):
         engine = replay.runtime.engines.for_work(len(some))
@@ -309,20 +308,20 @@ def _clear_homes(
 # ---- orphans ---------------------------------------------------------------------------------------------------------
 # Orphan files: files in the directory of a recreated partition that are not its own.
 #
-# An external table's data stays where it is when a partition is dropped, on both sides. If its owner then removes the
-# files and adds the partition again, the source has the new ones only, and the target would show both. All files of a
-# partition that begins again in a range are in the range; so what else lies in its directory goes to `$cmroot`, before
-# anything is copied. Acts; may run twice.
+# An external table's data remains when a partition is dropped, on both sides. If its owner then removes the files and
+# adds the partition again, the source has the new ones only, and the target would show both. All files of a partition
+# that is recreated in a range are in the range, so other files in its directory are moved to `$cmroot`, before anything
+# is copied. Has side effects; may run twice.
 
 
-PLACES = 1000  # of one task, which reads all of the dump's file entries when it finds a file
-BATCH = 64 * PLACES  # looked at together
+PLACES = 1000  # directories per task, which reads all of the dump's file entries if it finds a file
+BATCH = 64 * PLACES  # directories checked together
 
 
 @dataclass(frozen=True)
 class OrphanTask:
-    """Directories of the target in which the dump (`parts`: its file entries) does not want every file. `roots`: None
-    only looks, else what it does not want goes."""
+    """Directories of the target that may contain files not in the dump (`parts`: its file entries). `roots`: None only
+    checks, otherwise such files are removed."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -332,15 +331,15 @@ class OrphanTask:
 
 @dataclass(frozen=True)
 class Orphans:
-    """Directories that hold (or held) orphan files, and how many files went."""
+    """Directories that contain (or contained) orphan files, and the number of files removed."""
 
     places: list[str]
     removed: int = 0
 
 
 def clear_orphans(replay: Replay) -> int:
-    """Files that went. Only where an increment keeps the layout: a bootstrap clears or prunes whole tables, and
-    a snapshot's directories are its own. What others have at a place stays."""
+    """Removes orphan files; returns how many. Only for an increment that keeps the layout: a bootstrap clears or prunes
+    entire tables, and a snapshot's directories are its own. Files of others at a path remain."""
     plan, roots = replay.plan, replay.roots
     if plan.metadata.kind != INCREMENTAL or plan.snapshot is not None:
         return 0
@@ -349,7 +348,7 @@ def clear_orphans(replay: Replay) -> int:
         return 0
     parts, rules = replay.parts, plan.file_rules()
     places = begun_places(plan, surviving_partitions(plan.squashed, replay.reader.records()))
-    owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold orphan files, which are few
+    owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories with orphan files, which are few
     engine = replay.runtime.engines.for_work(count)
     for some in map(by_place, batched(places, BATCH)):
         looking = (OrphanTask(parts, rules, each) for each in batched([Clearing(place) for place in some], PLACES))
@@ -367,7 +366,7 @@ def clear_orphans(replay: Replay) -> int:
 
 
 def by_place(places: Iterable[tuple[str, tuple[str, str, str]]]) -> dict[str, set[tuple[str, str, str]]]:
-    """By place, all that lie there."""
+    """Groups owners by path."""
     found: dict[str, set[tuple[str, str, str]]] = {}
     for place, owner in places:
         found.setdefault(place, set()).add(owner)
@@ -377,8 +376,8 @@ def by_place(places: Iterable[tuple[str, tuple[str, str, str]]]) -> dict[str, se
 def begun_places(
     plan: Plan, survivors: Iterable[tuple[Lineage, list[tuple[str, Partition]]]]
 ) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Where on the target the partitions (database, table, name) lie of which the range has all files. Not where
-    databases, or tables of the range, lie in them."""
+    """Yields target locations of the partitions (database, table, name) of which the range has all files. Omits those
+    in which databases, or tables of the range, are located."""
     steps = {id(step.lineage): step for step in plan.tables}
     homes = {each.table.location for each in plan.tables if each.table and each.table.location}
     homes |= set(plan.placement.target_locations.values())
@@ -398,8 +397,8 @@ def begun_places(
 
 
 def run_orphan_task(task: OrphanTask, fence: Fence = OPEN) -> Orphans:
-    """Most directories are not there yet, and the dump is not read. May run twice. Raises LeaseHeld when it was given
-    up."""
+    """Finds or removes orphan files. Most directories do not exist yet, in which case the dump is not read. May run
+    twice. Raises LeaseHeld if the attempt was abandoned."""
     found = {each: listing.files for each in task.places if (listing := list_tree(each.directory)) and listing.files}
     if not found:
         return Orphans([])

@@ -1,8 +1,9 @@
-"""Column statistics and constraints of a load's tables: these are dropped before the tables change, and added when all
-of them are there.
+"""Column statistics and constraints of a load's tables. Constraints are dropped before the tables change, and added
+when all tables exist.
 
-A 2.3 server changes no columns of a table that a key refers to, so those of such a table go first, and come back. A
-foreign key is added last, as it needs its parent's key. Every step may run twice: it looks at what is there.
+A 2.3 server does not change columns of a table that a key refers to, so such constraints are dropped first and restored
+later. Foreign keys are added last, as they require the parent's key. Every step may run twice: it checks the present
+state.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ConstraintCommit:
     # ---- before ---------------------------------------------------------------------------------------------------
 
     def remember(self) -> None:
-        """Foreign keys of other tables that end with a table which is dropped to be made again. Before the drops."""
+        """Saves foreign keys of other tables that refer to a table which is dropped and recreated. Before the drops."""
         plan = self._work.plan
         made = {step.name for step in plan.tables}
         again = {(table.db, table.name) for table in plan.drops} & made
@@ -59,7 +60,7 @@ class ConstraintCommit:
                     self._released[db, table] = lost
 
     def drop(self) -> None:
-        """Those that the source has no more, and those in the way of columns that change."""
+        """Drops constraints that the source no longer has, and those that prevent changes of columns."""
         existing = {step.name: step for step in self._work.plan.tables if self._may_have(step) and step.exists}
         changing = {name for name, step in existing.items() if _changes_columns(step)}
         looked_at = [name for name, step in existing.items() if name in changing or self._wanted(step) is not None]
@@ -81,7 +82,7 @@ class ConstraintCommit:
     # ---- after ----------------------------------------------------------------------------------------------------
 
     def add(self) -> None:
-        """What is missing. What the target cannot have is noted on its table, and named in the plan."""
+        """Adds missing constraints. Those that the target cannot have are noted on the table, and added to the plan."""
         steps = {step.name: step for step in self._work.plan.tables if self._may_have(step)}
         wanted: There = {}
         for name, step in steps.items():
@@ -105,7 +106,7 @@ class ConstraintCommit:
             name
             for name, some in self._there({each.parent for _, each in foreign if each.parent}).items()
             if any(each.kind in (PRIMARY_KEY, UNIQUE) for each in some)
-        }  # without one, a 2.3 server takes a foreign key and does not show it
+        }  # without one, a 2.3 server accepts a foreign key but does not return it
         for name, each in foreign:
             if each.parent and each.parent not in keyed:
                 reason = f"the target has no table {'.'.join(each.parent)} with a key"
@@ -118,7 +119,7 @@ class ConstraintCommit:
                 self._lacking.setdefault(name, []).append(Lack(each, reason))
 
     def _refused(self, db: str, table: str, constraint: Constraint) -> str:
-        """Adds one; why the server does not take it, nothing when it does."""
+        """Adds a constraint. Returns why the server refuses it, "" if it does not."""
         try:
             self._work.target.add_constraint(db, table, constraint)
         except MetastoreError as error:
@@ -136,14 +137,14 @@ class ConstraintCommit:
                 self._work.target.alter_table(*name, noted)
 
     def _name(self, sources: dict[Name, str]) -> None:
-        """Of tables that were looked at, what is so now counts; of others, what was so."""
+        """Replaces the plan's entries about tables that were checked; entries about others remain."""
         looked_at = {sources[name] for name in self._lacking if name in sources}
         rest = [each for each in self._work.plan.lacked if not _is_of(each, looked_at)]
         now = [not_replicated(sources[name], some) for name, some in self._lacking.items() if some and name in sources]
         self._work.plan.lacked[:] = [*rest, *now]
 
     def _try_again(self) -> None:
-        """What earlier loads could not add to tables that this one does not touch."""
+        """Retries what earlier loads could not add to tables that this one does not change."""
         mine = {_source_name(step) for step in self._work.plan.tables}
         earlier = [
             each for each in self._work.plan.lacked if each.reason.startswith(NO_CONSTRAINT) and each.object not in mine
@@ -163,10 +164,10 @@ class ConstraintCommit:
                 self._note(name, self._lacking[name])
         self._name(names)
 
-    # ---- inside ---------------------------------------------------------------------------------------------------
+    # ---- internals ------------------------------------------------------------------------------------------------
 
     def _wanted(self, step: TablePlan) -> tuple[list[Constraint], list[Lack]] | None:
-        """None: the dump does not say."""
+        """Returns the wanted constraints; None if the dump does not contain them."""
         plan, constraints = self._work.plan, step.lineage.constraints
         if constraints is None:
             return ([], []) if plan.metadata.constraints and plan.metadata.kind == BOOTSTRAP else None
@@ -198,7 +199,7 @@ class ConstraintCommit:
         return self._work.plan.placement.database(db), table
 
     def _is_mapped(self, lack: Lack) -> bool:
-        """Whether it refers to a table by its name on the target: one of a database that is not replicated does not."""
+        """Returns True if it refers to a table by its name on the target, that is, of a replicated database."""
         parent = lack.constraint.parent
         return parent is None or parent[0] in self._work.plan.placement.databases.values()
 
@@ -220,7 +221,7 @@ def _is_of(each: NotReplicated, tables: set[str]) -> bool:
 
 
 def set_statistics(work: Work, step: TablePlan) -> None:
-    """Sets those that the dump has, of engines that the target has, and drops those that the source has no more. May
+    """Sets statistics of the dump, for engines that the target has, and drops those that the source no longer has. May
     run twice."""
     whole, partitions, engines = [], [], work.target.statistics_engines()
     for name, statistics in step.lineage.statistics.items():
@@ -244,7 +245,7 @@ def set_statistics(work: Work, step: TablePlan) -> None:
 
 
 def _drop_statistics(work: Work, step: TablePlan, wanted: Sequence[Statistics], *there: Statistics | None) -> None:
-    """Those of columns that the source has none of any more: setting the others leaves them."""
+    """Drops statistics of columns for which the source no longer has any: setting the others does not remove them."""
     kept = {(each.partition, *column) for each in wanted for column in _measured(each)}
     for each in there:
         for column, engine in _measured(each) if each else ():
@@ -254,7 +255,7 @@ def _drop_statistics(work: Work, step: TablePlan, wanted: Sequence[Statistics], 
 
 
 def _measured(statistics: Statistics) -> Iterator[tuple[str, str]]:
-    """(column, engine) of each."""
+    """Yields (column, engine) of each column statistic."""
     for engine, columns in statistics.by_engine().items():
         yield from ((each.column, engine) for each in columns)
 

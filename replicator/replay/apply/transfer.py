@@ -1,6 +1,6 @@
-"""Transfer: the files of a dump, task by task on an engine: looked for, compared, copied, recycled. Acts.
+"""Transfer: the files of a dump are probed, compared, copied, recycled, task by task on an engine. Has side effects.
 
-What one task does with its files is in `files` and `copying`.
+For the work of one task on its files see `copy_task` and `copying`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from replicator.replay.places.retired import Retired
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.squash import Lineage
 
-TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and a lost one costs little
+TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and losing one costs little
 TASK_FILES = 20_000
 
 
 def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool) -> CopyReport:
     """Publishes every file, Delta logs after all data, then recycles those the source removed, each unless `check`
-    raises. Raises FilesMissing, unless they are allowed, and Refused where others have committed to a Delta table of
-    the target."""
+    raises. Raises FilesMissing, unless allowed, and Refused if other writers have committed to a Delta table of the
+    target."""
     plan, roots, report = replay.plan, replay.roots, CopyReport()
     if replay.reader.metadata.files:
         check()
         report = run_files(replay, COPY)
-        give_up_attempts(roots.target)  # of attempts that were given up: from here on they publish nothing
+        give_up_attempts(roots.target)  # abandoned attempts publish nothing from here on
         if report.missing_count and not allow_missing:
             raise _files_missing(report, roots)
         if report.logs:
@@ -63,14 +63,14 @@ def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool
 
 
 def _sync(plan: Plan) -> None:
-    """What was copied is durable then: once a filesystem instead of once a file."""
+    """Makes copied files durable: once per filesystem instead of once per file."""
     for place in {*plan.placement.target_locations.values(), plan.placement.external}:
         if place and is_local(place) and is_directory(local_path(place)):
             located(place).sync()
 
 
 def probe_files(replay: Replay) -> None:
-    """Before anything that the target shows is changed: are all bytes to be had? Raises FilesMissing."""
+    """Checks that all bytes are available, before any visible change of the target. Raises FilesMissing."""
     if replay.plan.changes_shown and replay.reader.metadata.files:
         report = run_files(replay, PROBE)
         if report.missing_count:
@@ -80,7 +80,7 @@ def probe_files(replay: Replay) -> None:
 
 
 def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
-    """The Delta logs among some parts of a dump. Small files, and few: what counts is their order."""
+    """Publishes the Delta logs in some parts of a dump. They are small and few files, but their order matters."""
     places, done = sorted(parts), CopyReport()
     if not places:
         return done
@@ -115,7 +115,7 @@ _TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for
 
 
 def run_files(replay: Replay, purpose: str) -> CopyReport:
-    """One purpose (see CopyTask) for every file of a dump."""
+    """Runs one purpose (see CopyTask) for every file of a dump."""
     metadata, plan, roots, runtime = replay.reader.metadata, replay.plan, replay.roots, replay.runtime
     files = metadata.removed if purpose == REMOVE else metadata.files
     size = metadata.bytes if purpose in (COPY, COMPARE) else 0
@@ -154,16 +154,16 @@ def _files_missing(report: CopyReport, roots: Roots) -> FilesMissing:
 
 
 def missing_files(report: CopyReport) -> list[dict[str, object]]:
-    """As reports name them."""
+    """Returns missing files in the form of reports."""
     return [{"file": file, "position": position, "reason": reason} for file, position, reason in report.missing]
 
 
 # ---- cloning ---------------------------------------------------------------------------------------------------------
-# Cloning: what stays of a table or partition goes into its new directory before a load changes that: by hard link, on
-# object stores by a copy that the store makes. No byte passes through here.
+# Cloning: unchanged files of a table or partition are carried into its new directory before a load changes that: by
+# hard link, on object stores by a server-side copy. No byte passes through this process.
 #
-# Runs on executors. A file that is in the new directory already stays as it is, so it may run twice, and after the load
-# has changed the new directory; what the load has removed there it removes again.
+# Runs on executors. A file that exists in the new directory is not changed, so it may run twice, and after the load has
+# changed the new directory; files that the load has removed there are removed again.
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class CloneTask:
 
 
 def run_clone_task(task: CloneTask) -> int:
-    """How many files were carried."""
+    """Returns how many files were carried."""
     return sum(_carry(task.root, old, new) for old, new in task.pairs)
 
 
@@ -213,7 +213,7 @@ def _carry(root: str, old: str, new: str) -> int:
 
 
 def _link(source: str, target: str) -> bool:
-    """False where there are no links."""
+    """Hard-links a file. Returns False if that is not supported."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -248,15 +248,15 @@ def _copy(source: str, target: str, note: str = "") -> None:
 
 
 class Cloning:
-    """What a load carries before it copies."""
+    """The files that a load carries unchanged before it copies."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
 
     def carry(self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]]) -> None:
-        """Where a load publishes by snapshots, or brings back what was published so: what stays of the objects that it
-        changes goes into their new places, and the old ones are noted. Afterwards the copies change nothing that
-        anybody reads. `named`: all partitions of what is brought back."""
+        """Carries unchanged files of changed objects into their new directories, if a load publishes by snapshots or
+        returns published tables to the source's layout, and notes the old directories. Afterwards the copies change no
+        file that has readers. `named`: all partitions of returned tables."""
         for step in self._work.plan.tables:
             if not step.exists or step.table is None or step.there is None or step.table.is_view or step.shared:
                 continue
@@ -293,7 +293,8 @@ class Cloning:
         self._carry(step, pairs, [name for _, _, name in pairs])
 
     def _carry(self, step: TablePlan, pairs: Sequence[tuple[str, str, str]], kept: Collection[str]) -> None:
-        """pairs: (directory, new directory, partition); `kept`: those of which something may stay."""
+        """Carries partitions. pairs: (directory, new directory, partition); `kept`: those that may have unchanged
+        files."""
         self._work.supersede(
             [Retired(old, *step.name, name, successor=new if name in kept else "") for old, new, name in pairs]
         )

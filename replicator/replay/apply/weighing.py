@@ -1,7 +1,7 @@
-"""Weighing: what a load would take away from its target, by name, with files and bytes, before it does. Reads only.
+"""Weighing: what a load would remove from its target, by name, with files and bytes, before it does so. Reads only.
 
-Files are those that a listing shows; hidden ones are not counted. Where loads publish by snapshots, what goes does so
-when the delay is over.
+Files are those in a listing; hidden ones are not counted. If loads publish by snapshots, removals happen after the
+delay.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ LEFT = "left for another location"
 EXTRA = "not in the dump"
 REMOVED = "removed at the source"
 
-NAMED = 1000  # that are named one by one; of more partitions their table is
-_TASK = 100  # directories of one task
+NAMED = 1000  # maximum of partitions named individually; beyond it, only their tables are
+_TASK = 100  # directories per task
 
 
 @dataclass(frozen=True)
 class Gone:
-    """What goes of one table of the target, or of one partition: `why`, one of the words above; `partitions` (of a
-    table), files and bytes."""
+    """The removals from one table of the target, or from one partition: `why`, one of the constants above; `partitions`
+    (of a table), files and bytes."""
 
     object: str
     why: str
@@ -59,7 +59,7 @@ class Gone:
 
 @dataclass
 class Weight:
-    """All that goes. `gained`: by table, bytes that come into it."""
+    """All removals. `gained`: by table, bytes that are added to it."""
 
     gone: list[Gone] = field(default_factory=list)
     gained: dict[str, int] = field(default_factory=dict)
@@ -77,8 +77,8 @@ class Weight:
         return sum(each.partitions or bool(each.partition and each.why == DROPPED) for each in self.gone)
 
     def losses(self, empty: Iterable[str] = ()) -> dict[str, int]:
-        """By table, the bytes by which it gets smaller, though it was not dropped. empty: tables and partitions
-        (`db.table/p=1`, names of the target) that a person has declared empty, which do not count."""
+        """Returns, by table, the bytes by which it becomes smaller without being dropped. empty: tables and partitions
+        (`db.table/p=1`, names of the target) that an operator has declared empty, which do not count."""
         declared, lost = set(empty), dict[str, int]()
         for each in self.gone:
             name = f"{each.object}/{each.partition}" if each.partition else each.object
@@ -89,8 +89,8 @@ class Weight:
 
 
 def weigh(replay: Replay, *, dropped: bool = True) -> Weight:
-    """Everything that the plan takes away. dropped: False leaves out what was dropped at the source, which costs most
-    of the questions to the metastore."""
+    """Returns all removals of the plan. dropped: False omits objects that were dropped at the source, which require
+    most of the metastore requests."""
     work = _Weighing(replay, dropped)
     work.drops()
     for step in replay.plan.tables:
@@ -106,7 +106,7 @@ class _Weighing:
     def __init__(self, replay: Replay, dropped: bool) -> None:
         self._replay, self._dropped = replay, dropped
         self._plan, self._target, self._neighbours = replay.plan, replay.target, replay.neighbours
-        self._seen: set[str] = set()  # directories that were weighed: those of a dropped table may be cleared, too
+        self._seen: set[str] = set()  # directories already weighed: those of a dropped table may be cleared, too
         self._found: dict[tuple[str, str, str], Gone] = {}
         self._gained: dict[str, int] = {}
 
@@ -122,7 +122,7 @@ class _Weighing:
         )
 
     def _sizes(self, places: Sequence[str], leaving: Leaving) -> dict[str, tuple[int, int]]:
-        """Files and bytes that may go, by directory."""
+        """Returns removable files and bytes, by directory."""
         fresh = [place for place in dict.fromkeys(places) if normal(place) not in self._seen]
         self._seen.update(map(normal, fresh))
         clearings = self._neighbours.free(fresh, leaving).clearings if fresh else []
@@ -135,7 +135,7 @@ class _Weighing:
         return found
 
     def drops(self) -> None:
-        """Tables that go, with all of their partitions."""
+        """Adds dropped tables, with all of their partitions."""
         going = {(table.db, table.name) for table in self._plan.drops}
         made = {step.name for step in self._plan.tables} if self._plan.metadata.kind == BOOTSTRAP else set()
         for table in self._plan.drops:
@@ -148,7 +148,7 @@ class _Weighing:
             self._add(f"{table.db}.{table.name}", why, "", len(names), files, size)
 
     def partitions(self, step: TablePlan) -> None:
-        """Partitions that go, or begin again, in batches."""
+        """Adds dropped and recreated partitions, in batches."""
         found = goings(step)
         if not found.begun or step.table is None:
             return
@@ -170,7 +170,7 @@ class _Weighing:
         return {partition_name(step.table.partition_keys, each.values): each for page in pages for each in page}
 
     def clears(self) -> None:
-        """What lies where tables are to be copied whole, and where they lie no more."""
+        """Adds old files at locations to which tables are copied completely, and at those that tables leave."""
         if self._plan.snapshot:
             return
         going = {(table.db, table.name) for table in self._plan.drops}
@@ -185,14 +185,14 @@ class _Weighing:
                 self._add(".".join(step.name), LEFT, "", 0, files, size)
 
     def _leaves(self, step: TablePlan) -> str | None:
-        """The directory that a table leaves, of which a load takes the files away."""
+        """Returns the directory that a table leaves, if a load removes the files in it."""
         old = step.there.location if step.exists and step.there and not step.there.is_partitioned else None
         new = step.table.location if step.table and not step.table.is_view and not step.shared else None
         moves = old and new and normal(old) != normal(new) and not (is_published(old) or has_sources_data(step.there))
         return old if moves and old and self._plan.placement.holds(old) else None
 
     def surplus(self) -> None:
-        """What tables hold besides a dump that they are pruned to."""
+        """Adds surplus data of tables that are pruned to a dump."""
         if not any(step.prune for step in self._plan.tables):
             return
         found = surplus(self._replay)
@@ -205,7 +205,7 @@ class _Weighing:
             self._gained[table] = self._gained.get(table, 0) + missing
 
     def entries(self) -> None:
-        """Files that the range removes from tables that stay, and those that come."""
+        """Adds files that the range removes from remaining tables, and those that it adds."""
         metadata = self._plan.metadata
         replaced = any(each.why == REPLACED for each in self._found.values())
         if not metadata.removed and not replaced:
@@ -224,7 +224,7 @@ class _Weighing:
 
 @dataclass(frozen=True)
 class SizeTask:
-    """Directories of which files and bytes are wanted."""
+    """Directories whose files and bytes are counted."""
 
     clearings: Sequence[Clearing]
 
@@ -243,7 +243,7 @@ class EntriesTask:
 
 @dataclass
 class EntriesReport:
-    """removed: (table, partition) -> files and bytes that the target has and is to lose; added: table -> bytes."""
+    """removed: (table, partition) -> files and bytes of the target that are to be removed; added: table -> bytes."""
 
     removed: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     added: dict[str, int] = field(default_factory=dict)
@@ -274,25 +274,25 @@ def _owner(place: str, owners: dict[str, tuple[tuple[str, str], str]]) -> tuple[
 
 
 def _size(place: str) -> int | None:
-    """None for a file that is not there."""
+    """Returns a file's size; None if it does not exist."""
     found = located(place).child()
     return found.size if found else None
 
 
 def shown(weight: Weight) -> Iterator[str]:
-    """For people, the largest first."""
+    """Returns the removals as text for users, the largest first."""
     return map(str, islice(sorted(weight.gone, key=lambda each: -each.bytes), NAMED))
 
 
 # ---- brake -----------------------------------------------------------------------------------------------------------
-# The brake: a load that would make a replica much smaller stops before it changes anything.
+# The removal limit: a load that would make a replica much smaller stops before it changes anything.
 #
-# What counts is by how much each table gets smaller: the bytes of files that go, less those that come into it. Tables
-# and partitions that were dropped at the source do not count, nor what a person has declared empty.
+# The measure is by how much each table becomes smaller: the bytes of removed files, less those of added ones. Tables
+# and partitions that were dropped at the source do not count, nor those that an operator has declared empty.
 
 
 MAX_SHARE = 0.5
-"""Of the bytes that a replica has of what a dump covers."""
+"""Share of the replica's bytes in the dump's scope."""
 
 MAX_BYTES = 1 << 40
 _NAMED = 5
@@ -300,19 +300,19 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Brake:
-    """How much one load may take away: max_share, of the bytes that the replica has, 0 to 1; max_bytes; None: no limit
-    of this kind."""
+    """The removal limit of one load: max_share, of the replica's bytes, 0 to 1; max_bytes; None: no limit of this
+    kind."""
 
     max_share: float | None = MAX_SHARE
     max_bytes: int | None = MAX_BYTES
 
 
 BRAKE = Brake()
-"""As it is where nobody says otherwise."""
+"""The default."""
 
 
 def brake_of(guard: GuardConfig, max_share: float | None = None, max_bytes: int | None = None) -> Brake:
-    """What was asked for, else `[guard]`'s, else the defaults. Raises ConfigError for a size that is none."""
+    """Returns the requested limit, else that of `[guard]`, else the default. Raises ConfigError for an invalid size."""
     if max_bytes is None and guard.max_bytes is not None:
         try:
             max_bytes = parse_size(str(guard.max_bytes))
@@ -326,7 +326,7 @@ def brake_of(guard: GuardConfig, max_share: float | None = None, max_bytes: int 
 
 
 def stop_excess(replay: Replay, brake: Brake) -> None:
-    """Raises Refused where a load would take away more than it may. Costs next to nothing for one that only adds."""
+    """Raises Refused if a load would exceed the removal limit. Costs next to nothing for a load that only adds."""
     if _may_remove(replay.plan) and (refusal := excess(replay.plan, weigh(replay, dropped=False), brake)):
         raise refusal
 
@@ -338,7 +338,7 @@ def _may_remove(plan: Plan) -> bool:
 
 
 def excess(plan: Plan, weight: Weight, brake: Brake) -> Refused | None:
-    """The refusal of a load that would take this away; None: it may."""
+    """Returns the refusal of a load with these removals; None if it is within the limit."""
     metadata, names = plan.metadata, plan.placement.databases
     empty = [".".join([names.get(db, db), rest]) for db, _, rest in (each.partition(".") for each in metadata.empty)]
     losses = weight.losses(empty)

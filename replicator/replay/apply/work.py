@@ -1,7 +1,7 @@
-"""Work: one load at work on its target: the plan, the metastore, the `$cmroot`; and where the data of what goes goes.
+"""Work: one load running on its target: the plan, the metastore, the `$cmroot`; and the handling of removed data.
 
-Nothing is deleted: it goes to the target's `$cmroot` before anything stops naming it; where others may be reading it,
-it is noted, and goes there later.
+Nothing is deleted: data is moved to the target's `$cmroot` before metadata stops naming it; data that may have readers
+is noted, and moved later.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from replicator.replay.plan.target import NEW
 
 T = TypeVar("T")
 
-DROPPED = 100  # tables that are empty, and not yet dropped, when a load is killed
+DROPPED = 100  # maximum of tables that are empty, but not yet dropped, when a load is killed
 
 
 @dataclass
 class Changed:
-    """What was changed on the target: objects by kind, and files recycled with whole directories."""
+    """Counts of changes on the target: objects of all kinds, and files recycled with entire directories."""
 
     objects: int = 0
     recycled: int = 0
@@ -59,14 +59,15 @@ class Changed:
 
 @dataclass(frozen=True)
 class RecycleTask:
-    """Directories whose files go to a `$cmroot`, but for what others have in them."""
+    """Directories whose files are moved to a `$cmroot`, except for paths used by others."""
 
     root: str
     clearings: Sequence[Clearing]
 
 
 def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
-    """Number of files recycled. May run twice. Raises LeaseHeld when it was given up: another table may lie there."""
+    """Returns the number of files recycled. May run twice. Raises LeaseHeld if the attempt was abandoned, as another
+    table may be located there since."""
     count = 0
     for each in task.clearings:
         fence.check()
@@ -77,8 +78,8 @@ def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
 
 @dataclass(frozen=True)
 class Replay:
-    """A dump's plan with all that its copying, pruning and weighing work on. `neighbours`: who else lies where, read
-    once for all steps."""
+    """A dump's plan with everything that copying, pruning and weighing use. `neighbours`: the occupants of locations,
+    read once for all steps."""
 
     plan: Plan
     reader: DumpReader
@@ -89,12 +90,12 @@ class Replay:
 
     @property
     def parts(self) -> list[str]:
-        """Places of the dump's file entries."""
+        """The paths of the dump's file entries."""
         return [place for place, _ in self.reader.buckets()]
 
 
 class Work:
-    """A plan, the target it is carried out on, and what was `changed` there so far."""
+    """A plan, the target it is executed on, and counts of what was `changed` there so far."""
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class Work:
         check: Callable[[], None] = lambda: None,
         claims: Claims | None = None,
     ) -> None:
-        """`root`: the target's $cmroot. `check`: raises LeaseHeld when the lease
-        of the root was lost; asked before each change of the target and each batch of removals. `claims`: of a load."""
+        """`root`: the target's $cmroot. `check`: raises LeaseHeld if the lease of the root was lost; called before each
+        change of the target and each batch of removals. `claims`: those of a load."""
         self.plan, self.root, self.runtime, self.check = plan, root, runtime, check
         self.target, self._at_once = paced(checked(target, check), runtime.jobs)
         self.changed, self.neighbours, self.outcomes = Changed(), Neighbours(target), Outcomes()
@@ -114,12 +115,13 @@ class Work:
         self.claims = claims
 
     def side_by_side(self, tables: int) -> KeyedExecutor:
-        """For steps of so many tables: while calls wait for the server, the next ones are prepared."""
+        """Returns an executor for steps of so many tables: while calls wait for the server, the next are prepared."""
         return KeyedExecutor((lambda: 2 * self._at_once()) if tables > 1 else (lambda: 1))
 
     def with_role(self, database: str, parameters: dict[str, str]) -> dict[str, str]:
-        """A target database's properties with the role that this load gives it, from its first write on. Raises Refused
-        when it was made primary or fenced since the plan: asked again before each write that may be hours later."""
+        """Returns a target database's properties with the role that this load sets, from its first write on. Raises
+        Refused if it was made primary or fenced since the plan: checked before each write, as that may be hours
+        later."""
         if self.plan.exact:
             return parameters
         label = f"database {database} of the target"
@@ -129,7 +131,7 @@ class Work:
         return parameters if after == role else marked(parameters, after)
 
     def may_begin(self) -> None:
-        """Before anything is done. Raises LeaseHeld when another load is working on a database of the plan."""
+        """Raises LeaseHeld if another load is running on a database of the plan. Called before any change."""
         claims = self.claims
         for name in self.plan.checkpoint if claims else ():
             with contextlib.suppress(ObjectNotFound):
@@ -138,7 +140,7 @@ class Work:
                 claims.may_begin(name, parameters, planned=self.plan.seen.get(name, NEW))
 
     def still_claimed(self) -> None:
-        """Raises LeaseHeld when a database of the plan is another load's meanwhile."""
+        """Raises LeaseHeld if a database of the plan has since been claimed by another load."""
         claims = self.claims
         for name in self.plan.checkpoint if claims else ():
             assert claims
@@ -146,12 +148,12 @@ class Work:
 
     @property
     def epochs(self) -> dict[str, int]:
-        """The epochs of the dump, by the target's names; without those that are not known."""
+        """The epochs of the dump, by the target's names; without unknown ones."""
         epochs = self.plan.metadata.epochs
         return {name: epochs[source] for source, name in self.plan.placement.databases.items() if source in epochs}
 
     def mark(self, step: TablePlan, kind: str = "") -> Place:
-        """A file of the target's $cmroot that says what this load has done to a table, until the checkpoint."""
+        """Returns a file of the target's $cmroot that marks a step of this load on a table, until the checkpoint."""
         return Place(self.root) / "loads" / self.plan.metadata.id / f"{step.name[0]}.{step.name[1]}{kind}"
 
     def name_of(self, step: TablePlan, partition: Partition) -> str:
@@ -162,14 +164,14 @@ class Work:
         found = (each for page in self.target.partitions(*step.name, names) for each in page)
         return {self.name_of(step, partition): partition for partition in found}
 
-    # ---- whether partitions lie by their names (see `by_name`) -----------------------------------------------------
+    # ---- locations of partitions by their names (see `by_name`) ---------------------------------------------------
 
     def noted_by_name(self, table: Table) -> Table:
-        """A table that is made now, which has no partition yet."""
+        """Returns a table that is about to be created, without partitions, with the note."""
         return table if self.plan.exact else noted(table, self._role(table.db))
 
     def note_places(self, step: TablePlan, partitions: Iterable[tuple[str, Partition]]) -> None:
-        """Before partitions come, by their names: a table of which one will lie elsewhere says so no more."""
+        """Removes a table's note before partitions are added of which one is not located by its name."""
         if step.table is None or step.name in self._elsewhere:
             return
         for name, partition in partitions:
@@ -184,7 +186,8 @@ class Work:
             self.target.alter_table(*step.name, not_noted(there))
 
     def note_by_name(self) -> None:
-        """Large tables of which all partitions were read: the next load need not. Not those that this load changes."""
+        """Notes large tables of which all partitions were read, so that the next load need not read them. Omits those
+        that this load changes."""
         databases, changed = set(self.plan.placement.databases.values()), {step.name for step in self.plan.tables}
         for name in sorted(self.neighbours.by_name - changed):
             if name[0] in databases and not self.plan.exact:
@@ -198,10 +201,10 @@ class Work:
                 self._roles[database] = mark_of(self.target.database(database).parameters, database)
             return self._roles[database]
 
-    # ---- what goes ------------------------------------------------------------------------------------------------
+    # ---- removals -------------------------------------------------------------------------------------------------
 
     def drop_tables(self, tables: Sequence[Table]) -> None:
-        """Drops tables, with those of the plan in mind, many at a time: first their data goes. See `outcomes`."""
+        """Drops tables in batches, after their data; all drops of the plan count as leaving. See `outcomes`."""
         going = {(each.db, each.name) for each in (*self.plan.drops, *tables)}
         waves = reversed(in_waves((table, table) for table in tables))
         for some in chain.from_iterable(batched(wave, DROPPED) for wave in waves):
@@ -217,7 +220,8 @@ class Work:
             self.neighbours.look_again(*((table.db, table.name) for table in some))
 
     def _add_directories(self, table: Table, found: dict[str, Name]) -> None:
-        """Where data lies that goes with a table which owns it, or had left it at the source before it was dropped."""
+        """Adds directories of data to remove with a table that owns it, or that left it at the source before the
+        drop."""
         directories: list[str] = []
         if has_own_data(table):
             names = self.target.partition_names(table.db, table.name) if table.is_partitioned else []
@@ -232,7 +236,7 @@ class Work:
             self.changed.count()
 
     def _places(self, table: Table, names: Sequence[str]) -> list[str]:
-        """Of some partitions, "" for the table itself."""
+        """Returns the locations of some partitions, "" for the table itself."""
         found = [table.location] if table.location and "" in names and not table.is_partitioned else []
         named = [name for name in names if name] if table.is_partitioned else []
         for batch in self.target.partitions(table.db, table.name, named) if named else ():
@@ -240,7 +244,7 @@ class Work:
         return found
 
     def drop_partitions(self, table: Table, names: Sequence[str]) -> None:
-        """Drops partitions of a table of the target; what of their data lies in it goes to `$cmroot` first."""
+        """Drops partitions of a table of the target; their data inside the table is moved to `$cmroot` first."""
         for batch in batched(names, PARTITION_BATCH):
             there = [each for page in self.target.partitions(table.db, table.name, batch) for each in page]
             found = [partition_name(table.partition_keys, each.values) for each in there]
@@ -252,8 +256,8 @@ class Work:
                 self.changed.count(len(found))
 
     def let_go(self, directories: Mapping[str, Name], leaving: Leaving) -> None:
-        """Data of what is dropped, by the table that it was of: to `$cmroot` before that, or, where others may be
-        reading it, noted for later. leaving: what goes with it; all that others have there stays."""
+        """Removes data of objects about to be dropped, by their table: moves it to `$cmroot`, or, if it may have
+        readers, notes it for later. leaving: objects that are dropped with it; files of all others remain."""
         if self.plan.snapshot:
             self.supersede([Retired(place, *name) for place, name in directories.items()])
         else:
@@ -263,9 +267,9 @@ class Work:
         note_retired(self.root, self.plan.metadata.id, directories)
 
     def leave(self, step: TablePlan, places: Iterable[tuple[str, str | None, str | None]]) -> None:
-        """(partition, where it lies, where it is to lie): what lies elsewhere from now on leaves its files behind. They
-        are noted before, and go with `recycle_left`: all where loads put tables, elsewhere those that loads have
-        published. What snapshots have published waits for its delay."""
+        """Notes the old locations of objects that are relocated: (partition, present location, new location). Their
+        files are removed by `recycle_left`: all of them in directories where loads put tables, elsewhere only published
+        ones. Directories published by snapshots wait for their delay."""
         if self.plan.snapshot or step.shared or has_sources_data(step.there):
             return
         left, others, placement = list[Retired](), list[str](), self.plan.placement
@@ -287,7 +291,7 @@ class Work:
         note_left(self.root, self.plan.metadata.id, left)
 
     def recycle_left(self) -> None:
-        """After all tables and partitions lie where they are to lie; before the checkpoint."""
+        """Removes noted files, after all tables and partitions have their final locations; before the checkpoint."""
         if not has_left(self.root):
             return
         self.neighbours = Neighbours(self.target)
@@ -309,8 +313,8 @@ class Work:
                     self.plan.stays.add(whose[place], place, why)
 
     def recycle(self, directories: Mapping[str, Name], leaving: Leaving) -> None:
-        """Directories, by the table that they were of: their files go to `$cmroot`, but for what others than those that
-        leave have at, in or above them."""
+        """Moves files of directories, by their former table, to `$cmroot`, except those that objects other than
+        `leaving` have at, in or above them."""
         if not directories:
             return
         free = self.neighbours.free(directories, leaving)
@@ -324,12 +328,12 @@ class Work:
 
 
 def to_recycle(root: str, free: Free, plan: Plan, neighbours: Neighbours) -> list[Clearing]:
-    """What may be cleared, around the `$cmroot`, with the directories above that are nobody's: a purge makes some."""
+    """Returns what may be cleared, without the `$cmroot`, and with the unused directories above: a purge makes some."""
     return [replace(around_root(root, each), above=_above(each.directory, plan, neighbours)) for each in free.clearings]
 
 
 def _above(place: str, plan: Plan, neighbours: Neighbours) -> int:
-    """How many directories above a place loads have made for it alone."""
+    """Returns how many directories above a path were created by loads for it alone."""
     below = [relative(place, home) for home in plan.placement.homes]
     levels = [each.count("/") for each in below if each]
     held = neighbours.depth(place)
@@ -337,7 +341,7 @@ def _above(place: str, plan: Plan, neighbours: Neighbours) -> int:
 
 
 def around_root(root: str, clearing: Clearing) -> Clearing:
-    """A `$cmroot` in the directory stays where it is."""
+    """Excludes a `$cmroot` in the directory from a clearing."""
     place = resolved(root)
     if not is_within(place, resolved(clearing.directory)):
         return clearing
@@ -349,8 +353,8 @@ def leaving_partitions(table: Table, names: Iterable[str]) -> Leaving:
 
 
 def places_of(target: MetastoreReader, table: Table, partitions: Sequence[str]) -> list[str]:
-    """Directories that go with a dropped table: its own, and those of its partitions, by name, that lie elsewhere. None
-    where it does not own its data."""
+    """Returns the directories that are removed with a dropped table: its own, and those of its partitions, by name,
+    that are located elsewhere. Empty if it does not own its data."""
     if not table.location or not has_own_data(table):
         return []
     found = [table.location]
@@ -361,23 +365,23 @@ def places_of(target: MetastoreReader, table: Table, partitions: Sequence[str]) 
 
 
 def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
-    """Directories that go with dropped partitions: of tables that own their data, inside the table or where a load
-    published them. What lies elsewhere may be another's."""
+    """Returns the directories that are removed with dropped partitions: for tables that own their data, those inside
+    the table or published by a load. Any other location may belong to another object."""
     home = table.location if table.owns_data and not has_sources_data(table) else None
     places = [each.location for each in partitions if home and each.location]
     return [place for place in places if is_published(place) or (home and relative(place, home))]
 
 
 def make_directory(location: str) -> None:
-    """Unless there is one, or the file that is all of a table."""
+    """Creates a directory, unless it exists, or is the single file of a table."""
     if is_local(location):
         with contextlib.suppress(FileExistsError):
             os.makedirs(local_path(location), exist_ok=True)
 
 
 def is_one_file(location: str) -> bool:
-    """Whether a location is the file that is all of a table. An object of no bytes may be a directory's mark. Raises
-    as `status_of` where the store cannot tell."""
+    """Returns True if a location is the single file of a table. An object of no bytes may be a directory marker. Raises
+    as `status_of` if the store cannot determine it."""
     if is_local(location):
         status = status_of(local_path(location))
         return status is not None and stat.S_ISREG(status.st_mode)
@@ -387,6 +391,6 @@ def is_one_file(location: str) -> bool:
 
 
 def exists(location: str) -> bool:
-    """Whether a directory is there, or the file that is all of a table."""
+    """Returns True if a directory, or the single file of a table, exists."""
     place = located(location)
     return place.exists() or bool(place.list())

@@ -1,1 +1,1 @@
-"""Files of a load: copied, compared, renamed and recycled in tasks."""
+"""Files of a load: copied, compared, renamed and recycled in Spark tasks."""

@@ -1,8 +1,8 @@
-"""File entries of a dump become files of the target: the work of one Spark task.
+"""Copying of a dump's file entries to the target: the work of one Spark task.
 
 A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
-not), and copies its share. Everything about one path is in one bucket, so tasks need no talk with each other, and no
-list of files exists anywhere but in a task.
+not), and copies its share. All entries of a path are in one bucket, so tasks do not communicate, and a list of files
+exists in a task's memory only.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ from replicator.replay.places.neighbours import Clearing
 from replicator.replay.plan.rules import FileRules
 
 # ---- delta files -----------------------------------------------------------------------------------------------------
-# Files of Delta logs among those of a load: which they are, and whose a commit is.
+# Files of Delta logs among those of a load: how to recognise them, and who wrote a commit.
 
 
 _BELOW = f"/{LOG}/"
 
 
 def is_log(place: str) -> bool:
-    """Whether a file is published with the logs, after all data."""
+    """Returns True if a file is published with the logs, after all data."""
     return _BELOW in place
 
 
 def log_of(place: str) -> str:
-    """The directory of the table whose log has this file."""
+    """Returns the directory of the table whose log contains this file."""
     return place[: place.rindex(_BELOW)]
 
 
 def is_foreign(file: Wanted, roots: Roots) -> bool:
-    """Whether the target has a commit of this version that the source never had: other bytes, which its `$cmroot` does
-    not know either."""
+    """Returns True if the target has a commit of this version that the source never had: its bytes differ, and the
+    source's `$cmroot` does not have them either."""
     if not is_log(file.target) or commit_version(file.target) is None:
         return False
     try:
@@ -78,21 +78,21 @@ def is_foreign(file: Wanted, roots: Roots) -> bool:
 # ---- copy task -------------------------------------------------------------------------------------------------------
 
 
-THREADS = 2  # a task's own: one waits for the disk while the other hashes
-LARGE = 4 << 20  # mean size above which that is worth it: with small files threads only wait for the interpreter's lock
-REQUESTS = 16  # threads onto another store with files beyond FILE_COST; with small ones each waits for answers
-FILE_COST = 256 * 1024  # a file's fixed cost, in bytes that could be copied in the time
+THREADS = 2  # per task: one waits for the disk while the other hashes
+LARGE = 4 << 20  # mean size above which two are faster: with small files threads wait for the interpreter's lock
+REQUESTS = 16  # threads to another store for files beyond FILE_COST; with small ones each waits for responses
+FILE_COST = 256 * 1024  # a file's fixed cost, as the bytes that could be copied in that time
 COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
-MISSING_SHOWN = 1000  # missing files a task names; more are counted
+MISSING_SHOWN = 1000  # missing files that a task names; more are only counted
 
 
 @dataclass(frozen=True)
 class CopyTask:
-    """One bucket (its parts), and which share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles what
-    the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had, COMPARE counts
-    what would be copied. Delta logs are left to `logs`. `reread`: see place_file. `private`: the directories are new
-    ones, which nobody reads yet; what was carried into them and is replaced still lies in the old ones. `preserve`:
-    ATTRIBUTES that copied files, and the directories of all, get of their sources'."""
+    """One bucket (its parts), and a share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles files
+    that the source removed, in a second pass after all copies; PROBE only checks that the bytes are available; COMPARE
+    counts what would be copied. Delta logs are left to `logs`. `reread`: see place_file. `private`: the directories are
+    new and have no readers yet; files hard-linked into them and then replaced remain in the old ones. `preserve`:
+    ATTRIBUTES that copied files, and all their directories, get from the source's."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -107,9 +107,9 @@ class CopyTask:
 
 @dataclass
 class CopyReport(CopyCounts):
-    """What a task did. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`:
-    parts of the dump with files of Delta logs, which are still to be published; `foreign`: commits on the target that
-    others made. files_seen, bytes_seen: all that the task has come past."""
+    """The result of a task. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`: parts of the
+    dump with files of Delta logs, which remain to be published; `foreign`: commits on the target by other writers.
+    files_seen, bytes_seen: all files that the task has processed."""
 
     files_removed: int = 0
     files_seen: int = 0
@@ -130,7 +130,7 @@ class CopyReport(CopyCounts):
 
 
 def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
-    """Copies or recycles a task's share. May run twice. Raises LeaseHeld when it was given up."""
+    """Copies or recycles a task's share. May run twice. Raises LeaseHeld if the attempt was abandoned."""
     homes: set[str] = set()
     wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
     report = CopyReport()
@@ -167,7 +167,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
         _share_out(mine, lambda files: work(files, how), report)
         for source, target in {(parent(file.source), parent(file.target)) for file in mine if task.preserve}:
             attempt.check()
-            with suppress(FileNotFoundError):  # of a directory that the source has dropped, nobody knows
+            with suppress(FileNotFoundError):  # the attributes of a directory dropped at the source are unknown
                 carry_attributes(source, target, task.preserve)
     seen = report.files_copied + report.files_skipped + report.missing_count
     if seen != len(mine):
@@ -176,7 +176,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
 
 
 def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
-    """A task's files by one thread, or by several where they are large or the target's store answers slowly."""
+    """Processes a task's files in one thread, or in several if they are large or the target's store is slow."""
     threads = _threads(mine)
     if threads == 1:
         report.add(work(mine))
@@ -211,9 +211,9 @@ def fold_entries(
     owners: dict[str, tuple[tuple[str, str], str]] | None = None,
     homes: set[str] | None = None,
 ) -> tuple[list[Wanted], list[str]]:
-    """Files that the target must have, and those it must not, after all entries: the last about a path counts.
-    owners: is filled with directories of the target, and the table and partition that each is of; homes: with all of
-    those, with a slash."""
+    """Returns the files that the target must have, and those that it must not, after all entries: the last one about a
+    path counts. owners: is filled with directories of the target, and the table and partition of each; homes: is filled
+    with all these directories, ending with a slash."""
     last: dict[str, tuple[int, Wanted | None]] = {}
     places: dict[tuple[int, str, str, str, str], tuple[str, str] | None] = {}
     for table in rows:
@@ -236,7 +236,7 @@ def fold_entries(
                 if before is not None and before[0] > position:
                     continue
                 wanted = None
-                if adds:  # a version belongs to the name the object had when it was recorded
+                if adds:  # a version is stored under the object's name at the time of the record
                     at_version = (file_in(slashed(key[4]), path), version) if version else None
                     wanted = Wanted(file_in(source, path), place, size, mtime_ns, checksum, position, at_version)
                 last[place] = (position, wanted)
@@ -247,7 +247,7 @@ def fold_entries(
 
 
 def _runs(table: pa.Table) -> Iterator[tuple[str, tuple[int, str, str, str, str], Iterable[tuple[Any, ...]]]]:
-    """Rows in turn, by runs of one object at one position: (op, position to location, its files)."""
+    """Yields rows in order, by runs of one object at one position: (op, position to location, its files)."""
     if not table.num_rows:
         return
     about = [table[name].combine_chunks() for name in _ABOUT]
@@ -264,20 +264,20 @@ _OF_FILES = ("path", "size", "mtime_ns", "checksum", "version")
 
 
 def slashed(directory: str) -> str:
-    """Of a place, what comes before the names in it; a local one as a plain path."""
+    """Returns a directory as a prefix of the names in it, with a slash; a local one as a plain path."""
     return (local_path(directory) if is_local(directory) else directory).rstrip("/") + "/"
 
 
 def file_in(directory: str, path: str) -> str:
-    """A file of a place that ends with a slash; of one that is the file itself, the path is empty."""
+    """Returns a file's path in a directory ending with a slash; an empty `path` means the location is itself a file."""
     return directory + path if path else directory[:-1]
 
 
 def share_of(files: Sequence[Wanted], share: int, shares: int) -> list[Wanted]:
-    """One of `shares` parts of the files, of about equal cost; every task computes the same division.
+    """Returns one of `shares` parts of the files, of about equal cost; every task computes the same division.
 
-    Large files are dealt out, the largest first. Small ones are cut into stretches that level the parts: entries come
-    by directory, and two tasks that make files in one directory wait for each other."""
+    Large files are distributed, the largest first. Small ones are cut into contiguous ranges that level the parts:
+    entries are ordered by directory, and two tasks that create files in one directory wait for each other."""
     if shares == 1:
         return list(files)
     large = sorted((file for file in files if _cost(file) > LARGE), key=lambda each: (-_cost(each), each.target))
@@ -326,7 +326,7 @@ def count(report: CopyReport, file: Wanted, placed: Placed) -> None:
 
 
 def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
-    """The file entries of a dump's parts, batch by batch, with the columns that folding reads."""
+    """Yields the file entries of a dump's parts, batch by batch, with the columns that folding reads."""
     for part in parts:
         with Place(part).open_read() as file, reading(part):
             for batch in pq.ParquetFile(file).iter_batches(columns=[*_ABOUT, *_OF_FILES]):
@@ -338,13 +338,13 @@ def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
 
 
 # ---- left ------------------------------------------------------------------------------------------------------------
-# What tables leave at places where no load puts them, as those that were adopted where they lay: of these only the
-# files that loads have published go to `$cmroot`, which their stamps tell. Acts; runs on executors, too.
+# Files of tables at locations that no load chooses, such as tables adopted in place: only files published by loads,
+# which have stamps, are moved to `$cmroot`. Has side effects; also runs on executors.
 
 
 @dataclass(frozen=True)
 class LeftTask:
-    """Directories of which published files go to a `$cmroot`, but for what others have in them."""
+    """Directories whose published files are moved to a `$cmroot`, except those that other tables use."""
 
     root: str
     clearings: Sequence[Clearing]
@@ -352,14 +352,15 @@ class LeftTask:
 
 @dataclass(frozen=True)
 class Left:
-    """Files that went; and of directories that hold others, how many."""
+    """The number of removed files, and the number of other files in each directory that has some."""
 
     removed: int
     others: dict[str, int]
 
 
 def run_left_task(task: LeftTask, fence: Fence = OPEN) -> Left:
-    """May run twice. Raises LeaseHeld when it was given up. Objects have no stamps: on their stores nothing goes."""
+    """Removes published files. May run twice. Raises LeaseHeld if the attempt was abandoned. Objects of object stores
+    have no stamps, so none are removed there."""
     roots, removed, others = Roots(task.root, task.root), 0, dict[str, int]()
     for each in task.clearings:
         listing, real = list_tree(each.directory), resolved(each.directory)

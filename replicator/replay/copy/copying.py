@@ -1,8 +1,8 @@
-"""Copying one file to the target: from the target's own `$cmroot`, else the source, else the source's `$cmroot`, else
-the version that the source's bucket keeps.
+"""Copying of one file to the target: from the target's own `$cmroot`, else the source, else the source's `$cmroot`,
+else the version that the source's bucket retains.
 
-The bytes decide: a file is read once, hashed on the way, read back, and gets its final name only if it is what was
-recorded (docs/design.md, invariant 4). Runs on executors; knows no metastore and no plan.
+The bytes decide: a file is read once, hashed while read, read back, and gets its final name only if it equals what was
+recorded (docs/design.md, invariant 4). Runs on executors; uses no metastore and no plan.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from replicator.replay.copy.staging import Attempt, given_up, is_published, is_s
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """How a wanted file came to be: `origin` is present (was there already), target (from the target's own `$cmroot`),
-    source, cmroot (kept there, or as a version of the source's bucket), or missing, with the reason."""
+    """The source of a wanted file: `origin` is present (existed already), target (from the target's own `$cmroot`),
+    source, cmroot (from there, or a version of the source's bucket), or missing, with the reason."""
 
     origin: str
     size: int = 0
@@ -51,16 +51,16 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 
 
 def kept_prefixes(root: str) -> frozenset[str]:
-    """First two digits of the checksums that a `$cmroot` keeps now; most targets keep none, and need not be asked for
-    every file."""
+    """Returns the first two digits of the checksums of files in a `$cmroot`. Most targets retain none, so they need no
+    query for every file."""
     return frozenset((Place(root) / "files").list())
 
 
 @dataclass(frozen=True)
 class Placing:
-    """How the files of a task are placed. `kept`: where the target's `$cmroot` is asked before the source; elsewhere it
-    is asked last. `reread`: files that seem to be right are read, as their bytes may have rotted. `private`,
-    `preserve`: see CopyTask."""
+    """The way to place the files of a task. `kept`: prefixes for which the target's `$cmroot` is queried before the
+    source; for others it is queried last. `reread`: files that seem right are read, as their bytes may have rotted.
+    `private`, `preserve`: see CopyTask."""
 
     roots: Roots
     attempt: Attempt
@@ -71,10 +71,10 @@ class Placing:
 
 
 def place_file(wanted: Wanted, how: Placing) -> Placed:
-    """Makes the target file what it has to be. May run twice, and twice at once: a file that is right already is left
-    alone, and only the very file that this attempt has written and read back gets the name. Raises LeaseHeld when the
-    attempt was given up.
-    The checksum decides; a file of the right size and time is not read when its stamp says that a load has published
+    """Makes the target file equal to the wanted one. May run twice, and twice at once: a right file is not changed,
+    and only the very file that this attempt has written and read back gets the name. Raises LeaseHeld if the attempt
+    was abandoned.
+    The checksum decides; a file of the right size and time is not read if its stamp shows that a load has published
     these bytes."""
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
@@ -88,8 +88,8 @@ def place_file(wanted: Wanted, how: Placing) -> Placed:
 
 
 def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed:
-    """Whether a file's bytes seem to be had, by name and size; reads none of them. Before anything is taken away.
-    `in_place`: what lies at the target counts, too."""
+    """Checks, by name and size, if a file's bytes are available; reads none of them. Used before anything is removed.
+    `in_place`: a file at the target counts, too."""
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
     there = [wanted.target] if in_place else []
@@ -107,8 +107,8 @@ def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed
 
 
 def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Placed:
-    """What `place_file` would do, as far as can be determined without copying: present, missing, or where the bytes
-    would come from, by name and size. Changes nothing."""
+    """Returns what `place_file` would do, as far as can be determined without copying: present, missing, or the source
+    of the bytes, by name and size. Changes nothing."""
     if wanted.checksum is not None and wanted.size is not None:
         if is_local(wanted.target):
             there = _status(local_path(wanted.target))
@@ -176,9 +176,9 @@ def _place_local(target: str, wanted: Wanted, checksum: str, size: int, how: Pla
 
 
 def _make_way(target: str, directory: str, there: os.stat_result | None, how: Placing) -> str | None:
-    """Where a location was one file and is a directory now, or the other way round, what loads have published there
-    goes to the target's `$cmroot`. Else, or where it holds directories, which may be others', why it stays. Several may
-    do this at once: no call here takes a file for a directory."""
+    """Replaces a file by a directory of the same path, or the other way round: files that loads have published there
+    are moved to the target's `$cmroot`. Otherwise, or if it has subdirectories, which may belong to others, returns why
+    it remains. May run concurrently: no call here mistakes a file for a directory."""
     above = None if there else _status(directory)
     if there is None and (above is None or stat.S_ISDIR(above.st_mode)):
         return None
@@ -197,7 +197,7 @@ def _make_way(target: str, directory: str, there: os.stat_result | None, how: Pl
 
 
 def _publish(descriptor: int, staging: str, target: str) -> None:
-    """Gives a file its name, if it is still the one that was written and read back."""
+    """Renames a file to its final name, if it is still the one that was written and read back."""
     try:
         if os.path.samestat(os.fstat(descriptor), os.lstat(staging)):
             os.rename(staging, target)
@@ -214,13 +214,13 @@ def _remove(staging: str) -> None:
 
 @lru_cache(maxsize=256)
 def _keeper(root: str, directory: str) -> Keeper:
-    """Tried once for all files of a directory."""
+    """Returns the keeper of a directory, probed once for all its files."""
     return choose_keeper(root, directory)
 
 
 def _copy(origin: Origin, staging: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
-    """Copies to a fresh name and reads back: the open copy, its checksum and size. Raises FileNotFoundError when the
-    origin is not there."""
+    """Copies to a fresh name and reads back. Returns the open copy, its checksum and size. Raises FileNotFoundError if
+    the origin does not exist."""
     if is_local(origin.place):
         source = os.open(local_path(origin.place), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -251,7 +251,7 @@ def _copy_stream(source: BinaryIO, target: int) -> tuple[str, int]:
 
 
 def _create(path: str) -> int:
-    """A new file of this attempt's; its directory is made when it is not there."""
+    """Creates a new file of this attempt, and its directory if it does not exist."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o666)
@@ -273,19 +273,19 @@ def _set_time(path: str, mtime_ns: int | None) -> None:
 
 
 def _drop_sidecar(target: str) -> None:
-    """Hadoop's local checksum of the replaced file would condemn the new one."""
+    """Removes Hadoop's local checksum of the replaced file, by which the new file would be rejected."""
     directory, _, name = target.rpartition("/")
     try:
         os.unlink(f"{directory}/.{name}.crc")
     except FileNotFoundError:
         pass
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # then there can be none
+        if error.errno != errno.ENAMETOOLONG:  # in this case it cannot exist
             raise
 
 
 def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Placed:
-    """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
+    """Places a file on an object store or another fsspec filesystem. One of the right size is read to check it."""
     place, right = located(wanted.target), (checksum, size)
     heeded = remote_store(place.text).heeds(how.attempt.staging(place.parent.text))
     write = _write_checked if heeded.digests and size <= WHOLE else _write_aside
@@ -304,8 +304,8 @@ def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Pla
                 continue
             if published:
                 return Placed(origin.name, size)
-            if found == right:  # another attempt has written the object meanwhile
-                if not place.exists():  # some stores take a delete marker for an object
+            if found == right:  # another attempt has written the object since
+                if not place.exists():  # some stores treat a delete marker as an object
                     write = _write_aside
                 break
             reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
@@ -315,10 +315,10 @@ def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Pla
 
 
 def _write_checked(origin: Origin, place: Place, right: tuple[str, int], how: Placing) -> tuple[tuple[str, int], bool]:
-    """Checksum and size of an origin, and whether it has become the object: where these are right, and nobody else has
-    written one. The store itself compares the bytes that arrive with a digest of those that were hashed here."""
+    """Returns checksum and size of an origin, and True if it was written to the object: if they are right, and no other
+    attempt has written one. The store compares the received bytes with a digest of those that were hashed here."""
     with origin.open() as source:
-        data = _at_most(source, right[1] + 1)  # another file may be far larger
+        data = _at_most(source, right[1] + 1)  # a different file may be far larger
     found = checksum_stream(io.BytesIO(data))
     if found != right:
         return found, False
@@ -335,7 +335,7 @@ def _at_most(source: BinaryIO, size: int) -> bytes:
 
 
 def _write_aside(origin: Origin, place: Place, right: tuple[str, int], how: Placing) -> tuple[tuple[str, int], bool]:
-    """As `_write_checked`, where the store checks nothing: what was written is read back before it gets its name."""
+    """Like `_write_checked`, for stores without checks: the copy is read back before it gets its final name."""
     staging = Place(how.attempt.staging(place.parent.text))
     with origin.open() as source, staging.open_new() as target:
         found = copy_stream(source, target)
@@ -347,7 +347,7 @@ def _write_aside(origin: Origin, place: Place, right: tuple[str, int], how: Plac
             how.attempt.check()
             staging.move(place)
             return found, True
-    except FileNotFoundError:  # the origin is gone by now
+    except FileNotFoundError:  # the origin was removed since
         staging.remove_own()
         raise
     staging.remove_own()
@@ -355,7 +355,8 @@ def _write_aside(origin: Origin, place: Place, right: tuple[str, int], how: Plac
 
 
 def _take_away(target: str, roots: Roots, private: bool) -> None:
-    """A carried file is a second name, or a store's copy, of one that stays for those who read it."""
+    """Removes or recycles a file. One hard-linked unchanged is a second name, or a store's copy, of a file that remains
+    for its readers."""
     if private and (not is_local(target) or os.stat(local_path(target)).st_nlink > 1):
         located(target).remove()
     else:
@@ -363,11 +364,11 @@ def _take_away(target: str, roots: Roots, private: bool) -> None:
 
 
 def remove_file(target: str, roots: Roots, *, private: bool = False) -> bool:
-    """Recycles a target file that the source no longer has; False when it is not there. May run twice. `private`: see
-    CopyTask."""
+    """Recycles a target file that the source no longer has. Returns False if it does not exist. May run twice.
+    `private`: see CopyTask."""
     if is_local(target):
         there = _status(local_path(target))
-        if there is None or stat.S_ISDIR(there.st_mode):  # a directory by now, of the same name
+        if there is None or stat.S_ISDIR(there.st_mode):  # since then replaced by a directory of the same name
             return False
     try:
         _take_away(target, roots, private)

@@ -1,11 +1,11 @@
-"""Neighbours: the other objects of the target with a location at, in or above a place. Reads only.
+"""Neighbours: the other objects of the target with a location at, in or above a path. Reads only.
 
-Asked before anything of the target is taken away: what goes with one object must be no other's. Places are compared as
-`cmroot.store.place` spells them, and as they were written, too, as a link on the way to a place is part of it.
+Queried before any removal from the target: files removed with one object must not belong to another. Paths are compared
+as normalised by `cmroot.store.place`, and as written, too, as a symbolic link on the way is part of a path.
 
-All tables of the target are read when it is asked for the first time, never before, and of partitions the places that
-no name tells. One that lies in its table's directory by its own name, as most do, is asked for by that name when
-somebody asks for a place there. So the index grows with tables and with partitions at places of their own.
+All tables of the target are read at the first query, and of partitions the locations that do not follow from their
+names. A partition located in its table's directory by its own name, as most are, is read by that name when a path there
+is queried. So the index grows with tables and with partitions at locations of their own.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from replicator.replay.places.placement import PUBLISHED, is_noted, is_published
 from replicator.replay.places.replica import SOURCE
 
 # ---- clearing --------------------------------------------------------------------------------------------------------
-# Clearing: the files of a directory go to a `$cmroot`, except what others have in it. Acts; runs on executors, too.
+# Clearing: moves the files of a directory to a `$cmroot`, except those of other objects. Has side effects; also runs on
+# executors.
 #
-# What others have is decided before, by `neighbours`; here it is only walked around. May run twice.
+# `neighbours` decides before what belongs to others; here it is only skipped. May run twice.
 
 
 @dataclass(frozen=True)
 class SparedPlace:
-    """A place that stays, resolved. `key`: of a partitioned table's own directory, which holds no data but that of
-    partitions, only the directories that begin with `<key>=` stay ("": all of it)."""
+    """A path that is not cleared, resolved. `key`: for a partitioned table's own directory, which holds no data but its
+    partitions', only the directories that begin with `<key>=` remain ("": all of it)."""
 
     place: str
     key: str = ""
@@ -52,8 +53,8 @@ class SparedPlace:
 
 @dataclass(frozen=True)
 class Clearing:
-    """A directory to clear, and the places at or below it that stay. above: so many directories above it go with it, as
-    long as they are empty then."""
+    """A directory to clear, and the paths at or below it that remain. above: how many directories above it are removed
+    with it, as long as they are empty then."""
 
     directory: str
     kept: tuple[SparedPlace, ...] = ()
@@ -61,12 +62,13 @@ class Clearing:
 
 
 def begins_partition(below: str, key: str) -> bool:
-    """Whether a path below a table's directory leads into a partition's."""
+    """Returns True if a path below a table's directory is at or below a partition's directory."""
     return below.lstrip("/").lower().startswith(f"{key.lower()}=")
 
 
 def clear(root: str, clearing: Clearing) -> int:
-    """Number of files that went to the root at `root`. A directory that is gone has none. Raises as `recycle_tree`."""
+    """Clears a directory and returns how many files were moved to the `$cmroot` at `root`; 0 if the directory does not
+    exist. Raises as `recycle_tree`."""
     if not clearing.kept and not _holds_published(clearing.directory):
         return len(recycle_tree(root, clearing.directory))
     if is_local(clearing.directory):
@@ -77,7 +79,7 @@ def clear(root: str, clearing: Clearing) -> int:
 
 
 def to_clear(clearing: Clearing) -> tuple[int, int]:
-    """Files and bytes that `clear` would take away, hidden ones not counted. Changes nothing."""
+    """Returns the number and bytes of the files that `clear` would remove, without hidden ones. Changes nothing."""
     listing = list_tree(clearing.directory)
     real = resolved(clearing.directory)
     files = [
@@ -89,7 +91,7 @@ def to_clear(clearing: Clearing) -> tuple[int, int]:
 
 
 def _holds_published(directory: str) -> bool:
-    """Whether what loads have published lies in it: of whichever tables, so it never goes with one of them."""
+    """Returns True if it contains published files: they may belong to any table, so they are never removed with one."""
     if is_published(f"{normal(directory)}/"):
         return False
     place = located(join(directory, PUBLISHED))
@@ -97,7 +99,8 @@ def _holds_published(directory: str) -> bool:
 
 
 def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence[SparedPlace]) -> int:
-    """`spellings`: of the directory, its real one among them, as `kept` may have either."""
+    """Clears a directory except for `kept`; returns the number of files. `spellings`: its paths, one of them resolved,
+    as `kept` may have either."""
     try:
         entries = sorted(os.scandir(directory), key=lambda each: each.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +114,7 @@ def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence
             if entry.is_dir(follow_symlinks=False):
                 count += _clear_around(root, entry.path, there, kept)
         elif entry.is_symlink():
-            os.unlink(entry.path)  # as with the whole directory: the bytes behind it are somebody else's
+            os.unlink(entry.path)  # as with the entire directory: the linked bytes belong to others
         else:
             count += len(recycle_tree(root, entry.path))
     return count
@@ -130,13 +133,13 @@ def _objects(clearing: Clearing) -> Iterator[str]:
 
 Name = tuple[str, str]
 
-_TABLES = 500  # read at a time
+_TABLES = 500  # tables per read
 
 
 @dataclass(frozen=True)
 class Occupant:
-    """A table or partition and its place, in one of its spellings. `key`: the first partition key of a partitioned
-    table, which has no data of its own. `source`: of which root's id it is a replica, "" of none."""
+    """A table or partition and its location, in one of its spellings. `key`: the first partition key of a partitioned
+    table, which has no data of its own. `source`: id of the root that it replicates, "" for none."""
 
     db: str
     table: str
@@ -151,8 +154,8 @@ class Occupant:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Tables, with all that is theirs, and partitions (db, table, name) that go, or begin again: what they have at a
-    place does not keep it."""
+    """Tables, with all their partitions, and partitions (db, table, name) that are dropped or recreated: their
+    locations do not prevent a clearing."""
 
     tables: Collection[Name] = frozenset()
     partitions: Collection[tuple[str, str, str]] = frozenset()
@@ -163,48 +166,49 @@ class Leaving:
 
 @dataclass
 class Free:
-    """What may be cleared, and the places that may not with who has them."""
+    """The clearings that are allowed, and the paths that may not be cleared, with their occupants."""
 
     clearings: list[Clearing] = field(default_factory=list)
     held: list[tuple[str, Occupant]] = field(default_factory=list)
 
 
 class Neighbours:
-    """Every place of the target's tables, as of the first question, kept up with what the asker tells. For one load or
-    sweep, under the lease of the target's root. Not for several threads."""
+    """An index of all locations of the target's tables, as of the first query, kept current by the caller's
+    notifications. For one load or sweep, under the lease of the target's root. Not thread-safe."""
 
     def __init__(self, target: MetastoreReader, *, shadows: bool = False) -> None:
-        """shadows: whether what drills made counts. It shows the replica's own files, and goes with them."""
+        """shadows: True if the databases of drills count. They show the replica's own files, and are removed with
+        them."""
         self._target, self._shadows = target, shadows
-        self._all = target  # with other catalogs, once it was read
+        self._all = target  # with other catalogs, after the first read
         self._at: dict[str, list[Occupant]] = {}
-        self._places: dict[Name, set[str]] = {}  # of a table and its partitions
-        self._catalogs: set[str] = set()  # others
+        self._places: dict[Name, set[str]] = {}  # paths of a table and its partitions
+        self._catalogs: set[str] = set()  # other catalogs
         self._depth: dict[Name, int] = {}  # number of partition keys
         self._sources: dict[Name, str] = {}
         self._sorted: list[str] | None = None
         self._read = False
         self._again: set[Name] = set()
-        self.by_name: set[Name] = set()  # large tables whose partitions lie by their names, and that do not say so
-        _resolved.cache_clear()  # links may lead elsewhere by now
+        self.by_name: set[Name] = set()  # large tables whose partitions are located by name, without a note of it
+        _resolved.cache_clear()  # links may have changed since
 
-    # ---- what the asker changes -----------------------------------------------------------------------------------
+    # ---- notifications of changes by the caller -------------------------------------------------------------------
 
     def look_again(self, *names: Name) -> None:
-        """Tables that were dropped, made, renamed or moved, by the names from before and after."""
+        """Marks dropped, created, renamed or moved tables to be reread, by the names from before and after."""
         self._again |= set(names)
 
     def replaced(self, table: Table, names: Collection[str], partitions: Iterable[Partition] = ()) -> None:
-        """Partitions of these names are gone, and these have come."""
+        """Records that partitions of these names were removed, and new ones added."""
         if self._read:
             self._forget((table.db, table.name), set(names))
             for partition in partitions:
                 self._add_partition(table, partition)
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     def free(self, places: Iterable[str], leaving: Leaving) -> Free:
-        """Which directories may be cleared, and around what."""
+        """Returns which directories may be cleared, and which paths in them may not."""
         answer = Free()
         for place, holders in self.others(list(places), leaving).items():
             real = _spellings(place)
@@ -220,8 +224,8 @@ class Neighbours:
         return answer
 
     def others(self, places: Sequence[str], leaving: Leaving = Leaving()) -> dict[str, list[Occupant]]:
-        """By place, who has something at, in or above it, without those that leave. A partitioned table's own directory
-        counts where the place is above it; below it only its partitions do."""
+        """Returns, by path, the occupants at, in or above it, without those that leave. A partitioned table's own
+        directory counts if the path is above it; for a path below it only its partitions count."""
         self._refresh()
         found: dict[str, list[Occupant]] = {}
         asked: dict[Name, dict[str, list[str]]] = {}  # table -> partition -> places
@@ -246,18 +250,17 @@ class Neighbours:
         return found
 
     def touching(self, place: str) -> list[Occupant]:
-        """Who has something at, in or above a place, every partitioned table's own directory included."""
+        """Returns the occupants at, in or above a path, including every partitioned table's own directory."""
         self._refresh()
         return [each for real in _spellings(place) for each in (*self._at_or_below(real), *self._above(real))]
 
     def depth(self, place: str) -> int | None:
-        """How many directories are above a place, up to the nearest that a table or partition has; None: nobody has
-        one."""
+        """Returns the number of directories above a path up to the nearest occupied one; None if there is none."""
         self._refresh()
         found = [real[len(holder.place) :].count("/") - 1 for real in _spellings(place) for holder in self._above(real)]
         return min(found, default=None)
 
-    # ---- inside ---------------------------------------------------------------------------------------------------
+    # ---- internals ------------------------------------------------------------------------------------------------
 
     def _at_or_below(self, real: str) -> Iterator[Occupant]:
         yield from self._at.get(real, ())
@@ -275,19 +278,19 @@ class Neighbours:
             real = above
 
     def _named(self, db: str, table: str) -> list[Name]:
-        """Tables of this name, in any catalog: a place that was published under it may be each one's."""
+        """Returns the tables of this name in all catalogs: a path published under it may belong to each of them."""
         others = ((qualified(catalog, db), table) for catalog in self._catalogs)
         return [(db, table), *(name for name in others if name in self._depth)]
 
     def _asked_by_name(
         self, name: Name, belows: Mapping[str, Sequence[str]], leaving: Leaving
     ) -> Iterator[tuple[str, Occupant]]:
-        """Of places in a table's directory, those that a partition has which lies there by its name."""
+        """Yields, of the paths in a table's directory, those occupied by a partition located there by its name."""
         depth = self._depth.get(name, 0)
         wanted: dict[str, list[str]] = {}
         for below, places in belows.items():
             parts = below.split("/")
-            if len(parts) < depth:  # above the partitions of some of the keys: whoever they are
+            if len(parts) < depth:  # above the partitions of some of the keys, whichever exist
                 for place in places:
                     yield place, Occupant(*name, below, _spellings(place)[0], source=self._sources[name])
             elif depth and not leaving.has(*name, partition := "/".join(parts[:depth])):
@@ -323,7 +326,7 @@ class Neighbours:
             self._again.clear()
 
     def _forget(self, name: Name, partitions: Collection[str] | None = None) -> None:
-        """Of a table, some partitions, or all that there is."""
+        """Removes some partitions of a table from the index, or the entire table."""
         for place in self._places.get(name, ()):
             self._at[place] = [
                 each
@@ -335,7 +338,7 @@ class Neighbours:
             self._depth.pop(name, None)
 
     def _add_tables(self, db: str, names: Sequence[str] | None = None) -> None:
-        """names: None for all."""
+        """Reads tables of a database. names: None for all."""
         with contextlib.suppress(ObjectNotFound):
             database = self._all.database(db)
             if is_shadow(database) and not self._shadows:
@@ -384,8 +387,8 @@ class Neighbours:
 
 
 def _spellings(place: str) -> tuple[str, ...]:
-    """The place without links, and the place as it is written, where that is another. One that cannot be looked at
-    (another's, on a store that is away) counts as it is written."""
+    """Returns the path with links resolved, and the path as written, if they differ. One that cannot be resolved (no
+    permission, a store that is unavailable) is used as written."""
     written = os.path.normpath(local_path(place)) if is_local(place) else place
     try:
         real = _resolved(normal(place))

@@ -1,10 +1,9 @@
-"""Placement: where an object of the source lies on the target. Pure.
+"""Placement: the location of a source's object on the target. Pure.
 
 Rules, in this order: an explicit location mapping (longest prefix first); below the source table's location: the same
 path below the target table's; below the source database's location: the same below the target database's; anywhere
-else: the whole source path below the database's part of the target's external directory, so that no two databases meet.
-Where a database is put
-back in its own place, what lies outside of it stays where it is.
+else: the entire source path below the database's part of the target's external directory, so that databases never
+overlap. If a database is restored to its own location, data outside of that remains where it is.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from replicator.replay.places.server_rules import LACKING
 
 @dataclass(frozen=True)
 class Placement:
-    """databases: source name -> target name, for every database of the dump. source_locations, target_locations:
-    database name (the source's) -> location. mappings: (source prefix, target prefix) pairs. external: target
-    directory for what lies outside its database; None: it stays. root: the target's `$cmroot`, in which nothing may
-    be placed. apart: databases (the source's names) that have a directory of their own in `external`; those that older
-    releases began share it."""
+    """A mapping of locations. databases: source name -> target name, for every database of the dump. source_locations,
+    target_locations: database name (the source's) -> location. mappings: (source prefix, target prefix) pairs.
+    external: target directory for data outside its database's directory; None: its location is unchanged. root: the
+    target's `$cmroot`, in which nothing may be placed. apart: databases (the source's names) that have a directory of
+    their own in `external`; those begun by older releases share it."""
 
     databases: Mapping[str, str]
     source_locations: Mapping[str, str]
@@ -42,11 +41,11 @@ class Placement:
     apart: frozenset[str] = frozenset()
 
     def database(self, name: str) -> str:
-        """A database's name on the target; names outside the dump stay."""
+        """Returns a database's name on the target; names outside the dump are unchanged."""
         return self.databases.get(name, name)
 
     def table(self, db: str, location: str) -> str:
-        """Where a table with this source location lies on the target. Raises Refused for one in the target's root."""
+        """Returns the target location of a table with this source location. Raises Refused for one in the root."""
         return self._outside_root(location, self._table(db, location))
 
     def _table(self, db: str, location: str) -> str:
@@ -62,9 +61,9 @@ class Placement:
         return self._elsewhere(db, location)
 
     def inside(self, db: str, table_location: str | None, location: str) -> str:
-        """Where a partition (or any path a table names) lies on the target, given its table's source location."""
+        """Returns the target location of a partition (or any path of a table), given its table's source location."""
         if is_published(location) and table_location and relative(location, table_location) is None:
-            return join(self.table(db, table_location), usual_place(location)[1])  # of a source that was a replica
+            return join(self.table(db, table_location), usual_place(location)[1])  # the source was a replica before
         if table_location and (below := relative(location, table_location)) is not None:
             mapped = self._mapped(location)
             place = mapped if mapped is not None else join(self.table(db, table_location), below)
@@ -72,7 +71,7 @@ class Placement:
         return self.table(db, location)
 
     def holds(self, place: str) -> bool:
-        """Whether a place is one where a load puts tables: no source's, and none that holds a database or the root."""
+        """Returns True if loads put tables at such a path: not a source's, not at or above a database or the root."""
         if self.is_sources(place):
             return False
         if any(home and relative(home, place) is not None for home in (self.root, *self.target_locations.values())):
@@ -81,24 +80,24 @@ class Placement:
 
     @property
     def homes(self) -> list[str]:
-        """Directories of the target in which loads make those of tables."""
+        """The directories of the target in which loads create tables' directories."""
         homes = (*self.target_locations.values(), self.external, *(target for _, target in self.mappings))
         return [home for home in homes if home]
 
     def is_sources(self, place: str, table: str | None = None) -> bool:
-        """Whether a place lies in a database's directory of the source, or in that of a table."""
+        """Returns True if a path is in a directory of a source's database, or in that of a table."""
         return any(home and relative(place, home) is not None for home in (table, *self.source_locations.values()))
 
     @property
     def staying(self) -> Placement:
-        """For tables whose data stays the source's: only explicit mappings count."""
+        """The placement for tables that share the source's data: only explicit mappings apply."""
         return replace(self, source_locations={}, external=None, root=None)
 
     def path_in_text(self, db: str, table_location: str | None, value: str) -> str:
-        """A property's value, with the source path it holds (if it is one that is replicated) replaced."""
+        """Returns a property's value, with the source path in it replaced, if that is a replicated one."""
         if "/" not in value:
             return value
-        with contextlib.suppress(UnknownPlace):  # text that only looks like a place
+        with contextlib.suppress(UnknownPlace):  # text that only resembles a path
             for home in (table_location, self.source_locations.get(db), *(source for source, _ in self.mappings)):
                 if home and relative(value, home) is not None:
                     return respelled(value, self.inside(db, table_location, value))
@@ -124,7 +123,7 @@ class Placement:
             return location
         path = folded(location)
         below = (path.partition("://")[2] if "://" in path else path).strip("/")
-        if scheme(self.external) in SCHEMES:  # HDFS has no `:` in names, and a NameNode's address has one
+        if scheme(self.external) in SCHEMES:  # HDFS allows no `:` in names, and a NameNode's address has one
             authority, slash, rest = below.partition("/")
             below = authority.replace(":", "_") + slash + rest
         if below and not is_below(below):
@@ -133,11 +132,11 @@ class Placement:
 
 
 def external_of(external: str, database: str) -> str:
-    """Where data of a database of the target lies that does not lie in its directory."""
+    """Returns the location for data of a target's database outside of the database's directory."""
     return join(external, f"{database.lower()}.db")
 
 
-PUBLISHED = ".published"  # a directory of published places, see replicator.replay.plan.rules
+PUBLISHED = ".published"  # the directory of published places, see replicator.replay.plan.rules
 
 
 def is_published(location: str | None) -> bool:
@@ -145,8 +144,8 @@ def is_published(location: str | None) -> bool:
 
 
 def usual_place(location: str) -> tuple[str, str]:
-    """Of a published location: where the table would lie in the usual layout, by the name it had then, and what
-    follows below it."""
+    """Splits a published location: the table's path in the usual layout, by its name at that time, and the path below
+    it."""
     home, _, rest = tidied(location).partition(f"/{PUBLISHED}/")
     _, _, rest = rest.partition("/")
     name, _, below = rest.partition("/")
@@ -154,7 +153,7 @@ def usual_place(location: str) -> tuple[str, str]:
 
 
 def relative(location: str, home: str) -> str | None:
-    """`location` relative to `home` ("" for home itself); None when it does not lie below it."""
+    """Returns `location` relative to `home` ("" for home itself); None if it is not below it."""
     path, top = folded(location), folded(home).rstrip("/")
     if path == top:
         return ""
@@ -162,22 +161,22 @@ def relative(location: str, home: str) -> str | None:
 
 
 def uri(place: str) -> str:
-    """A place as the metastore writes it: local ones with the scheme file:."""
+    """Returns a path in the metastore's form: local ones with the scheme file:."""
     return f"file:{normal(place)}" if is_local(place) else place
 
 
 def respelled(text: str, place: str) -> str:
-    """A place as the metastore writes it; as it was written where it is the same."""
+    """Returns a path in the metastore's form; the original text if it is the same path."""
     return text if normal(text) == normal(place) else uri(place)
 
 
 def parse_renames(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """`A=B` pairs of --rename-db: names of databases, which metastores write in small letters."""
+    """Parses `A=B` pairs of --rename-db: names of databases, which metastores store in lower case."""
     return parse_pairs([text.lower() for text in texts], "--rename-db")
 
 
 def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """`A=B` pairs of an option. Raises UsageError for anything else, and for two different B of one A."""
+    """Parses `A=B` pairs of an option. Raises UsageError for anything else, and for two different B of one A."""
     pairs: dict[str, str] = {}
     for text in texts:
         before, equals, after = text.partition("=")
@@ -191,26 +190,26 @@ def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------
-# By name: whether a partition lies where its name says, and a table's word that all of its do. Pure.
+# By name: checks that a partition's location follows its name, and a note on a table that all of its do. Pure.
 #
-# A partition lies by its name in its table's directory, or where a load has published it under that name. A loader that
-# sees to it that all of a table's do so notes that on the table, and no one needs to read millions of partitions to
-# find the few that lie elsewhere. The note holds for the role that its database had: who is the primary writes as he
-# likes.
+# A partition is located by its name in its table's directory, or where a load has published it under that name. A
+# loader that ensures this for all partitions of a table notes it on the table, so millions of partitions need not be
+# read to find the few at other locations. The note is valid for the role that the database had: on a primary, users
+# write as they like.
 
 
-BY_NAME = "replicator.partitions"  # of a table: "by-name@<epoch of its database>"
+BY_NAME = "replicator.partitions"  # property of a table: "by-name@<epoch of its database>"
 
 
 def lies_by_name(table: Table, partition: str, location: str) -> bool:
-    """partition: its escaped name."""
+    """Returns True if a partition's location follows its name. partition: its escaped name."""
     if table.location and normal(location) == normal(join(table.location, partition)):
         return True
     return published_name(location) == (table.db, table.name, partition)
 
 
 def published_name(place: str) -> tuple[str, str, str] | None:
-    """Of a partition's published place: database, table and partition as they were called when it was made."""
+    """Returns database, table and partition of a partition's published location, by their names at its creation."""
     if not is_published(place):
         return None
     _, _, rest = normal(place).partition(f"/{PUBLISHED}/")
@@ -221,7 +220,7 @@ def published_name(place: str) -> tuple[str, str, str] | None:
 
 
 def noted(table: Table, role: RoleMark) -> Table:
-    """A table that has no partition elsewhere, with the note."""
+    """Returns a table that has no partition at another location, with the note."""
     if not table.is_partitioned:
         return table
     return msgspec.structs.replace(table, parameters=table.parameters | {BY_NAME: _note(role)})
@@ -237,8 +236,8 @@ def is_noted(table: Table, role: RoleMark) -> bool:
 
 
 def noted_like(table: Table, there: Table) -> Table:
-    """A table that replaces what is there, with the notes of that: of what it lacks, and of this, unless its directory
-    is another."""
+    """Returns a table that replaces `there`, with the notes of that: about missing constraints, and about partitions,
+    unless its directory differs."""
     if (lack := there.parameters.get(LACKING)) is not None:
         table = msgspec.structs.replace(table, parameters=table.parameters | {LACKING: lack})
     note = there.parameters.get(BY_NAME)
@@ -253,14 +252,13 @@ def _note(role: RoleMark) -> str:
 
 
 # ---- named paths -----------------------------------------------------------------------------------------------------
-# Paths that properties name: a schema in a file, a function's jar. They are rewritten as all paths are, and what lies
-# there is copied only where it is a file of a table. So each is looked for on the target, and reported where nothing
-# is.
+# Paths in properties: a schema in a file, a function's jar. They are rewritten like all paths, but their content is
+# copied only if it is a file of a table. So each is checked on the target, and reported if it does not exist there.
 
 
 @dataclass(frozen=True)
 class NamedPath:
-    """A path under a property's name: as the source has it, and as it was rewritten for the target."""
+    """A path in a property: as at the source, and as rewritten for the target."""
 
     key: str
     source: str
@@ -271,12 +269,12 @@ class NamedPath:
         return f"{self.key} names {self.target}, where nothing is: {self.source} is no file of a table, and not copied"
 
     def dangles(self) -> bool:
-        """Whether the target has nothing there, and the source has."""
+        """Returns True if the path does not exist on the target, but does at the source."""
         return not _exists(self.target) and _exists(self.source)
 
 
 def named_paths(source: Table | Partition | Function, replica: Table | Partition | Function) -> Iterator[NamedPath]:
-    """Every path that was rewritten between an object and its replica, but for places of data. Pure."""
+    """Yields every path that was rewritten between an object and its replica, except data locations. Pure."""
     if isinstance(source, Function) and isinstance(replica, Function):
         for (kind, before), (_, after) in zip(source.resources, replica.resources, strict=True):
             if before != after:
@@ -288,7 +286,7 @@ def named_paths(source: Table | Partition | Function, replica: Table | Partition
     for given, rewritten in properties:
         for key, value in given.items():
             now = rewritten.get(key, value)
-            if now and now is not value and now != value and normal(now) not in data:  # "" is no path
+            if now and now is not value and now != value and normal(now) not in data:  # "" is not a path
                 yield NamedPath(key, value, now)
 
 

@@ -1,8 +1,8 @@
-"""Replica objects: a source's object as it has to stand on the target. Pure.
+"""Replica objects: a source's object as it must be stored on the target. Pure.
 
-Names and locations are the target's; every absolute path that a table carries is rewritten (Spark trusts the serde
-parameter `path` over the location); `repl.last.id` and our position say how far the object is. Values that only a
-server sets (creation times) stay as they came and are not compared.
+Names and locations are the target's; every absolute path in a table is rewritten (Spark prefers the serde parameter
+`path` over the location); `repl.last.id` and our position record how far the object is. Values that only a server sets
+(creation times) are copied unchanged and are not compared.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from replicator.replay.places.placement import Placement, respelled, uri
 from replicator.replay.places.view_text import CREATION, rename_databases
 
 LAST_ID = "repl.last.id"  # Hive's: the last event of the source that the object contains
-POSITION = "replicator.position"  # ours: the same in the captured log
+POSITION = "replicator.position"  # ours: its position in the captured log
 SOURCE = "replicator.source"  # id of the source's $cmroot
-RENAMED = "replicator.renamed"  # position of the rename that an object on the target has gone through last
-LOADING = "replicator.loading"  # id of the dump whose load has begun and not ended
-RESTORING = "replicator.restoring"  # of a database that is being restored: which restore's it is
+RENAMED = "replicator.renamed"  # position of the last rename of an object on the target
+LOADING = "replicator.loading"  # id of the dump whose load has begun and not finished
+RESTORING = "replicator.restoring"  # of a database that is being restored: the restore
 PUBLISH = "replicator.publish"  # of a database whose loads publish by snapshots: "snapshot"
-LEFT_OUT = "replicator.left.out"  # of a table that the target has from earlier: why loads do not change it any more
-EXTERNAL_DATA = "replicator.external"  # of a database: where its data lies that is not in its directory
-APART = "apart"  # in a directory of its own below the external one; without it in that, as older releases did
+LEFT_OUT = "replicator.left.out"  # of a table that an earlier load created: why loads no longer change it
+EXTERNAL_DATA = "replicator.external"  # of a database: where its data outside of its directory is stored
+APART = "apart"  # in a directory of its own below the external one; without it directly there, as in older releases
 DATA = "replicator.data"  # of a table whose files are the source's: "source"
 PURGE = "external.table.purge"
 OWN = ("replicator.", "repl.", "hive.repl.", "bootstrap.dump.state.")
@@ -39,7 +39,7 @@ OWN = ("replicator.", "repl.", "hive.repl.", "bootstrap.dump.state.")
 
 @dataclass(frozen=True)
 class Mark:
-    """How far an object is: event and position of the dump that brought it, and which source's."""
+    """How far an object is: event and position of the dump that brought it, and the id of the source."""
 
     event: int
     position: int
@@ -50,12 +50,12 @@ class Mark:
 
 
 def own_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Parameters without those that replication itself sets, ours and Hive's."""
+    """Returns parameters without those that replication itself sets, ours and Hive's."""
     return {key: value for key, value in parameters.items() if not key.startswith(OWN)}
 
 
 def replica_database(database: Database, placement: Placement) -> Database:
-    """Without marks: those of a database are its checkpoint, written last. Of a REMOTE one the name and properties."""
+    """Returns a database without marks: those are its checkpoint, written last. A REMOTE one gets no connector."""
     managed = database.managed_location
     return msgspec.structs.replace(
         database,
@@ -69,20 +69,20 @@ def replica_database(database: Database, placement: Placement) -> Database:
 
 
 def has_sources_data(table: Table | None) -> bool:
-    """Whether a table of the target is known by its metadata only: its files are the source's."""
+    """Returns True if a table of the target has metadata only, and its files are the source's."""
     return table is not None and table.parameters.get(DATA) == "source"
 
 
 def has_own_data(table: Table) -> bool:
-    """Whether the data of a table of the target goes when the source drops the table: it owns it, or became managed at
-    the source after its last load, as transactional ones do."""
+    """Returns True if the data of a table of the target is removed when the source drops the table: it owns it, or
+    became managed at the source after its last load, as transactional tables do."""
     owns = table.owns_data or table.parameters.get(LEFT_OUT) == reason_of("acid")
     return owns and bool(table.location) and not has_sources_data(table)
 
 
 def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: bool = False) -> Table:
-    """A table or view as it stands on the target. shared: its data stays where it is, and no drop on the target may
-    take it away."""
+    """Returns a table or view as stored on the target. shared: its data remains at the source, and no drop on the
+    target may remove it."""
     placement = placement.staying if shared else placement
     parameters = _paths(own_parameters(table.parameters), placement, table.db, table.location)
     if shared:
@@ -105,13 +105,13 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
 
 
 def _extra(extra: Mapping[str, Any], databases: Mapping[str, str]) -> dict[str, Any]:
-    """What of a table only newer servers know; a materialized view's creation metadata names databases."""
+    """Returns the fields that only newer servers have; a materialized view's creation metadata names databases."""
     kept = {key: value for key, value in extra.items() if key not in _SERVERS_OWN_FIELDS}
     for key in kept.keys() & CREATION:
         made = copy.deepcopy(kept[key])
         fields = made["rec"]
         read = [each["1"]["rec"] for each in fields.get("7", {"lst": ("rec", 0)})["lst"][2:]]
-        for each in (fields, *read):  # its own, and those of the tables that it reads: field 2 is the database in both
+        for each in (fields, *read):  # its own, and those of the tables that it reads: field 2 is the database of both
             each["2"]["str"] = databases.get(each["2"]["str"], each["2"]["str"])
         for each in read:
             each.pop("17", None)  # the catalog
@@ -124,13 +124,13 @@ def _extra(extra: Mapping[str, Any], databases: Mapping[str, str]) -> dict[str, 
 
 
 def _in_database(name: str, catalog: str, databases: Mapping[str, str]) -> str:
-    """The name of a table that a materialized view of this catalog reads, without its catalog."""
+    """Returns the name of a table that a materialized view of this catalog reads, without its catalog."""
     db, dot, table = name.removeprefix(f"{catalog}.").partition(".") if name.count(".") > 1 else name.partition(".")
     return f"{databases.get(db, db)}{dot}{table}"
 
 
 def replica_partition(partition: Partition, table: Table, placement: Placement, *, shared: bool = False) -> Partition:
-    """A partition of the (source's) table as it stands on the target."""
+    """Returns a partition of the (source's) table as stored on the target."""
     placement = placement.staying if shared else placement
     parameters = _paths(own_parameters(partition.parameters), placement, table.db, table.location)
     storage = _storage(partition.storage, placement, table)
@@ -138,7 +138,8 @@ def replica_partition(partition: Partition, table: Table, placement: Placement, 
 
 
 def replica_function(function: Function, placement: Placement) -> Function:
-    """Resources keep their addresses except where a location mapping or a database's directory covers them."""
+    """Returns a function; its resources keep their paths unless a location mapping or a database's directory covers
+    them."""
     resources = tuple(
         (kind, placement.path_in_text(function.db, None, address)) for kind, address in function.resources
     )
@@ -177,7 +178,7 @@ def _paths(parameters: Mapping[str, str], placement: Placement, db: str, locatio
 
 
 def view_parameters(parameters: Mapping[str, str], databases: Mapping[str, str]) -> dict[str, str]:
-    """Spark resolves a view's unqualified names in the catalog and database it stores as numbered parameters."""
+    """Renames databases in the numbered parameters by which Spark resolves a view's unqualified names."""
     return {
         key: databases.get(value, value) if key.startswith("view.catalogAndNamespace.part.") else value
         for key, value in parameters.items()
@@ -185,14 +186,14 @@ def view_parameters(parameters: Mapping[str, str], databases: Mapping[str, str])
 
 
 def comparable_partition(partition: Partition) -> Partition:
-    """Without what each server sets for itself."""
+    """Returns a partition without the values that each server sets for itself."""
     bare = comparable(partition)
     assert isinstance(bare, Partition)
     return msgspec.structs.replace(bare, create_time=0)
 
 
 def comparable_table(table: Table) -> Table:
-    """Without what each server sets for itself, and without our own marks."""
+    """Returns a table without the values that each server sets for itself, and without our own marks."""
     bare = comparable(table)
     assert isinstance(bare, Table)
     parameters = {key: value for key, value in bare.parameters.items() if not key.startswith(OWN)}

@@ -1,11 +1,11 @@
 """Retired directories: data that a load with `publish = "snapshot"` has replaced, and that running queries may read.
 
-    superseded/<dump id>/<unique>.json   directories, noted in the target's `$cmroot` before anything names others
-    superseded/<dump id>/closed          when the load had ended: from then on nobody begins to read them
-    superseded/<dump id>-left/           the same, of what tables leave in the source's layout: no delay
+    superseded/<dump id>/<unique>.json   directories, noted in the target's `$cmroot` before any location switches
+    superseded/<dump id>/closed          written when the load has ended: no reader begins to read them after that
+    superseded/<dump id>-left/           the same, for files left in the source's layout: no delay
 
-After the delay, under the root's lease, `sweep_retired` takes them into `$cmroot`: what of them no table and no
-partition has by then. What the successor has as the same file (the load carried it by link) is not taken twice.
+After the delay, under the root's lease, `sweep_retired` moves them to `$cmroot`, except what a table or partition uses
+by then. Files that the successor shares (hard-linked unchanged by the load) are not moved a second time.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _FORMAT, _VERSION = "replicator-superseded", 1
 
 
 class Retired(msgspec.Struct, frozen=True):
-    """A directory of the target that was (or is about to be) replaced: of which table, and which partition of it;
-    `successor`: the directory that has what stayed the same (empty: none has); `stamped`: of what a table left, only
-    files go that a load has published."""
+    """A directory of the target that was (or is about to be) replaced, with its table and partition; `successor`: the
+    directory that has its unchanged files (empty: none); `stamped`: for directories abandoned by a table, only files
+    that a load has published are removed."""
 
     directory: str
     db: str
@@ -69,7 +69,7 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 def note_retired(root: str, load: str, directories: Sequence[Retired]) -> None:
-    """Durable when it returns; before the metadata that names other directories. May run twice."""
+    """Notes directories, durably, before the metadata that names other directories changes. May run twice."""
     if directories:
         note = _Note(_FORMAT, _VERSION, tuple(directories))
         place = Place(root) / _NOTES / load / f"{uuid.uuid4().hex}.json"
@@ -77,13 +77,14 @@ def note_retired(root: str, load: str, directories: Sequence[Retired]) -> None:
 
 
 def note_left(root: str, load: str, directories: Sequence[Retired]) -> None:
-    """As `note_retired`, of what goes before the load ends: see `take_left`."""
+    """Like `note_retired`, for files that are removed before the load ends: see `take_left`."""
     note_retired(root, f"{load}{_LEFT}", directories)
 
 
 def take_left(root: str, take: Callable[[Sequence[Retired]], None]) -> None:
-    """Hands over what tables have left, of loads that were killed, too, and forgets it. Under the lease of the target's
-    root, once all of them lie elsewhere. May run twice. Raises FormatError for a damaged note."""
+    """Passes abandoned directories to `take`, also those of killed loads, and removes their notes. Under the lease of
+    the target's root, once all their tables are located elsewhere. May run twice. Raises FormatError for a damaged
+    note."""
     for load in (Place(root) / _NOTES).list():
         if load.endswith(_LEFT):
             place = Place(root) / _NOTES / load
@@ -95,7 +96,7 @@ def take_left(root: str, take: Callable[[Sequence[Retired]], None]) -> None:
 
 
 def close_retired(root: str, load: str, *, now: float) -> None:
-    """After a load's last flip: the delay begins. May run twice; the first time counts."""
+    """Starts the delay, after a load's last switch. May run twice; the first time counts."""
     place = Place(root) / _NOTES / load
     if place.list() and not (place / _CLOSED).exists():
         (place / _CLOSED).write_bytes(f"{now:.3f}\n".encode())
@@ -106,14 +107,14 @@ def has_left(root: str) -> bool:
 
 
 def has_retired(root: str) -> bool:
-    """Whether anything waits."""
+    """Returns True if there are notes of any load."""
     return bool((Place(root) / _NOTES).list())
 
 
 @dataclass
 class RetiredSwept:
-    """Directories and files taken away; `held`: directories that stay, as something lies in them, and who has them;
-    `whose`: the tables that they were of."""
+    """The number of directories and files removed; `held`: directories that remain because something is located in
+    them, with the occupant; `whose`: the tables that they belonged to."""
 
     directories: int = 0
     files: int = 0
@@ -129,18 +130,18 @@ def sweep_retired(
     now: Callable[[], float],
     check: Callable[[], None] = lambda: None,
 ) -> RetiredSwept:
-    """Takes away what was superseded longer than `delay` ago. Under the lease of the target's root, while no load is at
-    work, which `check` asks again before each note. May run twice, and again after a crash. Raises FormatError for a
-    damaged note."""
+    """Removes directories superseded longer than `delay` ago. Under the lease of the target's root, while no load is
+    running, which `check` verifies again before each note. May run twice, and again after a crash. Raises FormatError
+    for a damaged note."""
     swept = RetiredSwept()
     due = []
     loads = (Place(root) / _NOTES).list()
     loading = _loading(target) if loads else set()
     for load in loads:
         place = join(root, _NOTES, load)
-        if load in loading or load.endswith(_LEFT):  # the next load takes that
+        if load in loading or load.endswith(_LEFT):  # the next load removes that
             continue
-        if not (Place(place) / _CLOSED).exists():  # given up, or killed right before it had been closed
+        if not (Place(place) / _CLOSED).exists():  # abandoned, or killed right before closing
             close_retired(root, load, now=now())
             continue
         closed = float((Place(place) / _CLOSED).read_bytes())
@@ -149,7 +150,7 @@ def sweep_retired(
     if not due:
         return swept
     neighbours = Neighbours(target, shadows=True)
-    for _, place in sorted(due):  # in order, so that a successor is still there
+    for _, place in sorted(due):  # in order, so that a successor still exists
         for name in Place(place).list():
             if name != _CLOSED:
                 check()
@@ -176,7 +177,7 @@ def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Retired], swe
 
 
 def _drop_cloned(each: Retired) -> None:
-    """Names of files that the successor has, too: the bytes stay, so they need not be kept."""
+    """Removes names of files that the successor shares: the bytes remain, so they need not be retained."""
     listing, there = list_tree(each.directory), list_tree(each.successor)
     successors = {file.path_relative: file for file in there.files} if there else {}
     local = is_local(each.directory) and is_local(each.successor)
@@ -190,14 +191,14 @@ def _drop_cloned(each: Retired) -> None:
 
 
 def _remove_empty(directory: str) -> None:
-    """The emptied directories above, up to `.published`."""
+    """Removes the emptied directories above, up to `.published`."""
     above = parent(directory)
     while f"/{PUBLISHED}/" in f"{above}/" and remove_if_empty(above):
         above = parent(above)
 
 
 def _loading(target: MetastoreReader) -> set[str]:
-    """Ids of the dumps that are being loaded."""
+    """Returns the ids of the dumps that are being loaded."""
     found = set()
     for name in target.database_names():
         with contextlib.suppress(ObjectNotFound):
@@ -226,8 +227,8 @@ def _read(place: str, root: str) -> tuple[Retired, ...]:
 
 
 # ---- stays -----------------------------------------------------------------------------------------------------------
-# Stays: what a load, or a sweep after one, leaves on the target's disk although the source has it no more, as others
-# have something there. It is named as not replicated: rows that were erased may be among it.
+# Stays: files that a load, or a later sweep, leaves on the target although the source does not have them any more, as
+# others have something there. They are reported as not replicated: rows that were erased may be among them.
 
 
 REPORTED = 10  # directories that a warning names
@@ -235,7 +236,7 @@ REPORTED = 10  # directories that a warning names
 
 @dataclass
 class Stays:
-    """By table of the target: the first directory and why it stays, and how many there are. Several threads may add."""
+    """Remaining directories by table of the target: the first one with its reason, and the count. Thread-safe."""
 
     _found: dict[Name, tuple[str, str, int]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -246,8 +247,8 @@ class Stays:
             self._found[table] = first, reason, count + 1
 
     def add_held(self, held: Sequence[tuple[str, Occupant]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
-        """whose: the tables that the directories were of. Warnings of those that another replica of the source (its
-        root's id) has: at the source they stay for that, too."""
+        """Adds held directories. whose: their former tables. Returns warnings for those that another replica of the
+        source (its root's id) uses: at the source they remain for the same reason."""
         shared = []
         for place, holder in held:
             if holder.source == source:
@@ -257,7 +258,7 @@ class Stays:
         return reported(shared)
 
     def not_replicated(self, databases: Mapping[str, str]) -> list[NotReplicated]:
-        """databases: source name -> target name."""
+        """Returns the entries of all tables. databases: source name -> target name."""
         sources = {target: source for source, target in databases.items()}
         named = []
         for (db, table), (place, why, count) in self._found.items():
@@ -268,7 +269,7 @@ class Stays:
 
 
 def reported(held: Sequence[tuple[str, Occupant]]) -> Iterator[str]:
-    """Warnings, of which many become one."""
+    """Yields warnings; a large number is summarised in one."""
     for place, holder in held[:REPORTED]:
         yield f"the files in {place} were left: {holder} has them, too"
     if len(held) > REPORTED:

@@ -1,8 +1,8 @@
-"""What servers add or change by themselves, as data: one table of rules, each with its servers and its reason.
+"""Changes that servers make by themselves, as data: one table of rules, each with its servers and its reason.
 
-A replica on another version of Hive is never equal field by field. `as_served` makes of what the target should have
-what its server makes of that; the rest is a difference.
-Pure. docs/compatibility.md has the table, and a test per rule sees a server do it.
+A replica on another version of Hive is never equal field by field. `as_served` turns the wanted object into what the
+target's server makes of it; any remaining deviation is a difference.
+Pure. docs/compatibility.md has the table, and one test per rule observes a server applying it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from replicator.metastore.convert.fields import ids
 from replicator.replay.places.view_text import CREATION
 
 # ---- replica constraints ---------------------------------------------------------------------------------------------
-# Constraints of a replica: those of the source as the target has to have them, and those that it cannot have. Pure.
+# Constraints of a replica: those of the source as required on the target, and those that it cannot have. Pure.
 #
-# A table of the target notes what it lacks, so that loads try again, and a comparison knows it for what it is.
+# A table of the target has a note of missing constraints, so that loads retry them and comparisons recognise them.
 
 
-NO_CONSTRAINT = "without constraints"  # begin of the reason why a table is not as the source's
-LACKING = "replicator.constraints"  # of a table: the constraints that it should have, and has not
-ROOM = 3500  # characters of the note: metastores keep 4000 of a property
+NO_CONSTRAINT = "without constraints"  # prefix of the reason why a table differs from the source's
+LACKING = "replicator.constraints"  # property of a table: the constraints that it should have, but does not
+ROOM = 3500  # characters of the note: metastores store 4000 of a property
 
 
 class Lack(Value, frozen=True, omit_defaults=True):
-    """A constraint as the target should have it, and why it has not."""
+    """A constraint that the target should have, and the reason why it is missing."""
 
     constraint: Constraint
     reason: str
@@ -56,8 +56,8 @@ class Lack(Value, frozen=True, omit_defaults=True):
 def replica_constraints(
     constraints: Iterable[Constraint], kinds: frozenset[str], replica: Callable[[str], str | None]
 ) -> tuple[list[Constraint], list[Lack]]:
-    """What the target has to have of a source's table, and what it cannot. `kinds`: the target's; `replica`: a source
-    database's name on the target, None for one that is not replicated with it."""
+    """Returns the constraints that the target must have of a source's table, and those that it cannot. `kinds`: the
+    target's; `replica`: a source database's name on the target, None for one that is not replicated with it."""
     wanted, lacking = [], []
     for each in constraints:
         db = replica(each.parent[0]) if each.parent else None
@@ -73,12 +73,12 @@ def replica_constraints(
 
 
 def not_replicated(table: str, lacking: Sequence[Lack]) -> NotReplicated:
-    """`table`: by its name at the source."""
+    """Returns the entry about missing constraints of a table. `table`: by its name at the source."""
     return NotReplicated(table, f"{NO_CONSTRAINT} {'; '.join(map(str, lacking))}")
 
 
 def noted_lack(parameters: Mapping[str, str]) -> list[Lack]:
-    """What a table of the target says that it lacks; a note that nobody can read is none."""
+    """Returns the missing constraints noted on a table of the target; an unreadable note counts as empty."""
     try:
         return msgspec.json.decode(parameters.get(LACKING, "[]"), type=list[Lack])
     except msgspec.DecodeError:
@@ -86,8 +86,8 @@ def noted_lack(parameters: Mapping[str, str]) -> list[Lack]:
 
 
 def with_lack(table: Table, lacking: Sequence[Lack]) -> Table:
-    """The table with this note, or without any. What there is no room for is not noted: only a load that brings the
-    table's constraints again tries it again."""
+    """Returns the table with this note, or without any. Constraints beyond its maximum size are not noted: they are
+    retried only by a load that brings the table's constraints again."""
     parameters = {key: value for key, value in table.parameters.items() if key != LACKING}
     while lacking and len(text := msgspec.json.encode(lacking).decode()) > ROOM:
         lacking = lacking[: len(lacking) // 2]
@@ -102,16 +102,16 @@ def with_lack(table: Table, lacking: Sequence[Lack]) -> Table:
 V = TypeVar("V", bound=Value)
 TRANSLATED = "TRANSLATED_TO_EXTERNAL"
 ACCURATE = "COLUMN_STATS_ACCURATE"
-NO_STATISTICS = "this metastore has no column statistics"  # begin of the reason why a table lacks some
-NOT_STORED = "this metastore stores no "  # begin of the reason why an object lacks something of its own
+NO_STATISTICS = "this metastore has no column statistics"  # prefix of the reason why a table has fewer
+NOT_STORED = "this metastore stores no "  # prefix of the reason why an object is missing a field of its own
 STANDING = (NO_CONSTRAINT, NO_STATISTICS, NOT_STORED)
-"""Begins of reasons that stand until a dump speaks again of what an object lacks."""
+"""Prefixes of reasons that remain valid until a dump brings what an object is missing."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`servers`, each by its version, do something to objects of a class in `of`: `what`, because of `reason`.
-    served: (what the target should have, what it has) -> the former as its server tells of it."""
+    """A change, `what`, that `servers`, each by its version, make to objects of a class in `of`, because of `reason`.
+    served: (wanted object of the target, existing one) -> the wanted one as the server returns it."""
 
     what: str
     servers: tuple[str, ...]
@@ -151,7 +151,7 @@ def _no_creation(wanted: Table, found: Table) -> Table:
 
 
 def _no_other_engines(wanted: Statistics, found: Statistics) -> Statistics:
-    """found: with the engines that its server has."""
+    """Drops statistics of engines that the server does not have. found: with the engines that it has."""
     kept = {engine: columns for engine, columns in wanted.others.items() if engine in found.others}
     return msgspec.structs.replace(wanted, others=kept)
 
@@ -172,7 +172,7 @@ def _translated(wanted: Table, found: Table) -> Table:
 
 
 def _default(key: str, value: str) -> Callable[[Any, Any], Any]:
-    """One side has the property with this value, the other has none."""
+    """Returns a rule for a property that one side has with this value, and the other does not have."""
 
     def served(wanted: Any, found: Any) -> Any:
         here, there = wanted.parameters.get(key), found.parameters.get(key)
@@ -185,7 +185,7 @@ def _default(key: str, value: str) -> Callable[[Any, Any], Any]:
 
 
 def _basic_statistics(wanted: Any, found: Any) -> Any:
-    """Only a server adds the mark; one that the target lacks is a difference."""
+    """Accepts the mark if the server added it; one that is missing on the target is a difference."""
     here, there = wanted.parameters.get(ACCURATE), found.parameters.get(ACCURATE)
     columns = _columns_accurate(here)
     if not columns or "BASIC_STATS" in (here or "") or columns != _columns_accurate(there):
@@ -194,7 +194,7 @@ def _basic_statistics(wanted: Any, found: Any) -> Any:
 
 
 def _counted_view(wanted: Table, found: Table) -> Table:
-    """Only no files at all: a count of some would be a difference."""
+    """Accepts only a count of no files: a count of some would be a difference."""
     if wanted.kind != MATERIALIZED_VIEW:
         return wanted
     counted = {key: "0" for key in ("numFiles", "totalSize") if found.parameters.get(key) == "0"}
@@ -202,7 +202,7 @@ def _counted_view(wanted: Table, found: Table) -> Table:
 
 
 def _columns_accurate(text: str | None) -> Any:
-    """What the property says of columns; the property's own text where it cannot be read."""
+    """Returns the column part of the property; the property's own text if it cannot be parsed."""
     try:
         return (json.loads(text or "{}")).get("COLUMN_STATS") or {}
     except (ValueError, AttributeError):
@@ -287,11 +287,11 @@ LACKS: tuple[Rule, ...] = (
     ),
     Rule("REMOTE database, and its data connector", ("2.3", "3.1", "4.0", "4.2"), REMOTE, (Database,), _no_connector),
 )
-"""What a user can set, and some servers cannot store: named as not replicated."""
+"""Fields that a user can set, and some servers cannot store: reported as not replicated."""
 
 
 def lacking(wanted: V, found: V) -> tuple[V, list[str]]:
-    """What the target should have, without what its server cannot store; and why, for each."""
+    """Returns the wanted object without the fields that its server cannot store, and the reason for each."""
     reasons = []
     for rule in LACKS:
         if isinstance(wanted, rule.of) and (without := rule.served(wanted, found)) != wanted:
@@ -301,13 +301,13 @@ def lacking(wanted: V, found: V) -> tuple[V, list[str]]:
 
 
 def storable(statistics: Statistics, engines: Iterable[str]) -> tuple[Statistics, list[str]]:
-    """`lacking`, of a server that has the statistics of these engines."""
+    """Applies `lacking` for a server that has the statistics of these engines."""
     others: dict[str, tuple[ColumnStatistic, ...]] = dict.fromkeys(engines, ())
     return lacking(statistics, Statistics(db=statistics.db, table=statistics.table, others=others))
 
 
 def as_served(wanted: V, found: V) -> V:
-    """What the target should have, as its server tells of it."""
+    """Returns the wanted object as its server returns it."""
     for rule in RULES:
         if isinstance(wanted, rule.of):
             wanted = rule.served(wanted, found)

@@ -1,8 +1,8 @@
 """View text: replacing database names in the SQL of a view. Pure.
 
-A parser (sqlglot) says which names are those of databases, and where they are; all other text stays as it is, byte for
-byte. A database qualifies a relation, a function, or a column of a relation that has no alias. Aliases, common table
-expressions and columns with the name of a database are something else, and stay.
+A parser (sqlglot) finds the names of databases and their offsets; all other text is unchanged, byte for byte. A
+database qualifies a relation, a function, or a column of a relation that has no alias. Aliases, common table
+expressions and columns with the name of a database are not database names, and remain unchanged.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from replicator.core.model import Table
 from replicator.metastore.convert.fields import ids
 
 _DIALECTS = ("spark", "hive")
-NO_VIEW = "a view in SQL that is not understood"  # begin of the reason why a target lacks one
+NO_VIEW = "a view in SQL that is not understood"  # prefix of the reason why a target does not have one
 _CATALOGS = {"spark_catalog", "hive", "hive_metastore"}
 
 
 def rename_databases(text: str | None, databases: Mapping[str, str]) -> str | None:
-    """The text with the databases that are renamed (source name -> target name) replaced wherever they qualify a table,
-    a view or a function. Raises FormatError for a text that may name one of them and is not SQL that is understood."""
+    """Replaces renamed databases (source name -> target name) wherever they qualify a table, a view or a function.
+    Raises FormatError for a text that may name one of them and is not SQL that can be parsed."""
     renamed = {before.lower(): after for before, after in databases.items() if before.lower() != after.lower()}
     if not text or not any(re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) for name in renamed):
         return text
@@ -38,7 +38,7 @@ def rename_databases(text: str | None, databases: Mapping[str, str]) -> str | No
 
 
 def not_understood(databases: Mapping[str, str], *texts: str | None) -> str:
-    """What a text for which `rename_databases` raises FormatError may name; nothing when it raises none."""
+    """Returns what a text may name for which `rename_databases` raises FormatError; "" if it does not raise."""
     try:
         for text in texts:
             rename_databases(text, databases)
@@ -48,7 +48,7 @@ def not_understood(databases: Mapping[str, str], *texts: str | None) -> str:
 
 
 def why_no_view(table: Table, databases: Mapping[str, str]) -> str:
-    """Why a target with other names of databases does not get a view; nothing when it does."""
+    """Returns why a target with other database names does not get a view; "" if it does."""
     if not (why := not_understood(databases, table.view_original, table.view_expanded)):
         return ""
     return f"{NO_VIEW}, and {why}, which has another name on the target: create it there by hand"
@@ -56,10 +56,10 @@ def why_no_view(table: Table, databases: Mapping[str, str]) -> str:
 
 @lru_cache(1024)
 def _places(text: str, names: frozenset[str]) -> list[tuple[int, int]]:
-    """Begin and end of each name of a database, in the order of the text."""
-    import sqlglot  # takes a tenth of a second, and views of renamed databases are rare
+    """Returns begin and end of each name of a database, in the order of the text."""
+    import sqlglot  # the import takes a tenth of a second, and views of renamed databases are rare
 
-    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # what it does not understand is reported by its caller
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # the caller reports what it cannot parse
     for dialect in _DIALECTS:
         try:
             trees = sqlglot.parse(text, read=dialect)
@@ -74,7 +74,7 @@ def _places(text: str, names: frozenset[str]) -> list[tuple[int, int]]:
 
 
 def _databases(tree: Any, exp: Any) -> Iterator[Any]:
-    """Identifiers at the begin of dotted names that may be those of databases."""
+    """Yields the identifiers at the begin of dotted names that may be those of databases."""
     for node in tree.walk() if tree is not None else ():
         if isinstance(node, exp.Table):
             names = _without_catalog(node.parts)
@@ -90,7 +90,7 @@ def _databases(tree: Any, exp: Any) -> Iterator[Any]:
 
 
 def _is_of_relation(column: Any, names: list[Any], exp: Any) -> bool:
-    """Whether a, b of a.b.c are a database and its table in a query around it, and not an alias and its field."""
+    """Returns True if a, b of a.b.c are a database and its table in an enclosing query, not an alias and its field."""
     query = column.parent_select
     while query is not None and len(names) > 2:
         for table in query.find_all(exp.Table):
@@ -114,7 +114,7 @@ def _plain(name: str) -> str:
 
 
 # ---- view order ------------------------------------------------------------------------------------------------------
-# The order of tables and views: a server makes a materialized view after what it reads, and drops it before. Pure.
+# The order of tables and views: a materialized view is created after the tables it reads, and dropped before. Pure.
 
 
 T = TypeVar("T")
@@ -123,8 +123,8 @@ CREATION = ids("Table", "creationMetadata")
 
 
 def in_waves(things: Iterable[tuple[Table, T]]) -> list[list[T]]:
-    """Things by what they are about: tables, then views, then materialized views, in as many waves as they read each
-    other. Those that read each other in a circle come last, together: the server answers for them."""
+    """Orders items by their tables: tables, then views, then materialized views, in as many waves as they read each
+    other. Those that read each other in a cycle come last, together: the server accepts or refuses them."""
     tables, views, waiting = list[T](), list[T](), dict[tuple[str, str], tuple[frozenset[tuple[str, str]], T]]()
     for table, thing in things:
         if read := _read_by(table):
@@ -139,7 +139,7 @@ def in_waves(things: Iterable[tuple[Table, T]]) -> list[list[T]]:
 
 
 def _read_by(table: Table) -> frozenset[tuple[str, str]]:
-    """Tables and views that a materialized view reads; none for anything else."""
+    """Returns the tables and views that a materialized view reads; an empty set for any other table."""
     found = set()
     for key in table.extra.keys() & CREATION:
         fields = table.extra[key]["rec"]

@@ -160,7 +160,7 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
             plan.drops.append(before)
             plan.left[before.db, before.name] = lineage.left
         return
-    if lineage.table is None:  # renamed out of what the dump covers, or dropped after its end
+    if lineage.table is None:  # renamed out of the dump's scope, or dropped after its end
         return
     name = _target_name(plan, lineage.now)
     there = _existing(plan, lineage.now, target)
@@ -342,7 +342,7 @@ def lack_constraints(plan: Plan, kinds: frozenset[str]) -> None:
 
 def lack_statistics(plan: Plan, engines: Sequence[str]) -> None:
     """Records the tables with statistics of engines that the target does not have. engines: those that it has. An entry
-    about a table's own statistics remains until a dump replaces it; one about partitions is made when a dump brings
+    about a table's own statistics remains until a dump replaces it; one about partitions is added when a dump brings
     them."""
     for step in plan.tables:
         if step.lineage.now is None or not step.lineage.statistics:

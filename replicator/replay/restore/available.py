@@ -1,7 +1,7 @@
-"""Where the bytes of a state are to be had: at their old path, in `$cmroot`, as a version of their store, or nowhere.
+"""Availability of the bytes of a state: at their old path, in `$cmroot`, as a version of their store, or missing.
 
-Asked before a restore touches anything. `look` is what an engine runs: it lists what is there, reads no bytes where
-size, time and identity are those that capture saw, and hashes where they are not.
+Checked before a restore changes anything. `look` runs on an engine: it lists existing files, reads no bytes if size,
+time and identity are those that capture recorded, and hashes the file otherwise.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from replicator.core.model import Database, partition_spec
 from replicator.core.text.sql_text import PartitionFilter, parse_partition_filter
 from replicator.errors import FormatError, MomentLost, ObjectNotFound, UsageError
 
-SHOWN = 1000  # missing files that are named; more are counted
+SHOWN = 1000  # missing files that are named; more are only counted
 
 _COLUMNS = ["db", "table", "partition", "location", "path", "size", "mtime_ns", "identity", "checksum", "version"]
 
 
 @dataclass(frozen=True)
 class AvailabilityTask:
-    """File entries to look for: those of `parts` whose location falls to `share` of `shares`. `root`: the `$cmroot`."""
+    """File entries to look for: those of `parts` whose location is in `share` of `shares`. `root`: the `$cmroot`."""
 
     parts: Sequence[str]
     root: str
@@ -61,8 +61,8 @@ class FileTally:
 
 @dataclass
 class Available:
-    """Files of a state by where their bytes are. `named`: the first missing ones, each `file` (where it was), `object`,
-    `bytes` and `reason`."""
+    """Files of a state by the location of their bytes. `named`: the first missing ones, each with `file` (its old
+    path), `object`, `bytes` and `reason`."""
 
     source: FileTally = field(default_factory=FileTally)
     cmroot: FileTally = field(default_factory=FileTally)
@@ -72,7 +72,7 @@ class Available:
 
     @property
     def files(self) -> int:
-        """Those that were looked for."""
+        """The number of files that were looked for."""
         return self.source.files + self.cmroot.files + self.version.files + self.missing.files
 
     def add(self, other: Available) -> None:
@@ -83,7 +83,7 @@ class Available:
 
     @property
     def found(self) -> FileTally:
-        """All that can be copied."""
+        """The files that can be copied."""
         kinds = (self.source, self.cmroot, self.version)
         return FileTally(sum(each.files for each in kinds), sum(each.bytes for each in kinds))
 
@@ -111,7 +111,7 @@ def look(task: AvailabilityTask) -> Available:
 
 
 def _by_location(task: AvailabilityTask) -> Mapping[str, list[dict[str, Any]]]:
-    """The rows of a share. One location is listed by one task only."""
+    """Returns the rows of a share. Each location is listed by one task only."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for table in _tables(task.parts):
         for row in table.to_pylist():
@@ -136,7 +136,7 @@ def _files_at(location: str) -> dict[str, FileState]:
 
 
 def _origin(row: Mapping[str, Any], path: str, there: Mapping[str, FileState], root: str) -> tuple[str, str]:
-    """(source | cmroot | version | missing, the reason why it is missing)."""
+    """Returns (source | cmroot | version | missing, the reason why it is missing)."""
     checksum, size = row["checksum"], row["size"]
     if checksum is None or size is None:
         return "missing", "it was gone before a capture could read it"
@@ -154,8 +154,8 @@ def _origin(row: Mapping[str, Any], path: str, there: Mapping[str, FileState], r
 
 
 def _kept(root: str, checksum: str, size: int, mtime_ns: int | None) -> str:
-    """`kept`, or what is wrong. A kept link that was written into shows by its time, which it shares with its source;
-    a kept copy has another time too, and is read to tell them apart."""
+    """Returns `kept`, or what is wrong. A write into a retained link is detected by its time, which it shares with its
+    source; a retained copy has another time, too, and is read to distinguish the two."""
     place = locate(root, checksum, size)
     try:
         there = file_state(place)
@@ -169,7 +169,7 @@ def _kept(root: str, checksum: str, size: int, mtime_ns: int | None) -> str:
 
 
 def _checksum(place: str) -> tuple[str, int] | None:
-    """None when it went away meanwhile."""
+    """Returns checksum and size; None if the file was removed concurrently."""
     try:
         return checksum_at(place)
     except FileNotFoundError:
@@ -184,12 +184,12 @@ def _version_is_there(path: str, version: str, size: int) -> bool:
 
 
 # ---- chosen partitions -----------------------------------------------------------------------------------------------
-# Partitions that a restore is limited to: as a filter of its dump, and whether they were there then.
+# Partitions that a restore is limited to: as a filter of its dump, and a check that they existed at the time.
 
 
 def chosen(texts: Sequence[str]) -> PartitionFilter:
-    """The partitions `k=v/k2=v2`, escaped as Hive does; with some of the keys, all that have these values. Raises
-    UsageError for what is none."""
+    """Parses partitions `k=v/k2=v2`, escaped as Hive does; with some of the keys only, all that have these values.
+    Raises UsageError for an invalid one."""
     return parse_partition_filter(" or ".join(map(_condition, texts)))
 
 
@@ -205,30 +205,30 @@ def _condition(text: str) -> str:
 
 
 def names_in(reader: DumpReader) -> list[str]:
-    """Of the partitions of a dump of the whole, which drops none."""
+    """Returns the names of all partitions in a complete dump, which has no drops."""
     return sorted({name for record in reader.records() for name in record.change.partition_names})
 
 
 def absent(texts: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Those that none of the names is of."""
+    """Returns those that match none of the names."""
     return [text for text in texts if not any(matches_name(chosen([text]), name) for name in names)]
 
 
 # ---- recovery points -------------------------------------------------------------------------------------------------
-# Moments: which states of a database the captured log can tell, and which of them an event id or a time means.
+# Recovery points: the states of a database that the captured log can determine, and the one of an event id or a time.
 #
-# A capture reads a database table by table while writers go on, and its tail of events makes one state of that. So a
-# state is exact from the end of the capture that walked the database first; not between events that were lost and the
-# end of the capture that compared everything because of it; and not after the log's end.
+# A capture reads a database table by table while writers continue, and the events at its end make one state of that. So
+# a state is exact from the end of the capture that walked the database first; but not between events that were lost and
+# the end of the capture that compared everything because of it; and not after the log's end.
 
 
-_TELLING = (b'"events_lost"', b'"create_database"')  # kinds as they stand in a record's JSON
+_TELLING = (b'"events_lost"', b'"create_database"')  # kinds as written in a record's JSON
 
 
 @dataclass(frozen=True)
 class LogGap:
-    """Events after `after` and before `next` were lost. `position`: of the record that says so; `known`: when the last
-    capture before it ended, in seconds; `exact`: the end of the capture that repaired it."""
+    """A gap in the log: events after `after` and before `next` were lost. `position`: of the record of the loss;
+    `known`: the end of the last capture before it, in seconds; `exact`: the end of the capture that repaired it."""
 
     after: int
     next: int
@@ -239,7 +239,7 @@ class LogGap:
 
 @dataclass(frozen=True)
 class RecoveryWindow:
-    """The moments of one database that can be determined: from `begin` to `end`, without those inside of `gaps`."""
+    """The recovery points of one database: from `begin` to `end`, except those inside of `gaps`."""
 
     db: str
     begin: Point
@@ -253,13 +253,13 @@ class RecoveryWindow:
 
 
 def moment_text(point: Point) -> str:
-    """A point's time for people: UTC, ISO 8601."""
+    """Returns a point's time as text: UTC, ISO 8601."""
     return datetime.fromtimestamp(point.time, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def retained(log: Sequence[Segment], db: str) -> RecoveryWindow:
-    """What a log can tell of a database. Reads every record's line once. Raises UsageError for an empty log,
-    ObjectNotFound for a database that was never captured."""
+    """Returns the recovery window of a database in a log. Reads every record's line once. Raises UsageError for an
+    empty log, ObjectNotFound for a database that was never captured."""
     end = resolve_until(log, None)
     begin: Point | None = None
     gaps = []
@@ -279,23 +279,23 @@ def retained(log: Sequence[Segment], db: str) -> RecoveryWindow:
 
 
 def _captures(log: Sequence[Segment]) -> Iterator[tuple[Segment, int, Point]]:
-    """The captures that made a log: the segment each is in, the position before its first, and its end."""
+    """Yields the captures of a log: the segment of each, the position before its first record, and its end."""
     for segment in log:
         for each in segment.captures:
             yield segment, each.first - 1, Point(each.last, int(each.about["event"]), int(each.about["time"]))
 
 
 def _telling(segment: Segment, after: int, until: int) -> Iterator[ChangeRecord]:
-    """The records of a capture that say where moments begin and end; the others are not decoded."""
+    """Yields the records of a capture that begin or end a recovery window; the others are not decoded."""
     for line in segment.records(after, until):
         if any(kind in line for kind in _TELLING):
             yield decode_line(line, segment.place)
 
 
 def moment(log: Sequence[Segment], db: str, text: str) -> Point:
-    """The place in the log that an event id or a time means for a database: the last record at or before it.
+    """Returns the point of the log for an event id or a time of a database: the last record at or before it.
 
-    Raises UsageError for a moment before or after what is retained, MomentLost inside of a gap."""
+    Raises UsageError for a time or event outside of the retained range, MomentLost inside of a gap."""
     kept = retained(log, db)
     event, time = parse_moment(text, "--to")
     latest = max(there.time for _, _, there in _captures(log))

@@ -1,7 +1,7 @@
-"""What a `$cmroot` keeps, for people and programs: entries with their origin, the event they are known since, who needs
-them and until when; finding files of the past; putting one back.
+"""Content of a `$cmroot`, as text and data: entries with their origin, the event since which they are known, the pins
+that require them, and until when.
 
-Reads the log and lists `files/` on an engine; the largest entries are listed one by one, all are counted.
+Reads the log and lists `files/` on an engine; the largest entries are listed individually, all are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import Rows
 
 # ---- headers ---------------------------------------------------------------------------------------------------------
-# The events and times of positions of the captured log, for listings: few positions, read from their records.
+# Events and times of positions in the captured log, for listings: few positions, read from their records.
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def events_at(log: Sequence[Segment], positions: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """(event id, time) of the records at some positions; those that the log has not are left out."""
+    """Returns (event id, time) of the records at some positions; positions not in the log are omitted."""
     wanted = sorted(positions)
     decoder = msgspec.json.Decoder(_Header)
     found = {}
@@ -56,17 +56,17 @@ def events_at(log: Sequence[Segment], positions: Iterable[int]) -> dict[int, tup
 
 
 LIMIT = 1000
-"""Entries listed one by one; all are counted."""
+"""Entries listed individually; all are counted."""
 
 NOBODY = "nobody"
-"""Who needs an entry that the next expiry may remove."""
+"""`needed_by` of an entry that the next expiry may remove."""
 
 
 @dataclass
 class KeptList(Rows):
-    """`total`: entries and bytes that fit; `by_need`: the same by who needs them; `shared`: those that are the source's
-    own inode too and take no room of their own. `entries`: the largest; see `_entry`. `databases`: those that the root
-    captures; None: unknown until the next capture."""
+    """Matching entries. `total`: their number and bytes; `by_need`: the same by what requires them; `shared`: those
+    that share the source's inode and use no space of their own. `entries`: the largest; see `_entry`. `databases`:
+    those that the root captures; None: unknown until the next capture."""
 
     status: str
     root: str
@@ -84,14 +84,14 @@ class KeptList(Rows):
     )
 
 
-# What is kept
+# Listing
 
 
 def list_kept(root: ChangeRoot, engine: AutoEngine, *, table: str = "", need: str = "", limit: int = LIMIT) -> KeptList:
-    """Everything that is kept. table: only entries last seen in `db.table`. need: only those that are needed by this
-    (`live`, `slot NAME`, `hold`, `nobody`; the beginning is enough). Changes nothing, takes no lease.
+    """Lists all retained entries. table: only entries last recorded in `db.table`. need: only those that are required
+    by this (`live`, `slot NAME`, `hold`, `nobody`; a prefix is enough). Changes nothing, takes no lease.
 
-    Raises Superseded when the log was compacted meanwhile, FormatError when it is damaged."""
+    Raises Superseded if the log was compacted concurrently, FormatError if it is damaged."""
     log, pins = segments(root.place), read_pins(root.place)
     tally: dict[str, list[int]] = {}
     shared, largest = [0, 0], KEPT.empty_table()
@@ -126,7 +126,7 @@ def list_kept(root: ChangeRoot, engine: AutoEngine, *, table: str = "", need: st
 
 
 def _needs(rows: pa.Table) -> pa.Table:
-    """`nobody` for the reasons that an expiry would remove for."""
+    """Replaces the reasons for which an expiry would remove an entry by `nobody`."""
     free = pc.is_in(rows["reason"], pa.array([EXPIRED, UNREFERENCED, UNREFERENCED_YOUNG]))
     return rows.set_column(rows.schema.get_field_index("reason"), "reason", pc.if_else(free, NOBODY, rows["reason"]))
 
@@ -147,10 +147,10 @@ def _said(total: Sequence[int]) -> dict[str, int]:
 
 
 def _entry(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) -> dict[str, Any]:
-    """One kept entry: `keeper` is link, copy, version or recycle; `since_*`: of the first record that named it;
-    `released_*`: of the last that ended a use of it."""
+    """Returns one entry as data: `keeper` is link, copy, version or recycle; `since_*`: of the first record that names
+    it; `released_*`: of the last that ended a use of it."""
     since, released = row["since"], row["released"]
-    if since is not None and since < 1:  # of an intercept that no capture has recorded yet
+    if since is not None and since < 1:  # from an intercept that no capture has recorded yet
         since = None
     return {
         "checksum": row["checksum"],
@@ -174,7 +174,7 @@ def _entry(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) -> 
 
 
 def _keeper(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) -> str:
-    """How an entry came to be kept: what its names, the store and the capture's marker tell."""
+    """Returns how an entry was retained, determined from its names, the store and the capture's marker."""
     if row["state"] == VERSION:
         return "version"
     if (row["links"] or 0) > 1:
@@ -193,7 +193,7 @@ def _until(need: str, released: int | None) -> str:
 
 
 class _RecoveryPoints:
-    """What the log says of positions: the event and time of a record, the keeper of its capture. For few rows."""
+    """Data of the log about positions: the event and time of a record, the keeper of its capture. For few rows."""
 
     def __init__(self, log: Sequence[Segment], rows: list[dict[str, Any]]) -> None:
         self.rows = rows

@@ -1,5 +1,5 @@
 """Files of the past: found in the captured log by path, table or checksum, with the events between which the source had
-them; and one of them put back.
+them; and restoring one of them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from replicator.replay.restore.pins import resolve_at
 
 @dataclass
 class FoundList(Rows):
-    """Files of the log that fit, the newest: since which event the source had them, until which, and whether their
-    bytes are kept now. `total` is at least so many."""
+    """Matching files of the log, the newest: the events since and until which the source had them, and if their bytes
+    are retained now. `total` is a lower bound."""
 
     status: str
     root: str
@@ -42,8 +42,8 @@ class FoundList(Rows):
 def find_files(
     root: ChangeRoot, *, path: str = "", table: str = "", checksum: str = "", limit: int = LIMIT
 ) -> FoundList:
-    """Files that the source had at some time: by path (or a directory above), table and checksum; all that is given
-    must fit. Raises UsageError when nothing is given."""
+    """Finds files that the source had at some time: by path (or a directory above), table and checksum; all criteria
+    must match. Raises UsageError without criteria."""
     if not (path or table or checksum):
         raise UsageError("find what?", hint="give --path, --table or --checksum")
     log = segments(root.place)
@@ -82,12 +82,12 @@ def _reported(log: Sequence[Segment], findings: Findings) -> list[dict[str, Any]
     return entries
 
 
-# Putting one back
+# Restoring one file
 
 
 @dataclass
 class PutBack(Report):
-    """A file that was put back: where, and where its bytes came from."""
+    """A restored file: its path, and the source of its bytes."""
 
     status: str
     place: str
@@ -103,11 +103,11 @@ _CHECKSUM = re.compile(rf"(?:{ALGORITHM}-)?([0-9a-fA-F]{{6,32}})(?:-(\d+))?")
 def put_back(
     root: ChangeRoot, what: str, to: str | None = None, *, at: str | None = None, overwrite: bool = False
 ) -> PutBack:
-    """Puts one kept file back. what: the path of a file, or a checksum (its first six digits or more, or a content
-    name). to: where; default: where it was. at: as it was at an event or a time.
+    """Restores one retained file. what: the path of a file, or a checksum (its first six digits or more, or a content
+    name). to: its new path; default: its old path. at: its state at an event or a time.
 
-    Raises UsageError when that means several contents, KeepError when it means none or its bytes are not kept; else as
-    `cmroot.keep.restore.restore_file`. May run again."""
+    Raises UsageError if several contents match, KeepError if none matches or its bytes are not retained; otherwise as
+    `cmroot.keep.restore.restore_file`. May run twice."""
     log = segments(root.place)
     match = _CHECKSUM.fullmatch(what)
     references = _candidates(root.place, log, what, match is not None)
@@ -145,7 +145,7 @@ def _candidates(root: str, log: Sequence[Segment], what: str, by_checksum: bool)
 
 
 def _unreferenced(root: str, digits: str, size: str | None) -> dict[_Content, Reference | None]:
-    """Entries that no record names, such as what a load replaced."""
+    """Returns entries that no record names, such as files that a load replaced."""
     entries = list_entries(root, digits[:2]).entries
     pairs = zip(entries["checksum"].to_pylist(), entries["size"].to_pylist(), strict=True)
     return {pair: None for pair in pairs if pair[0].startswith(digits) and size in (None, str(pair[1]))}

@@ -1,6 +1,6 @@
-"""Slots and holds as an operator sees them: at an event or time of the log, with how far behind they are.
+"""Slots and holds for an operator: at an event or time of the log, with their lag.
 
-The files themselves are `cmroot.pins`; what they keep from expiring is decided in `cmroot.log.references`.
+The files themselves are `cmroot.pins`; `cmroot.log.references` decides which files they exclude from expiry.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from replicator.core.not_replicated import Report, Rows
 from replicator.errors import UsageError
 
 PATIENCE = timedelta(minutes=1)
-"""How long the lease of another run is waited for."""
+"""How long to wait for the lease of another run."""
 
 
 @dataclass
 class Pinned(Report):
-    """What became of one pin: `status` is created, confirmed, dropped, held or released; `pin` is the file's content,
-    None where it is gone. `time` is that of its position, in seconds since the epoch."""
+    """The result of an action on a pin: `status` is created, confirmed, dropped, held or released; `pin` is the file's
+    content, None if it was removed. `time` is that of its position, in seconds since the epoch."""
 
     status: str
     root: str
@@ -42,15 +42,15 @@ class Pinned(Report):
     time: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The pin's fields beside the others."""
+        """Returns the pin's fields next to the others."""
         return {"status": self.status, "root": self.root, "name": self.name, "time": self.time, **(self.pin or {})}
 
 
 @dataclass
 class SlotState:
-    """A slot, and how far it is behind the log's end. `lag_seconds`: from its position's time to the log's newest;
-    `age_seconds`: since it last confirmed. `held`: entries and bytes that the source has not any more and this slot
-    needs; `alone_*`: those that no other pin needs. None: not asked. `scopes`: as in `cmroot.pins.Slot`."""
+    """A slot, and its lag behind the log's end. `lag_seconds`: from its position's time to the log's newest;
+    `age_seconds`: since it last confirmed. `held`: entries and bytes that the source no longer has and this slot
+    requires; `alone_*`: those that no other pin requires. None: not requested. `scopes`: as in `cmroot.pins.Slot`."""
 
     name: str
     position: int
@@ -70,7 +70,7 @@ class SlotState:
 
 @dataclass
 class PinList(Rows):
-    """All pins of a root by name; `damaged`: files that cannot be understood, for which nothing can expire."""
+    """All pins of a root by name; `damaged`: files that cannot be parsed, because of which nothing can expire."""
 
     status: str
     root: str
@@ -84,15 +84,15 @@ class PinList(Rows):
     columns: ClassVar[Sequence[str]] = ("kind", *(each.name for each in fields(SlotState)))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Slots, holds and dumps, distinguished by `kind`."""
+        """Returns slots, holds and dumps, distinguished by `kind`."""
         said = self.to_dict()
         kinds = (("slot", "slots"), ("hold", "holds"), ("dump", "dumps"))
         return [{"kind": kind, **row} for kind, name in kinds for row in said[name]]
 
 
 def resolve_at(root: ChangeRoot, log: Sequence[Segment], text: str | None) -> Point:
-    """The place in the log that `--at` means: an event id, a time, the end of a finished dump; None: the log's end.
-    Raises UsageError before the log begins or after its end: nothing protects what was never captured."""
+    """Returns the point of the log for `--at`: an event id, a time, the end of a finished dump; None: the log's end.
+    Raises UsageError before the log begins or after its end: files that were never captured cannot be protected."""
     newest = resolve_until(log, None)
     if text is None:
         return newest
@@ -112,7 +112,7 @@ def resolve_at(root: ChangeRoot, log: Sequence[Segment], text: str | None) -> Po
 
 
 def create_slot(root: ChangeRoot, name: str, at: str | None = None, *, consumer: str = "") -> Pinned:
-    """A slot at the log's end, or at an earlier event or time. Raises PinError when there is one of this name."""
+    """Creates a slot at the log's end, or at an earlier event or time. Raises PinError if the name exists."""
     with _still(root, at):
         point, now = resolve_at(root, segments(root.place), at), pins.iso(clocks.time())
         slot = pins.Slot(name, point.position, point.event, now, now, consumer)
@@ -121,8 +121,8 @@ def create_slot(root: ChangeRoot, name: str, at: str | None = None, *, consumer:
 
 
 def confirm_slot(root: ChangeRoot, name: str, at: str, *, back: bool = False) -> Pinned:
-    """The consumer has everything up to an event or time. Raises PinError for an unknown slot, and for one that would
-    go back, unless `back`."""
+    """Confirms that the consumer has everything up to an event or time. Raises PinError for an unknown slot, and for
+    one that would move back, unless `back`."""
     with _still(root, at if back else None):
         point = resolve_at(root, segments(root.place), at)
         slot = pins.confirm_slot(root.place, name, point.position, point.event, now=clocks.time, back=back)
@@ -130,14 +130,14 @@ def confirm_slot(root: ChangeRoot, name: str, at: str, *, back: bool = False) ->
 
 
 def drop_slot(root: ChangeRoot, name: str) -> Pinned:
-    """From here on nothing is kept for this consumer. Raises PinError when there is no such slot."""
+    """Drops a slot: nothing is retained for this consumer any more. Raises PinError if it does not exist."""
     pins.drop_slot(root.place, name)
     return Pinned("dropped", root.place, name)
 
 
 def hold(root: ChangeRoot, name: str, at: str | None = None, *, reason: str = "") -> Pinned:
-    """Nothing that the source had at an event or time (None: now) expires while the hold is there. What expired before
-    stays gone. Raises PinError when there is one of this name."""
+    """Creates a hold: no file that the source had at an event or time (None: now) expires while it exists. Files that
+    expired before are not restored. Raises PinError if the name exists."""
     with _still(root, at):
         point = resolve_at(root, segments(root.place), at)
         pin = pins.Hold(name, point.position, point.event, pins.iso(clocks.time()), reason)
@@ -146,7 +146,7 @@ def hold(root: ChangeRoot, name: str, at: str | None = None, *, reason: str = ""
 
 
 def release(root: ChangeRoot, name: str, *, dump: bool = False) -> Pinned:
-    """Lets go of a hold; `dump`: of the pin of a dump, by its id. Raises PinError when there is no such hold."""
+    """Removes a hold; `dump`: the pin of a dump, by its id. Raises PinError if it does not exist."""
     if dump:
         pins.unpin_dump(root.place, name)
     else:
@@ -155,8 +155,8 @@ def release(root: ChangeRoot, name: str, *, dump: bool = False) -> Pinned:
 
 
 def list_pins(root: ChangeRoot, engine: AutoEngine | None = None) -> PinList:
-    """Every slot, hold and dump. With an engine also what each holds back, unless one is damaged: that reads all file
-    entries of the log, and lists `files/`."""
+    """Lists every slot, hold and dump. With an engine also what each retains, unless one is damaged: that reads all
+    file entries of the log, and lists `files/`."""
     log, found = segments(root.place), pins.read_pins(root.place)
     newest = resolve_until(log, None) if log else None
     held: dict[str, dict[str, Any]] = {}
@@ -199,7 +199,7 @@ def _state(
 
 
 def _time_at(log: Sequence[Segment], position: int) -> int | None:
-    """When the capture that holds a position ended; None when that part of the log is gone."""
+    """Returns when the capture of a position ended; None if that part of the log was removed."""
     for segment in log:
         if segment.first <= position <= segment.last:
             for capture in segment.captures:
@@ -209,6 +209,6 @@ def _time_at(log: Sequence[Segment], position: int) -> int | None:
 
 
 def _still(root: ChangeRoot, at: str | None) -> AbstractContextManager[Lease | None]:
-    """The lease, where the past is pinned: an expiry at work must not remove what it takes for unneeded. What is the
-    source's now is never removed, so the log's end can be pinned at any time."""
+    """Acquires the lease if a past position is pinned: a running expiry must not remove files that it found unneeded.
+    The source's present files are never removed, so the log's end can be pinned at any time."""
     return nullcontext() if at is None else patiently(lambda: acquire(root.place, "pin"), PATIENCE)

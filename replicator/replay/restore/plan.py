@@ -1,7 +1,7 @@
-"""Planning a restore: the state at a moment as a dump, where it goes, what is in the way, and where its bytes are.
+"""Planning of a restore: the state at a recovery point as a dump, its destination, conflicts, and available bytes.
 
-Nothing on the target is changed here, nor in `$cmroot`; the dump lies in a scratch directory for as long as the plan
-holds.
+Nothing is changed on the target or in `$cmroot`; the dump is stored in a scratch directory for as long as the plan is
+valid.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from replicator.replay.plan.target import database_location, default_warehouse
 from replicator.replay.restore.available import AvailabilityTask, Available, absent, look, moment, moment_text, names_in
 from replicator.replay.restore.available import chosen as chosen_partitions
 
-OUTSIDE = "external-data"  # in the new database's directory; no table has a hyphen in its name
+OUTSIDE = "external-data"  # in the new database's directory; table names have no hyphen
 
 
 @dataclass(frozen=True)
 class RestoreSettings:
-    """What is restored, and where to.
+    """The selection and the destination of a restore.
 
-    db, tables: what (no tables: all of the database). partitions: only these, of the one table. to: the event id or
-    time. into: the database that is made (None: `<db>_restored_<event>`). warehouse, cmroot: the target's own, as for a
-    load. force: write into a database that exists, the live one too; what it holds in the restored scope is replaced
-    and goes to the target's $cmroot. allow_missing: restore without the files that exist nowhere. scratch: a directory
-    for the passing dump, which executors must be able to read (None: the system's). formats: "as-they-are" restores
-    tables of formats that name their files by whole paths, too."""
+    db, tables: the selection (no tables: all of the database). partitions: only these, of the one table. to: the event
+    id or time. into: the database to create (None: `<db>_restored_<event>`). warehouse, cmroot: the target's own, as
+    for a load. force: write into an existing database, also the live one; its content in the restored scope is replaced
+    and moved to the target's $cmroot. allow_missing: restore without the files that exist nowhere. scratch: a directory
+    for the temporary dump, which executors must be able to read (None: the system's). formats: "as-they-are" also
+    restores tables of formats that name their files by absolute paths."""
 
     db: str
     to: str
@@ -71,9 +71,9 @@ class RestoreSettings:
 
 @dataclass
 class RestorePlan(Report):
-    """What a restore would do. `event`, `position`, `time`: the moment; `files`, `bytes`: of the state; files_from_...:
-    where they are; `missing`: the first of `files_missing` files that exist nowhere. Of a database that exists,
-    `replaced`: tables that the state has, too; `dropped`: those that it does not have."""
+    """The effects that a restore would have. `event`, `position`, `time`: the recovery point; `files`, `bytes`: of the
+    state; files_from_...: their sources; `missing`: the first of `files_missing` files that exist nowhere. Of an
+    existing database, `replaced`: tables that the state has, too; `dropped`: those that it does not have."""
 
     status: str = field(default="planned", kw_only=True)
     db: str
@@ -104,9 +104,9 @@ class RestorePlan(Report):
 
 @dataclass(frozen=True)
 class DecidedRestore:
-    """A restore, decided: the state of `db` as a dump, where it goes, and where its bytes are. `existing`: the target's
-    database as it is (None: to be made); `key`: which restore this is, so that one that was killed knows its own;
-    `load`: what the load says it will do; `warnings`: what a person should know before."""
+    """A planned restore: the state of `db` as a dump, its destination, and the available bytes. `existing`: the
+    target's database (None: to be created); `key`: identifies the restore, so that a killed one recognises its own
+    database; `load`: the planned effects of the load; `warnings`: for the operator, before the restore."""
 
     db: str
     point: Point
@@ -124,12 +124,12 @@ class DecidedRestore:
 
     @property
     def dropped(self) -> list[str]:
-        """Tables of an existing database that the state does not have."""
+        """The tables of an existing database that the state does not have."""
         again = {*self.load["create_tables"], *self.load["alter_tables"]}
         return [name for name in self.load["drop_tables"] if name not in again]
 
     def described(self) -> RestorePlan:
-        """For people, before anything is done."""
+        """Returns the plan as a report for the operator."""
         there = self.available
         return RestorePlan(
             db=self.db,
@@ -160,7 +160,7 @@ class DecidedRestore:
 
 
 def tables_of(db: str, tables: Sequence[str]) -> list[str]:
-    """Table names without their database, which may be written before them. Raises UsageError for another database."""
+    """Returns table names without their database, which may precede them. Raises UsageError for another database."""
     foreign = [name for name in tables if "." in name and name.partition(".")[0] != db]
     if foreign:
         raise UsageError(
@@ -173,9 +173,9 @@ def tables_of(db: str, tables: Sequence[str]) -> list[str]:
 def planned(
     root: ChangeRoot, target: MetastoreReader, options: RestoreSettings, runtime: Runtime
 ) -> Iterator[DecidedRestore]:
-    """Decides a restore; the plan holds for the length of the block. Changes nothing on the target.
+    """Plans a restore; the plan is valid inside of the block. Changes nothing on the target.
 
-    Raises what `moment` says for a moment that cannot be determined, ObjectNotFound for what did not exist then,
+    Raises as `moment` for a state that cannot be determined, ObjectNotFound for objects that did not exist then,
     Refused for a database that exists (unless forced)."""
     log = segments(root.place)
     point = moment(log, options.db, options.to)
@@ -227,14 +227,14 @@ def planned(
 
 
 def _key(root: ChangeRoot, options: RestoreSettings, point: Point) -> str:
-    """What is restored, in 32 hex digits: the log never changes, so neither does the state that this names."""
+    """Returns the identity of the restored state in 32 hex digits: the log never changes, so neither does the state."""
     about: list[Any] = [root.id, options.db, sorted(set(options.tables)), point.position]
     about += [sorted(set(options.partitions))] if options.partitions else []
     return xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
 
 
 def _existing(target: MetastoreReader, into: str, options: RestoreSettings, key: str) -> Database | None:
-    """The target's database of this name. Raises Refused, unless forced, or when this restore has begun it."""
+    """Returns the target's database of this name. Raises Refused, unless forced, or if this restore has created it."""
     try:
         there = target.database(into)
     except ObjectNotFound:
@@ -250,7 +250,7 @@ def _existing(target: MetastoreReader, into: str, options: RestoreSettings, key:
 
 
 def _location(target: MetastoreReader, into: str, existing: Database | None, options: RestoreSettings) -> str:
-    """Where the database lies, or will. Raises Refused for a new one in a directory that holds something."""
+    """Returns the database's location. Raises Refused for a new one in a directory that is not empty."""
     if existing is not None and existing.location:
         return existing.location
     place = database_location(tidied(options.warehouse or default_warehouse(target)), into)
@@ -264,7 +264,7 @@ def _location(target: MetastoreReader, into: str, existing: Database | None, opt
 
 
 def _tables(reader: DumpReader, options: RestoreSettings, point: Point) -> list[str]:
-    """Names of the restored tables. Raises ObjectNotFound when one that was asked for did not exist."""
+    """Returns the names of the restored tables. Raises ObjectNotFound if a requested one did not exist."""
     names = sorted(table.name for table in reader.tables())
     gone = sorted(set(options.tables) - set(names))
     if gone:
@@ -277,7 +277,7 @@ def _tables(reader: DumpReader, options: RestoreSettings, point: Point) -> list[
 
 
 def _only(options: RestoreSettings) -> dict[str, PartitionFilter]:
-    """Raises UsageError for partitions of none or of several tables."""
+    """Returns the filter of requested partitions by table. Raises UsageError unless they are of exactly one table."""
     if not options.partitions:
         return {}
     if len(options.tables) != 1:
@@ -286,7 +286,7 @@ def _only(options: RestoreSettings) -> dict[str, PartitionFilter]:
 
 
 def _refuse_half(target: MetastoreReader, existing: Database | None, options: RestoreSettings, key: str) -> None:
-    """Raises Refused for partitions of a table that exists: a load makes a table what it was as a whole."""
+    """Raises Refused for partitions of a table that exists: a load restores a table completely."""
     if existing is None or not _only(options) or existing.parameters.get(RESTORING) == key:
         return
     if options.tables[0] in target.table_names(existing.name):
@@ -298,7 +298,7 @@ def _refuse_half(target: MetastoreReader, existing: Database | None, options: Re
 
 
 def _partitions(reader: DumpReader, options: RestoreSettings, point: Point) -> list[str]:
-    """Names of the restored partitions, where only some are. Raises ObjectNotFound when one did not exist."""
+    """Returns the names of restored partitions, if only some are. Raises ObjectNotFound if one did not exist."""
     if not options.partitions:
         return []
     names = names_in(reader)
@@ -319,7 +319,7 @@ def _warnings(existing: Database | None, key: str) -> list[str]:
 
 
 def _given_up(plan: Plan) -> list[str]:
-    """Tables that make room, and that no later restore would bring back as they are."""
+    """Returns warnings for dropped tables that no later restore could bring back unchanged."""
     live = ((table, why_not_replicated(table)) for table in plan.drops) if not plan.as_they_are else ()
     return [f"{table.db}.{table.name} is replaced, and no restore brings it back: {why}" for table, why in live if why]
 

@@ -1,8 +1,8 @@
 """Restore: a database, or tables of it, as at an event or a time, from the captured log and `$cmroot`.
 
-What is restored is a bootstrap dump of the state at that moment, loaded under another name; so all that a load promises
-holds here too. Before anything is done on the target, every file of the state is looked for. Bytes are copied, never
-shared with the live table, and the outcome is a plain database: no replica, and of nobody.
+A bootstrap dump of that state is loaded under another name, so all guarantees of a load apply here, too. Every file of
+the state is looked for before the target is changed. Bytes are copied, never shared with the live table, and the result
+is a plain database, not a replica.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from replicator.replay.restore.plan import DecidedRestore, RestoreSettings, plan
 
 @dataclass
 class Restored(CopyCounts):
-    """What a restore did. `event`, `position`, `time`: the moment; `partitions`: where only some
-    came back; `files`, `bytes`: of the state; `dropped`: tables of
-    an existing database that it did not have; `missing`: the first of `files_missing` files that exist nowhere;
-    `not_replicated`: tables that were not restored."""
+    """The result of a restore. `event`, `position`, `time`: the recovery point; `partitions`: the restored ones, if
+    only some were; `files`, `bytes`: of the state; `dropped`: tables of an existing database that the state did not
+    have; `missing`: the first of `files_missing` files that exist nowhere; `not_replicated`: tables that were not
+    restored."""
 
     before: ClassVar[str] = "files_missing"
     db: str
@@ -59,10 +59,9 @@ class Restored(CopyCounts):
 
 
 def carry_out(plan: DecidedRestore, target: Metastore, runtime: Runtime) -> Restored:
-    """Does what a plan says. A restore that was killed is run again.
+    """Executes a plan. A restore that was killed is run again.
 
-    Raises FilesMissing before anything is done when bytes exist nowhere (unless that is allowed), else what a load
-    raises."""
+    Raises FilesMissing before any change if bytes exist nowhere (unless that is allowed), otherwise as a load."""
     began = clocks.monotonic()
     missing, metadata = plan.available.missing, plan.reader.metadata
     if missing.files and not plan.options.allow_missing:
@@ -107,7 +106,7 @@ def _files_missing(plan: DecidedRestore) -> FilesMissing:
 
 
 def _begin(plan: DecidedRestore, target: Metastore) -> None:
-    """The database, with the mark by which a restore that is run again knows it; a replica ends to be one."""
+    """Creates the database with the mark by which a repeated restore recognises it; ends the role of a replica."""
     mark = {RESTORING: plan.key}
     if plan.existing is None:
         begun = (record.change.creates for record in plan.reader.records())
@@ -134,8 +133,8 @@ def _begin(plan: DecidedRestore, target: Metastore) -> None:
 
 
 def _make_plain(plan: DecidedRestore, target: Metastore) -> None:
-    """Takes the load's marks off, the database's last: until then a restore that is run again takes its work up."""
-    for table in target.tables(plan.into, plan.tables):  # one by one: side by side they wait for the event log's lock
+    """Removes the load's marks, the database's last: until then a repeated restore resumes."""
+    for table in target.tables(plan.into, plan.tables):  # one by one: in parallel they wait for the event log's lock
         plain = own_parameters(table.parameters)
         if plain != table.parameters:
             target.alter_table(table.db, table.name, msgspec.structs.replace(table, parameters=plain))
@@ -144,13 +143,13 @@ def _make_plain(plan: DecidedRestore, target: Metastore) -> None:
 
 
 def _plain(database: Database) -> dict[str, str]:
-    """A database's properties without marks of replication, but for the role that a restore leaves it."""
+    """Returns a database's properties without marks of replication, except the role that a restore leaves it."""
     name = f"database {database.name}"
     return own_parameters(database.parameters) | after_restore(mark_of(database.parameters, name), name).parameters()
 
 
 def restore(root: ChangeRoot, target: Metastore, options: RestoreSettings, runtime: Runtime) -> Restored:
-    """Plans and does it; see `planned` and `carry_out` for what is raised. May run again after a crash."""
+    """Plans and executes a restore; raises as `planned` and `carry_out`. May run again after a crash."""
     began = clocks.monotonic()
     with planned(root, target, options, runtime) as plan:
         report = carry_out(plan, target, runtime)

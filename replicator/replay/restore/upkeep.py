@@ -1,6 +1,6 @@
-"""Upkeep of a `$cmroot`: checking it, compacting its log, letting expire what nobody needs.
+"""Upkeep of a `$cmroot`: checking it, compacting its log, expiry of unneeded entries.
 
-The engine is chosen by the amount of work; a lease that another run holds is waited for.
+The engine is chosen by the amount of work; the lease of another run is waited for.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from replicator.core.text.quantity import duration_text
 from replicator.errors import Refused
 
 # ---- expiries --------------------------------------------------------------------------------------------------------
-# Reports of an expiry: what it would do, and what it did.
+# Reports of an expiry: planned, and executed.
 
 
 @dataclass
 class _Decided(Report):
-    """`kept`, `going`: entries and bytes by reason. `held`: what each slot, hold and dump holds back. `given_up`: slots
-    that lag. `unknown`: names in `files/` that are none of ours. `going_versions`: versions of buckets, by the log;
+    """`kept`, `going`: entries and bytes by reason. `held`: what each slot, hold and dump retains. `given_up`: slots
+    that lag. `unknown`: foreign names in `files/`. `going_versions`: versions of buckets, by the log;
     `going_snapshots`: on HDFS; of unknown bytes."""
 
     status: str
@@ -57,16 +57,16 @@ class _Decided(Report):
 
 @dataclass
 class ExpiryPlanned(_Decided):
-    """What an expiry would do; fields as of `RootExpired`. `warnings`: of a root that is not there yet."""
+    """A planned expiry; fields as in `RootExpired`. `warnings`: about a root that does not exist yet."""
 
     warnings: list[str] = field(default_factory=list)
 
 
 @dataclass
 class RootExpired(_Decided):
-    """What an expiry did. `forgotten_dumps`: pins of dumps older than the retention. `removed_*`: what went, of which
-    `bytes_freed` took room of their own, without `removed_snapshots`. `taken_back`: what was needed by then.
-    `removed_versions`: of buckets."""
+    """An executed expiry. `forgotten_dumps`: pins of dumps older than the retention. `removed_*`: removals, of which
+    `bytes_freed` used space of their own, without `removed_snapshots`. `taken_back`: entries that were required again
+    by then. `removed_versions`: of buckets."""
 
     forgotten_dumps: list[str]
     removed_entries: int
@@ -80,22 +80,22 @@ class RootExpired(_Decided):
 
 
 # ---- clock -----------------------------------------------------------------------------------------------------------
-# Whether the clock of whoever lets things expire can be believed: it decides how old everything is.
+# Plausibility of the local clock before an expiry: it determines the age of everything.
 #
-# It is compared with the store's own (of which a filesystem on the same machine tells nothing) and with the newest
+# It is compared with the store's own (which is no check for a filesystem on the same machine) and with the newest
 # capture, which another machine may have made.
 
 
 STORE_MARGIN = timedelta(minutes=5)
-"""How far a clock may be ahead of the store's: what Kerberos and S3's signatures allow at most is 5 and 15 minutes."""
+"""How far a clock may be ahead of the store's: Kerberos allows at most 5 minutes, S3's signatures 15."""
 
 IDLE = timedelta(days=1)
-"""How long ago the newest capture may have been, unless an operator says otherwise."""
+"""Maximum age of the newest capture, unless an operator sets another."""
 
 
 def refuse_clock_ahead(root: ChangeRoot, clock: Callable[[], float], idle: timedelta = IDLE) -> None:
-    """Raises Refused when the clock is ahead of the store's by more than STORE_MARGIN, or of the newest capture by more
-    than `idle`. A root without captures, and a store that tells no times, say nothing. Writes a small file in
+    """Raises Refused if the clock is ahead of the store's by more than STORE_MARGIN, or of the newest capture by more
+    than `idle`. Skips a comparison if the root has no captures, or the store has no times. Writes a small file in
     `incoming/` and removes it."""
     ahead = _ahead_of_store(root.place, clock)
     if ahead > STORE_MARGIN.total_seconds():
@@ -119,7 +119,7 @@ def refuse_clock_ahead(root: ChangeRoot, clock: Callable[[], float], idle: timed
 
 def _ahead_of_store(root: str, clock: Callable[[], float]) -> float:
     probe = Place(fresh_incoming(root, "probe"))
-    before = clock()  # before the store looks at its own
+    before = clock()  # before the store reads its own
     try:
         probe.write_bytes(b"")
         written = file_state(str(probe)).mtime_ns
@@ -138,23 +138,23 @@ def _newest_capture(root: str) -> float | None:
 
 
 PATIENCE = timedelta(minutes=1)
-"""How long the lease of another run is waited for, by default."""
+"""How long to wait for the lease of another run, by default."""
 
 AVERAGE = 64 << 20
-"""Bytes that an entry is taken for when an engine is chosen for reading all of them; nobody knows before."""
+"""Assumed bytes of an entry when an engine is chosen for reading all of them, as the real size is unknown then."""
 
 
 class RootChecked(Report, Checked):
-    """What `cmroot.check.check` found."""
+    """The result of `cmroot.check.check`."""
 
 
 class LogCompacted(Report, Compacted):
-    """What `cmroot.log.captured.compact` did."""
+    """The result of `cmroot.log.captured.compact`."""
 
 
 @dataclass
 class CompactionPlanned(Report):
-    """What a compaction would do: `merged` segments become `runs`."""
+    """A planned compaction: `merged` segments become `runs`."""
 
     status: str
     root: str
@@ -165,7 +165,7 @@ class CompactionPlanned(Report):
 
 
 def check_root(root: ChangeRoot, engine: AutoEngine, *, bytes: bool = True, limit: int = FINDINGS) -> RootChecked:
-    """See cmroot.check.check. Changes nothing, takes no lease."""
+    """Checks a root, see cmroot.check.check. Changes nothing, takes no lease."""
     entries = estimate(root.place)
     rows = sum(segment.file_count for segment in finished(root.place)[0] if _readable(segment))
     chosen = engine.for_work(max(entries, rows), entries * AVERAGE if bytes else 0)
@@ -173,7 +173,7 @@ def check_root(root: ChangeRoot, engine: AutoEngine, *, bytes: bool = True, limi
 
 
 def _readable(segment: Any) -> bool:
-    """A damaged marker is a finding, not the end of a check."""
+    """Returns False for a damaged marker: it is a finding, and does not end a check."""
     from cmroot.errors import Error
 
     try:
@@ -183,7 +183,7 @@ def _readable(segment: Any) -> bool:
 
 
 def plan_log(root: ChangeRoot) -> CompactionPlanned:
-    """What a compaction would do."""
+    """Plans a compaction."""
     log = segments(root.place)
     runs = plan_compaction(log)
     merged = sum(len(run.segments) for run in runs)
@@ -191,7 +191,8 @@ def plan_log(root: ChangeRoot) -> CompactionPlanned:
 
 
 def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> LogCompacted:
-    """See cmroot.log.captured.compact. `patience`: how long the lease of another run is waited for, each time."""
+    """Compacts a log, see cmroot.log.captured.compact. `patience`: how long to wait for another run's lease, each
+    time."""
 
     def take_lease(place: str, purpose: str) -> Any:
         return patiently(partial(acquire, place, purpose), patience)
@@ -208,7 +209,7 @@ def plan_expired(
     idle: timedelta = IDLE,
     versions: bool = False,
 ) -> ExpiryPlanned:
-    """What an expiry would do, and nothing of it done. Raises Refused as `expire_root`."""
+    """Plans an expiry; changes nothing. Raises Refused as `expire_root`."""
     refuse_clock_ahead(root, runtime.clock, idle)
     chosen = runtime.engines.for_work(work(root.place))
     with plan_expiry(
@@ -232,8 +233,8 @@ def expire_root(
     idle: timedelta = IDLE,
     versions: bool = False,
 ) -> RootExpired:
-    """Plans an expiry and carries it out; plans again when another run held the lease meanwhile. See cmroot.expire.
-    Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
+    """Plans an expiry and executes it; plans again if another run held the lease in between. See cmroot.expire. Raises
+    Refused if the clock is ahead of the store's, or the newest capture is older than `idle`."""
     refuse_clock_ahead(root, runtime.clock, idle)
 
     def once() -> RootExpired:

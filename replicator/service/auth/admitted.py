@@ -1,4 +1,4 @@
-"""What every request passes before the application sees it: who sent it, how often, from which page, how large."""
+"""Admission of requests before the application sees them: their sender, rate, origin and size."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from replicator.service.auth.api_tokens import ROLES, Identity, bearer_of, diges
 from replicator.service.web.problems import problem
 
 # ---- trusted proxies -------------------------------------------------------------------------------------------------
-# Proxies: whose headers about users and addresses are believed. Pure.
+# Trusted proxies: their headers about users and addresses are accepted. Pure.
 #
-# Headers of anybody else mean nothing, from loopback too.
+# The same headers from any other peer are ignored, also from loopback.
 
 
 SCHEME = "X-Forwarded-Proto"
-HOPS = 20  # addresses of a chain of proxies that are looked at
+HOPS = 20  # addresses of a chain of proxies that are examined
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sent a request. address: of the client, behind all proxies. scheme: in which it reached the first of them;
-    empty: none says. user: as a proxy says; empty: none does.
-    identity: what it may; None: nothing. recognised: called when a request's token was right."""
+    """The sender of a request. address: of the client, behind all proxies. scheme: in which it reached the first of
+    them; empty: not reported. user: as a proxy reports it; empty: not reported. identity: its permissions; None: none.
+    recognised: called when the token of a request was valid."""
 
     address: str
     user: str = ""
@@ -44,14 +44,14 @@ class Sender:
 
 
 class Proxies:
-    """Those of a configuration."""
+    """The proxies of a configuration."""
 
     def __init__(self, config: ProxyConfig) -> None:
         self._config = config
         self._networks = [ipaddress.ip_network(each) for each in config.networks]
 
     def sender(self, peer: str, headers: Headers) -> Sender:
-        """Who sent a request that came from a peer. Raises ValueError for a proxy's headers that mean nothing."""
+        """Returns the sender of a request from a peer. Raises ValueError for invalid headers of a proxy."""
         if not self._trusts(_address(peer)):
             return Sender(peer)
         config = self._config
@@ -70,7 +70,7 @@ class Proxies:
         return address is not None and any(address in network for network in self._networks)
 
     def _behind(self, peer: str, chain: str) -> str:
-        """The last address of a chain that is no proxy's: those before it are what somebody says."""
+        """Returns the last address of a chain that is not a proxy: addresses before it are unverified."""
         found = peer
         for text in reversed(chain.split(",")[-HOPS:]):
             address = _address(text.strip())
@@ -82,7 +82,7 @@ class Proxies:
         return found
 
     def _identity(self, user: str, groups: set[str]) -> Identity | None:
-        """It may what each of its groups may."""
+        """Returns an identity with the permissions of each of its groups."""
         grants = [(each.role, each.policies) for name, each in self._config.groups.items() if name in groups]
         if not grants:
             return None
@@ -91,7 +91,7 @@ class Proxies:
 
 
 def _address(text: str) -> Address | None:
-    """None: it is none. An IPv4 address that IPv6 maps is itself."""
+    """Parses an address; None if it is invalid. An IPv4-mapped IPv6 address becomes the IPv4 address."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -107,16 +107,16 @@ def _values(headers: Headers, name: str | None) -> list[str]:
 
 
 # ---- rates -----------------------------------------------------------------------------------------------------------
-# How often one client may ask: a bucket of requests each, which fills steadily. Memory is bounded.
+# Rate limits: a bucket of requests per client, which is refilled steadily. Memory is bounded.
 
 
 CLIENTS = 10_000
-"""That are remembered; the one that has not asked for longest is forgotten first, and begins with a full bucket."""
+"""Maximum clients that are remembered; the least recent one is dropped first, and starts with a full bucket."""
 
 
 @dataclass
 class Rates:
-    """per_second: requests for long; burst: at once. One thread uses it."""
+    """Rate limits of clients. per_second: sustained requests; burst: at once. For use by one thread."""
 
     per_second: float
     burst: int
@@ -124,7 +124,8 @@ class Rates:
     _left: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def admit(self, client: str, now: float) -> float:
-        """0.0: it may ask now, and has. Otherwise: in so many seconds. now: of a monotonic clock."""
+        """Returns 0.0 and counts the request if the client may send it now, else the seconds to wait. now: of a
+        monotonic clock."""
         left, seen = self._left.pop(client, (float(self.burst), now))
         left = min(float(self.burst), left + (now - seen) * self.per_second)
         wait = 0.0 if left >= 1 else (1 - left) / self.per_second
@@ -147,11 +148,11 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 STRICT = (b"strict-transport-security", b"max-age=31536000")
-"""Who came by TLS comes by TLS for a year."""
+"""A client that connected by TLS must use TLS for a year."""
 
 
 class _Refused(Exception):
-    """status, text: of the answer. close: the connection, as more of the request may come."""
+    """A refused request. status, text: of the response. close: the connection, as more of the request may follow."""
 
     def __init__(self, status: int, text: str, *, close: bool = False, wait: float = 0.0) -> None:
         super().__init__(text)
@@ -159,8 +160,8 @@ class _Refused(Exception):
 
 
 class Admission:
-    """An ASGI application before another. headers: of each answer that has none of that name. The event loop's thread
-    uses it."""
+    """An ASGI middleware. headers: added to each response without headers of these names. Used by the event loop's
+    thread."""
 
     def __init__(self, application: Application, config: ServiceConfig, headers: Mapping[str, str]) -> None:
         self._application = application
@@ -203,7 +204,7 @@ class Admission:
         await self._application(scope, replay, sent)
 
     def _know(self, scope: Message) -> None:
-        """Who sent it goes into the state of the request, and his address and scheme into the place of the proxy's."""
+        """Adds the sender to the request's state, and replaces the proxy's address and scheme with the client's."""
         headers: Headers = scope["headers"]
         peer = scope["client"][0] if scope.get("client") else ""
         try:
@@ -225,14 +226,14 @@ class Admission:
         scope["state"] = {**scope.get("state", {}), "sender": sender}
 
     def _recognise(self, digest: str) -> None:
-        """From now on this token is counted by itself, not with all that its address asks."""
+        """Counts this token by itself from now on, not with all requests from its address."""
         if digest:
             self._tokens[digest] = None
             while len(self._tokens) > CLIENTS:
                 self._tokens.popitem(last=False)
 
     async def _read(self, headers: Headers, receive: Receive) -> tuple[bytes, Receive]:
-        """The whole body, and how the application receives it."""
+        """Reads the complete body. Returns it, and how the application receives it."""
         said = dict(headers)
         if b"content-length" not in said and b"transfer-encoding" not in said:
             return b"", receive
@@ -262,20 +263,20 @@ class Admission:
 
 
 def _refuse_zeros(scope: Message) -> None:
-    """No name or value has them, and PostgreSQL's texts cannot."""
+    """Refuses zero bytes: no name or value contains them, and PostgreSQL's text cannot."""
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
         raise _Refused(400, "a zero byte is in the address")
 
 
 def _refuse_no_host(headers: Headers) -> None:
-    """What comes after reads it as the host of an address."""
+    """Refuses an invalid Host, which later code reads as the host of a URL."""
     for name, value in headers:
         if name == b"host" and _host_of("//" + value.decode("latin-1")) is None:
             raise _Refused(400, "this Host is none")
 
 
 def _host_of(address: str) -> str | None:
-    """With its port; None: it is no address."""
+    """Returns the host of an address with its port; None: the address is invalid."""
     try:
         found = urlsplit(address)
         _ = found.port
@@ -285,7 +286,7 @@ def _host_of(address: str) -> str | None:
 
 
 def _refuse_no_text(body: bytes) -> None:
-    """Strings of JSON that are no texts: zero bytes, halves of surrogates."""
+    """Refuses strings of JSON that are not text: zero bytes, unpaired surrogates."""
     if b"\\u" not in body:
         return
     try:
@@ -296,11 +297,12 @@ def _refuse_no_text(body: bytes) -> None:
     except UnicodeEncodeError as error:
         raise _Refused(400, "half a character is in the body") from error
     except (ValueError, RecursionError):
-        return  # the application says what is wrong
+        return  # the application reports the error
 
 
 def _from_here(headers: Headers) -> bool:
-    """Whether a browser says that a page of this service asks, or nobody says anything, as programs do."""
+    """Returns True if the browser reports a page of this service as the origin, or no origin is reported, as by
+    programs."""
     said = dict(headers)
     site = said.get(b"sec-fetch-site")
     if site is not None:

@@ -1,4 +1,4 @@
-"""Tokens: who may do what over HTTP. The store has their digests only."""
+"""Tokens: permissions over HTTP. The store has their digests only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from replicator.service.store import ServiceStore
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
-"""Each may do what those before it may: look; run, cancel, pause; pause everything, and what several policies share."""
+"""Each includes the permissions of those before it: read; run, cancel, pause; pause everything, and change what several
+policies share."""
 
 PREFIX = "rpl_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
@@ -28,8 +29,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks. policies: that it may do anything with; empty: all. also: further roles, with policies of their own.
-    groups: that a proxy says it is in; a token is in none."""
+    """The identity of a client. policies: those that it may access; empty: all. also: further roles, with policies of
+    their own. groups: as a proxy reports them; a token has none."""
 
     name: str
     role: Role
@@ -38,7 +39,7 @@ class Identity:
     groups: tuple[str, ...] = ()
 
     def may(self, role: Role, policy: str = "") -> bool:
-        """Whether it may do what needs a role, with a policy; "": with what belongs to none."""
+        """Returns True if it has a role for a policy; "": for objects that belong to no policy."""
         grants = ((self.role, self.policies), *self.also)
         return any(ROLES.index(has) >= ROLES.index(role) and (not of or policy in of) for has, of in grants)
 
@@ -48,7 +49,7 @@ NOBODY = Identity("anonymous", "viewer")
 
 @dataclass(frozen=True)
 class ShownToken:
-    """A token without itself. Times are seconds since 1970 by the store's clock."""
+    """A token without its secret. Times are seconds since 1970 by the store's clock."""
 
     name: str
     role: Role
@@ -58,8 +59,8 @@ class ShownToken:
 
 
 def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[str], seconds: float) -> str:
-    """Makes a token that holds for so long; the only time that it can be read. Raises UsageError for a name that is
-    none, or that another token has."""
+    """Creates a token that is valid for `seconds`, and returns it; it cannot be read again. Raises UsageError for a
+    name that is invalid or in use."""
     if not _NAME.fullmatch(name) or name == SCHEDULE:
         raise UsageError(f"{name!r} is no name of a token", hint="letters, digits and . _ @ -, up to 100")
     made = PREFIX + secrets.token_urlsafe(32)
@@ -75,21 +76,21 @@ def create_token(store: ServiceStore, name: str, role: Role, policies: Sequence[
     picked = select(*(literal(value, token.c[key].type) for key, value in values.items())).where(free)
     with (
         store.transaction() as connection
-    ):  # which writes at once: SQLite refuses one that has read before another wrote
+    ):  # which writes immediately: SQLite refuses one that has read before another wrote
         if not connection.execute(insert(token).from_select(list(values), picked)).rowcount:
             raise UsageError(f"there is a token {name!r}", hint=f"`replicator token revoke {name}` ends it")
     return made
 
 
 def revoke_token(store: ServiceStore, name: str) -> None:
-    """From the next request on it is refused. Raises ObjectNotFound."""
+    """Revokes a token: it is refused from the next request on. Raises ObjectNotFound."""
     with store.transaction() as connection:
         if not connection.execute(delete(token).where(token.c.name == name)).rowcount:
             raise ObjectNotFound(f"there is no token {name!r}", hint="see `replicator token ls`")
 
 
 def tokens(store: ServiceStore) -> list[ShownToken]:
-    """All of them, by name; expired ones too."""
+    """Returns all tokens by name, including expired ones."""
     with store.transaction() as connection:
         rows = connection.execute(select(token).order_by(token.c.name))
         return [
@@ -98,7 +99,7 @@ def tokens(store: ServiceStore) -> list[ShownToken]:
 
 
 def identify(store: ServiceStore, given: str) -> Identity | None:
-    """Whose token it is; None: nobody's, or one that has expired."""
+    """Returns the identity of a token; None: it is unknown or has expired."""
     now = store.now()
     with store.transaction() as connection:
         row = connection.execute(select(token).where(token.c.digest == digest_of(given))).first()
@@ -108,7 +109,8 @@ def identify(store: ServiceStore, given: str) -> Identity | None:
 
 
 def bearer_of(header: str) -> str | None:
-    """The token of an Authorization header, however it is spelled; "" for another scheme, None for none."""
+    """Returns the token of an Authorization header, regardless of case; "" for another scheme, None for an empty
+    header."""
     scheme, _, given = header.partition(" ")
     if not scheme:
         return None
@@ -116,21 +118,21 @@ def bearer_of(header: str) -> str | None:
 
 
 def digest_of(given: str) -> str:
-    """SHA-256 in hex, under which the store knows a secret."""
+    """Returns the SHA-256 in hex, by which the store identifies a secret."""
     return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # ---- browser sessions ------------------------------------------------------------------------------------------------
-# Sessions of browsers: a cookie in the place of a token. The store has their digests only.
+# Sessions of browsers: a cookie instead of a token. The store has their digests only.
 
 
 LASTS = 12 * 3600.0
-"""Seconds that a session lasts; less where its token ends earlier."""
+"""Seconds that a session lasts; less if its token expires earlier."""
 
 
 def sign_in(store: ServiceStore, given: str) -> str | None:
-    """A new session of a token, as its cookie; None: the token is nobody's, or has expired. Forgets sessions that have
-    ended."""
+    """Creates a session for a token and returns its cookie; None: the token is unknown or has expired. Deletes sessions
+    that have ended."""
     if identify(store, given) is None:
         return None
     cookie, now = secrets.token_urlsafe(32), store.now()
@@ -143,7 +145,7 @@ def sign_in(store: ServiceStore, given: str) -> str | None:
 
 
 def session_of(store: ServiceStore, cookie: str) -> Identity | None:
-    """Who signed in; None: nobody, or the session or its token has ended."""
+    """Returns the identity of a session; None: it is unknown, or the session or its token has ended."""
     now = store.now()
     query = (
         select(token.c.name, token.c.role, token.c.policies)
@@ -156,18 +158,18 @@ def session_of(store: ServiceStore, cookie: str) -> Identity | None:
 
 
 def sign_out(store: ServiceStore, cookie: str) -> None:
-    """May run twice."""
+    """Ends a session. May run twice."""
     with store.transaction() as connection:
         connection.execute(delete(session).where(session.c.digest == digest_of(cookie)))
 
 
 def csrf_of(cookie: str, user: str = "") -> str:
-    """What forms of the cookie's browser carry, which no other site can know. user: of a proxy, whose forms are
-    nobody else's."""
+    """Returns the CSRF token for forms of the cookie's browser, which no other site can know. user: of a proxy, to bind
+    the forms to that user."""
     said = f"replicator form{user}".encode("utf-8", "surrogatepass")
     return hmac.new(cookie.encode("utf-8", "surrogatepass"), said, hashlib.sha256).hexdigest()
 
 
 def is_csrf_of(cookie: str, given: str, user: str = "") -> bool:
-    """Whether a form is one of this browser's, and user's."""
+    """Returns True if a form belongs to this browser and user."""
     return hmac.compare_digest(csrf_of(cookie, user).encode(), given.encode("utf-8", "surrogatepass"))

@@ -1,6 +1,7 @@
-"""Connections of clients with limits of time: for the head of a request, and for reading an answer; and of number.
+"""Connections of clients with time limits for the head of a request and for reading a response, and a limit on their
+number.
 
-uvicorn has one for connections that idle between requests; bodies are `admitted`'s.
+uvicorn has a time limit for connections that are idle between requests; `admitted` limits bodies.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from replicator.core.service_config import LimitConfig
 from replicator.core.text.quantity import parse_duration
 
-HEAD = 32 << 10  # bytes of a request's
+HEAD = 32 << 10  # bytes of a request's head
 
 log = logging.getLogger(__name__)
 
 
 def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
-    """What uvicorn takes for each connection."""
+    """Returns the class that uvicorn uses for each connection."""
     head, write = (parse_duration(each).total_seconds() for each in (limits.header_time, limits.write_time))
 
     class TimedConnection(H11Protocol):
@@ -56,7 +57,7 @@ def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
-            self.loop.call_later(write, self.transport.abort)  # what is not read by then
+            self.loop.call_later(write, self.transport.abort)  # if the rest was not read by then
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._cancel()
@@ -67,7 +68,7 @@ def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
             self._end(b"408 Request Timeout")
 
         def _end(self, status: bytes) -> None:
-            """Says why, and closes; nobody reads what else comes."""
+            """Sends the status and closes the connection; further input is discarded."""
             self.transport.write(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             self.transport.close()
             self.loop.call_later(write, self.transport.abort)
@@ -81,7 +82,7 @@ def connection_class(limits: LimitConfig) -> type[asyncio.Protocol]:
 
 
 def uvicorn_limits(limits: LimitConfig) -> dict[str, Any]:
-    """Settings of uvicorn. Headers about addresses are ours to believe, not its."""
+    """Returns settings of uvicorn. Headers about addresses are evaluated here, not by uvicorn."""
     return {
         "http": connection_class(limits),
         "ws": "none",
@@ -92,17 +93,18 @@ def uvicorn_limits(limits: LimitConfig) -> dict[str, Any]:
 
 
 # ---- tls gate --------------------------------------------------------------------------------------------------------
-# Connections before their TLS handshake, which are counted and have a time as all others.
+# Connections before their TLS handshake, which are counted and limited in time like all others.
 #
-# asyncio tells a protocol of a connection over TLS only after its handshake: nobody would count who sends nothing.
+# asyncio notifies a protocol of a TLS connection only after its handshake: clients that send nothing would not be
+# counted.
 
 
 class TlsGate(asyncio.Protocol):
-    """One of `connections`, of uvicorn's, until its handshake is over; then `inner` is in its place. The event loop's
-    thread uses it."""
+    """A protocol that is one of uvicorn's `connections` until its handshake ends; then `inner` replaces it. Used by the
+    event loop's thread."""
 
     def __init__(self, inner: Any, context: ssl.SSLContext, most: int, seconds: float) -> None:
-        """inner: uvicorn's protocol. most: connections, with those that are in. seconds: for the handshake."""
+        """inner: uvicorn's protocol. most: connections, including established ones. seconds: for the handshake."""
         self._inner, self._context, self._most, self._seconds = inner, context, most, seconds
         self._connections: set[Any] = inner.connections
         self._early, self._lost, self._open = bytearray(), False, False
@@ -113,12 +115,12 @@ class TlsGate(asyncio.Protocol):
         self._connections.add(self)
         if len(self._connections) > self._most:
             log.warning("a connection is refused: there are %s", self._most)
-            transport.abort()  # nothing can be said before the handshake
+            transport.abort()  # no response can be sent before the handshake
         else:
             self._task = asyncio.get_running_loop().create_task(self._shake_hands())
 
     def data_received(self, data: bytes) -> None:
-        self._early += data  # came together with the end of the handshake
+        self._early += data  # arrived together with the end of the handshake
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
@@ -127,7 +129,7 @@ class TlsGate(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server ends."""
+        """Closes the connection when the server ends."""
         self._transport.abort()
 
     async def _shake_hands(self) -> None:
@@ -136,7 +138,7 @@ class TlsGate(asyncio.Protocol):
             secured = await loop.start_tls(
                 self._transport, self, self._context, server_side=True, ssl_handshake_timeout=seconds
             )
-        except OSError as error:  # also of TLS, and of time
+        except OSError as error:  # includes TLS errors and timeouts
             log.debug("no handshake: %s", error)
             self._transport.abort()
             return
@@ -152,5 +154,6 @@ class TlsGate(asyncio.Protocol):
 
 
 def gated(inner: Any, context: ssl.SSLContext) -> Callable[..., asyncio.Protocol]:
-    """As `inner`, a class of `timed_connection.connection_class`, for connections that begin with a handshake."""
+    """Returns a factory for `inner`, a class of `timed_connection.connection_class`, for connections that begin with a
+    handshake."""
     return lambda **given: TlsGate(inner(**given), context, inner.most, inner.head_time)

@@ -1,1 +1,1 @@
-"""Measures of the service: what ran, what lags, what is kept, as Prometheus reads them."""
+"""Metrics of the service for Prometheus: runs, lag, sizes of roots, disks."""

@@ -1,4 +1,4 @@
-"""Work that may hang, such as on a mount that is gone: each in a thread of its own, so that nothing else waits."""
+"""Work that may hang, such as on an unreachable mount: each in a thread of its own, so that nothing else waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Apart:
-    """at_once: so many works at a time. patience: seconds after which a work takes no place any more; its thread stays,
-    one for each name at most."""
+    """Threads for work that may hang. at_once: maximum concurrent work. patience: seconds after which work no longer
+    counts; its thread remains, at most one per name."""
 
     at_once: int
     patience: float
@@ -22,8 +22,8 @@ class Apart:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, name: str, work: Callable[[], object]) -> bool:
-        """Whether the work begins: not while one of the same name is not ended, nor without a free place or thread.
-        `work` keeps its failures as values."""
+        """Starts the work and returns True. Returns False while work of the same name is running, and if no capacity or
+        thread is free. `work` must store its failures as values, not raise them."""
         with self._lock:
             recent = time.monotonic() - self.patience
             if name in self._at_work or sum(begun > recent for begun, _ in self._at_work.values()) >= self.at_once:
@@ -39,14 +39,14 @@ class Apart:
             thread = threading.Thread(target=run, name=f"apart {name}", daemon=True)
             try:
                 thread.start()  # its end waits for the lock
-            except RuntimeError as error:  # there are too many threads or processes
+            except RuntimeError as error:  # too many threads or processes exist
                 log.warning("%s is not begun: %s", name, error)
                 return False
             self._at_work[name] = (time.monotonic(), thread)
         return True
 
     def wait(self, name: str, seconds: float) -> bool:
-        """Whether the work of this name has ended, within so long."""
+        """Waits up to `seconds` for the work of this name. Returns True if it has ended."""
         with self._lock:
             _, thread = self._at_work.get(name, (0.0, None))
         if thread is not None:

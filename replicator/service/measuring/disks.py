@@ -1,4 +1,4 @@
-"""How much room local disks have: of roots, and of the service's logs."""
+"""Free space on local disks: of roots, and of the service's logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from replicator.core.policy import Policy
 
 @dataclass(frozen=True)
 class Disk:
-    """Below a directory: free: bytes that are left for who is not root, size: of all. at: seconds since 1970."""
+    """The disk of a directory. free: bytes available to users other than root; size: total bytes. at: seconds since
+    1970."""
 
     at: float
     directory: str
@@ -23,17 +24,17 @@ class Disk:
 
 
 def disk_of(directory: str) -> Disk | None:
-    """None where it is not there, or cannot be asked."""
+    """Returns the disk of a directory; None: the directory does not exist, or cannot be queried."""
     at = time.time()
     try:
         found = os.statvfs(directory)
     except OSError:
-        return None  # who needs it says so
+        return None  # the code that requires it reports it
     return Disk(at, directory, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
 def directories_of(config: Config) -> dict[str, str]:
-    """Of the service's logs and of policies' local roots, by their names in messages."""
+    """Returns the directories of the service's logs and of policies' local roots, by their names in messages."""
     return {"service.logs": config.service.logs, **_of_roots(config.policies)}
 
 

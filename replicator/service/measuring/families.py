@@ -1,8 +1,6 @@
-"""Families of metrics, as Prometheus reads them. Labels are jobs, policies, roots and disks of the configuration, and
-of each policy the ten tables and twenty databases with the longest lag, and of ingestion twenty assets, so that their
-number is limited. No label is
-called `job`: Prometheus gives each target one.
-"""
+"""Families of metrics for Prometheus. Labels are the jobs, policies, roots and disks of the configuration, the ten
+tables and twenty databases of each policy with the longest lag, and twenty assets of ingestion, so that their number is
+limited. No label is named `job`, which Prometheus assigns to each target."""
 
 from __future__ import annotations
 
@@ -38,15 +36,15 @@ from replicator.service.schema import counter, sample
 # ---- tally -----------------------------------------------------------------------------------------------------------
 # What one run adds to the counters. Pure.
 #
-# Counters are in the store, so that they go on after a restart, and are the same from every server: each run is counted
-# once, where it is ended.
+# Counters are in the store, so that they survive a restart, and are the same on every server: each run is counted once,
+# when it ends.
 
 
 Count = tuple[str, tuple[tuple[str, str], ...], float]
-"""The name of a counter, its labels, and what is added."""
+"""The name of a counter, its labels, and the increment."""
 
 BUCKETS = (1, 5, 15, 60, 300, 900, 3600, 14_400, 86_400)
-"""Seconds of runs, up to which one bucket of the histogram counts; longer ones count in the last."""
+"""Upper limits of the buckets of the histogram, in seconds of runs; longer runs are in the last bucket."""
 
 ORIGINS = ("source", "cmroot", "target")
 _OF_HOUSEKEEPING = {
@@ -67,7 +65,8 @@ _REMOVED = {
 def counts_of(
     arguments: Sequence[str], policy: str, outcome: str, seconds: float | None, error: str, said: Mapping[str, Any]
 ) -> list[Count]:
-    """arguments: of its command. seconds: None for one that never began. said: its answer, as `--json` gives it."""
+    """Returns the increments of one run. arguments: of its command. seconds: None if it never started. said: its
+    report, as with `--json`."""
     kind = arguments[0] if arguments else ""
     of = (("policy", policy), ("kind", kind))
     found: list[Count] = [("replicator_runs", (*of, ("outcome", outcome)), 1)]
@@ -104,10 +103,10 @@ def _number(said: Mapping[str, Any], field: str) -> float:
 
 STATUSES = ("current", "behind", "late", "blocked", "none", "unknown")
 TABLES = 10
-"""Of a policy, those with the longest lag."""
+"""Tables of a policy: those with the longest lag."""
 
 DATABASES, OTHER = 20, "other"
-"""Of a policy, those with the longest lag; the rest are one."""
+"""Databases of a policy: those with the longest lag; the rest are aggregated."""
 
 ERROR_KINDS = get_args(Kind)
 
@@ -124,7 +123,7 @@ _SUMMARIES = ("beekeeper_path_cleanup_job_seconds", "beekeeper_metadata_cleanup_
 
 
 def of_counts(counts: Iterable[Count]) -> Iterator[Metric]:
-    """Counters and the histogram of runs, each with its type also before it has a value."""
+    """Yields the counters and the histogram of runs, each with its type even before it has a value."""
     by_name: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for name, labels, value in counts:
         by_name.setdefault(name, []).append((dict(labels), value))
@@ -161,7 +160,7 @@ def _histogram(by_name: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> 
 def of_policies(
     policies: Mapping[str, Policy], found: Mapping[str, MeasuredLag], compared: Mapping[str, Compared], now: float
 ) -> Iterator[Metric]:
-    """Of all policies that are configured. compared: as the store remembers it. now: seconds since 1970."""
+    """Yields the metrics of all configured policies. compared: as the store has it. now: seconds since 1970."""
     lags = {name: lag for name in sorted(policies) if name in found and (lag := found[name].lag) is not None}
     for name, text, key in (
         ("replicator_lag_events", "Changes that the target lacks.", "events"),
@@ -203,14 +202,15 @@ def of_policies(
 
 
 def _by_database(lags: Mapping[str, Iterable[DatabaseLag]]) -> Iterator[Metric]:
-    """The rest of a policy's databases has their longest lag, and the sums of their events and bytes."""
+    """Yields the metrics of databases; the rest of a policy's databases have their longest lag, and the sums of their
+    events and bytes."""
     labels, name = ["policy", "database"], "replicator_database_lag"
     seconds = GaugeMetricFamily(f"{name}_seconds", "Age of the oldest change that a replica lacks.", labels=labels)
     events = GaugeMetricFamily(f"{name}_events", "Changes that a replica lacks.", labels=labels)
     size = GaugeMetricFamily(f"{name}_bytes", "Bytes of a database that were captured and not loaded.", labels=labels)
     for policy, databases in lags.items():
         ranked = sorted(databases, key=lambda each: (each.db == OTHER, -each.seconds, -each.events, each.db))
-        rest = ranked[DATABASES:]  # with one that is called so
+        rest = ranked[DATABASES:]  # including one named so
         for each in ranked[:DATABASES]:
             seconds.add_metric([policy, each.db], each.seconds)
             events.add_metric([policy, each.db], each.events)
@@ -223,12 +223,12 @@ def _by_database(lags: Mapping[str, Iterable[DatabaseLag]]) -> Iterator[Metric]:
 
 
 def two_primaries(found: DatabaseLag) -> bool:
-    """False where a side does not answer."""
+    """Returns True if both sides are primary; False if a side does not answer."""
     return all(mark is not None and mark.role is Role.PRIMARY for mark in (found.source_mark, found.target_mark))
 
 
 def of_disks(disks: Mapping[str, Disk]) -> Iterator[Metric]:
-    """disks: by their names in messages."""
+    """Yields the metrics of disks. disks: by their names in messages."""
     for name, text, key in (
         ("replicator_disk_free_bytes", "Free on a local disk, of a policy's root or of the logs of runs.", "free"),
         ("replicator_disk_size_bytes", "Size of a local disk.", "size"),
@@ -240,14 +240,15 @@ def of_disks(disks: Mapping[str, Disk]) -> Iterator[Metric]:
 
 
 def verified_age(compared: Compared, now: float) -> float | None:
-    """Seconds since the comparison of the table that waits longest; it grows by itself. None: nobody knows."""
+    """Returns the seconds since the comparison of the table that waits longest; they grow with time. None: not
+    known."""
     if not compared.ended:
         return None
     return max(0.0, now - datetime.fromisoformat(compared.ended).timestamp()) + (compared.oldest or 0.0)
 
 
 def of_roots(roots: Mapping[str, tuple[float, RootSample]], now: float) -> Iterator[Metric]:
-    """roots: by place, when it was measured, and what was found."""
+    """Yields the metrics of roots. roots: by location, when each was measured, and the result."""
     for name, text, key in (
         ("replicator_cmroot_bytes", "Kept bytes; an estimate for a large root.", "bytes"),
         ("replicator_cmroot_files", "Kept contents; an estimate for a large root.", "files"),
@@ -269,7 +270,8 @@ def of_roots(roots: Mapping[str, tuple[float, RootSample]], now: float) -> Itera
 
 
 def of_ingestion(found: IngestionStats | None) -> Iterator[Metric]:
-    """found: None: nothing is known. Of assets the twenty with most slots in use; the rest are one."""
+    """Yields the metrics of ingestion. found: None: not known. The twenty assets with most slots in use are separate;
+    the rest are aggregated."""
     if found is None:
         return
     queue = found.queue
@@ -303,7 +305,7 @@ def _by_policy(name: str, text: str, values: Mapping[str, float | None]) -> Metr
 
 
 def text_of(families: Iterable[Metric]) -> bytes:
-    """Prometheus' text."""
+    """Returns the metrics in Prometheus' text format."""
     found = list(families)
 
     class Collected(Collector):
@@ -321,7 +323,7 @@ def text_of(families: Iterable[Metric]) -> bytes:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured of something at a time, in seconds since 1970 by the store's clock."""
+    """A measurement of a subject at a time, in seconds since 1970 by the store's clock."""
 
     kind: str
     subject: str
@@ -330,8 +332,8 @@ class Sample:
 
 
 def add(connection: Connection, counts: Iterable[Count]) -> None:
-    """Adds to counters, within a transaction that says once what is counted."""
-    for name, labels, amount in sorted(counts):  # in one order, so that two transactions never wait for each other
+    """Adds to counters, within the transaction that ensures that each run is counted once."""
+    for name, labels, amount in sorted(counts):  # in one order, so that two transactions cannot deadlock
         values = {"name": name, "labels": json.dumps(labels), "value": amount}
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
         there = dialect.insert(counter).values(values)
@@ -343,13 +345,13 @@ def add(connection: Connection, counts: Iterable[Count]) -> None:
 
 
 def counts(connection: Connection) -> list[Count]:
-    """All counters, by name and labels."""
+    """Returns all counters, by name and labels."""
     rows = connection.execute(select(counter).order_by(counter.c.name, counter.c.labels))
     return [(row.name, tuple((key, value) for key, value in json.loads(row.labels)), row.value) for row in rows]
 
 
 def remember(connection: Connection, given: Sample) -> None:
-    """In the place of the former one of the same kind and subject."""
+    """Replaces the former sample of the same kind and subject."""
     values = {"at": given.at, "value": json.dumps(given.value)}
     of = (sample.c.kind == given.kind, sample.c.subject == given.subject)
     if not connection.execute(update(sample).where(*of).values(**values)).rowcount:
@@ -357,6 +359,6 @@ def remember(connection: Connection, given: Sample) -> None:
 
 
 def samples(connection: Connection, kind: str) -> dict[str, Sample]:
-    """The newest one of each subject."""
+    """Returns the newest sample of each subject."""
     rows = connection.execute(select(sample).where(sample.c.kind == kind).order_by(sample.c.subject))
     return {row.subject: Sample(row.kind, row.subject, row.at, json.loads(row.value)) for row in rows}

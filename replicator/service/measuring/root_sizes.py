@@ -1,4 +1,5 @@
-"""How large a change-management root is, and what holds its oldest contents: from a part of it, in limited time."""
+"""The size of a change-management root, and the pin that holds its oldest contents: from a sample of it, in limited
+time."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from cmroot.store.listing import list_entries, prefixes
 
 ENTRIES = 50_000
 SECONDS = 20.0
-"""A sample ends with either: names are checksums, so that its directories are alike."""
+"""A sample ends at either limit. Names are checksums, so that all directories are of similar size."""
 
 
 @dataclass(frozen=True)
 class RootSample:
-    """bytes, files: of kept contents; estimates unless `exact`. oldest: when the pin that holds back most was made or
-    last moved, in seconds since 1970; consumer: what it is called; None: there is none."""
+    """The size of a root. bytes, files: of retained contents; estimates unless `exact`. oldest: when the pin that holds
+    back most was created or last moved, in seconds since 1970; None: there is none. consumer: its name."""
 
     bytes: int
     files: int
@@ -29,7 +30,8 @@ class RootSample:
 
 
 def sample_root(place: str, *, entries: int = ENTRIES, seconds: float = SECONDS) -> RootSample:
-    """Reads only. Raises FormatError where there is no root, OSError where it is away."""
+    """Measures a sample of a root. Reads only. Raises FormatError if the root does not exist, OSError if it is
+    unreachable."""
     root = open_existing(place)
     began, found = time.monotonic(), prefixes(root.place)
     looked = files = size = 0
@@ -46,7 +48,7 @@ def sample_root(place: str, *, entries: int = ENTRIES, seconds: float = SECONDS)
 
 
 def _moments(pins: Pins) -> Iterator[tuple[float, str]]:
-    """Since when each pin holds what it holds."""
+    """Yields for each pin since when it holds its contents, and its name."""
     for slot in pins.slots:
         if not slot.given_up:
             yield seconds_of(slot.confirmed or slot.created), f"slot {slot.consumer or slot.name}"

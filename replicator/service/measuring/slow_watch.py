@@ -1,5 +1,5 @@
-"""What is measured slowly, by the server that schedules, and remembered in the store for all of them: roots once an
-hour, and when a policy was compared last."""
+"""Slow measurements by the scheduling server, stored for all servers: roots once an hour, and when each policy was last
+compared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class SlowWatch:
-    """leads: whether this server schedules. watch: of the lag, which knows what was compared."""
+    """The slow measurements. leads: returns True if this server schedules. watch: of the lag, which has the
+    comparisons."""
 
     store: ServiceStore
     config: Callable[[], Config]
@@ -43,7 +44,7 @@ class SlowWatch:
     _apart: Apart = field(default_factory=lambda: Apart(1, 3 * SECONDS))
 
     def run(self) -> None:
-        """Until `stopping` is set."""
+        """Runs until `stopping` is set."""
         while not self.stopping.wait(STEP):
             try:
                 if self.leads():
@@ -54,7 +55,7 @@ class SlowWatch:
                 log.exception("measuring: internal error")
 
     def step(self) -> None:
-        """Begins to measure what is due, and remembers what was measured. Raises StoreUnreachable."""
+        """Starts measurements that are due, and stores results. Raises StoreUnreachable."""
         now = self.store.now()
         with self.store.transaction() as connection:
             roots, compared = samples(connection, ROOT), samples(connection, COMPARED)
@@ -87,19 +88,19 @@ class SlowWatch:
 
 
 def roots_of(config: Config) -> list[str]:
-    """Of all policies, on both sides, and of `[defaults]`."""
+    """Returns the roots of all policies, on both sides, and of `[defaults]`."""
     found = [place for each in config.policies.values() for place in (each.cmroot, each.target_cmroot)]
     return list(dict.fromkeys([*found, *([config.defaults.cmroot] if config.defaults.cmroot else [])]))
 
 
 def remembered_roots(store: ServiceStore) -> dict[str, tuple[float, RootSample]]:
-    """By place: when it was measured, and what was found."""
+    """Returns for each root when it was measured, and the result."""
     with store.transaction() as connection:
         return {place: (each.at, RootSample(**each.value)) for place, each in samples(connection, ROOT).items()}
 
 
 def remembered_comparisons(store: ServiceStore) -> dict[str, Compared]:
-    """By policy: what was compared last."""
+    """Returns the last comparison of each policy."""
     with store.transaction() as connection:
         found = samples(connection, COMPARED)
     return {name: msgspec.convert(each.value, Compared) for name, each in found.items()}

@@ -1,4 +1,4 @@
-"""Alembic's door: runs migrations on the connection that `Database.migrate` hands over."""
+"""Alembic's entry point: runs migrations on the connection that `Database.migrate` passes."""
 
 from __future__ import annotations
 

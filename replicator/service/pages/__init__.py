@@ -1,1 +1,1 @@
-"""The pages of the service: what the API says as HTML for a person, readable without JavaScript."""
+"""The pages of the service: the API as HTML, readable without JavaScript."""

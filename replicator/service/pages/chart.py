@@ -10,20 +10,20 @@ from replicator.core.text.quantity import duration_text, size_text
 
 TOP, RIGHT, BOTTOM = 14, 12, 36
 STEPS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
-"""Seconds between lines of the lag's axis, at most four of them."""
+"""Seconds between lines of the lag's axis, which has at most four."""
 
 
 DAY = 86_400.0
-"""Seconds: runs of the last day are drawn, also from before the lag was measured."""
+"""Seconds: runs of the last day are drawn, including those before the lag was measured."""
 
 POINTS = 240
-"""Of a line: each is the longest lag of its time, as what is higher must be seen."""
+"""Maximum points of a line: each is the longest lag of its interval, so that peaks remain visible."""
 
 
 @dataclass(frozen=True)
 class LagPoint:
-    """at: seconds since 1970. seconds: of lag then; None: nobody knows. ill: the run that ended then failed;
-    text: how it ended."""
+    """A lag at a time. at: seconds since 1970. seconds: of lag then; None: not known. ill: the run that ended then
+    failed; text: how it ended."""
 
     at: float
     seconds: float | None
@@ -33,8 +33,8 @@ class LagPoint:
 
 @dataclass(frozen=True)
 class Frame:
-    """Units of a drawing, in which its letters are as high as `page.css` says. left: room for the lag's axis. times:
-    spaces between the times below."""
+    """The size of a drawing, in units in which letters are as high as in `page.css`. left: space for the lag's axis.
+    times: intervals between the times on the time axis."""
 
     width: int
     height: int
@@ -44,7 +44,7 @@ class Frame:
 
 WIDE = Frame(720, 228, 64, 4)
 NARROW = Frame(360, 228, 68, 2)
-"""For a telephone: letters that can be read there."""
+"""For telephones: letters remain readable."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """lines: points of SVG polylines, from each time that nobody knows to the next. points: runs with a lag; ticks: all
-    runs, below. across: lines of the lag's axis; below: times; objective: its height, or None."""
+    """A drawing. lines: points of SVG polylines, interrupted where the lag is not known. points: runs with a lag;
+    ticks: all runs, below. across: lines of the lag's axis; below: times; objective: its height, or None."""
 
     lines: list[str]
     points: list[Mark]
@@ -82,15 +82,15 @@ class Chart:
 def chart_of(
     samples: Sequence[LagPoint], runs: Sequence[LagPoint], objective: float | None, frame: Frame = WIDE
 ) -> Chart | None:
-    """samples: the lag as it was measured; runs: at the ends of runs, drawn as points and ticks, and as the line where
-    nothing was measured. None for fewer than two times: a number says that."""
+    """Draws the lag. samples: as it was measured; runs: at the ends of runs, drawn as points and ticks, and as the line
+    if nothing was measured. Returns None for fewer than two times, for which a number suffices."""
     known = [each for each in samples if each.seconds is not None]
     measured = [each for each in runs if each.seconds is not None]
     return _drawn(samples if len(known) > 1 else measured, runs, objective, frame, LAG)
 
 
 def size_chart_of(samples: Sequence[LagPoint], frame: Frame = WIDE) -> Chart | None:
-    """As `chart_of`, of bytes."""
+    """Draws bytes, as `chart_of`."""
     return _drawn(samples, (), None, frame, SIZE)
 
 
@@ -99,13 +99,13 @@ def _lag_step(top: float) -> float:
 
 
 def _size_step(top: float) -> float:
-    """A power of two."""
+    """Returns a power of two."""
     return float(1 << max(0, int(top / 4).bit_length()))
 
 
 @dataclass(frozen=True)
 class Unit:
-    """step_of: from the highest value to the distance of an axis's lines; text: of a value."""
+    """The unit of an axis. step_of: from the highest value to the distance of an axis's lines; text: of a value."""
 
     step_of: Callable[[float], float]
     text: Callable[[float], str]
@@ -156,7 +156,7 @@ def _drawn(
 
 
 def _thinned(line: Sequence[LagPoint], first: float, last: float) -> list[LagPoint]:
-    """At most POINTS, each the longest of its time; one that nobody knows before all others."""
+    """Returns at most POINTS points, each the longest lag of its interval; an unknown one takes precedence."""
     if len(line) <= POINTS:
         return list(line)
     worst: dict[int, LagPoint] = {}
@@ -172,7 +172,7 @@ def _height(point: LagPoint) -> float:
 
 
 def _parts(line: Sequence[LagPoint]) -> list[list[tuple[float, float]]]:
-    """Between times that nobody knows."""
+    """Splits a line at unknown values."""
     parts: list[list[tuple[float, float]]] = [[]]
     for each in line:
         if each.seconds is None:

@@ -1,7 +1,8 @@
-"""Pages about ingestion: how it does and who waits, an asset, a job. Who may not see the whole service sees the jobs
-that were requested in its name.
+"""Pages about ingestion: its state and queue, an asset, a job. Users who may not view the whole service see the jobs
+that were requested in their name.
 
-A store of its own may not answer, or hang: each page is made within a time limit, and says what it lacks."""
+A separate store may not answer, or hang: each page has a time limit, and shows what is missing.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ PATIENCE = 20.0
 """Seconds for a page."""
 
 ASSETS, JOBS = 200, 50
-"""Of a page; the API and the command line have all."""
+"""Maximum assets and jobs of a page; the API and the command line have all."""
 
 ENDED = ("done", "superseded", "cancelled", "expired", "published")
-"""Jobs in these states cannot be cancelled."""
+"""States in which jobs cannot be cancelled."""
 
 Window = Literal["1d", "7d", "31d"]
 Number = Annotated[int, Path(ge=1, le=2**53)]
@@ -39,7 +40,7 @@ Cursor = Annotated[str, Query(max_length=400)]
 
 
 class IngestionPage(PageRoute):
-    """Asks the ingestion store in a thread of its own, as queries do; its forms as actions do."""
+    """A route whose pages query the ingestion store in a thread of its own, as queries do; its forms as actions do."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
         acts = "POST" in (more.get("methods") or ())
@@ -58,7 +59,7 @@ ingesting = APIRouter(route_class=IngestionPage, include_in_schema=False)
 def ingestion(
     request: Request, visitor: Visiting, within: Window = "7d", state: State | Literal[""] = "", cursor: Cursor = ""
 ) -> Response:
-    """Who waits and for how long, how soon requests are published, what landed; assets and jobs."""
+    """Shows which requests wait and for how long, how soon they are published, what landed; assets and jobs."""
     who, config = visitor.identity, config_of(request).ingestion
     shown: dict[str, Any] = {
         "configured": bool(config.metastore or config.sources),
@@ -79,7 +80,7 @@ def ingestion(
 def one_asset(
     request: Request, visitor: Visiting, asset: Name, state: State | Literal[""] = "", cursor: Cursor = ""
 ) -> Response:
-    """An asset: who may what, who has approved it, its slots and its jobs."""
+    """Shows an asset: its permissions, its approval, its slots and its jobs."""
     require(visitor.identity, "viewer", "")
     found = asked(request, visitor.identity, "assets/{asset}", asset=asset)
     stats = asked(request, visitor.identity, "ingestion/stats", within="1d")
@@ -102,7 +103,7 @@ def one_asset(
 
 @ingesting.get("/ingestion/jobs/{job}")
 def one_landing(request: Request, visitor: Visiting, job: Number) -> Response:
-    """A job: its request, each change, what it found, its error in detail."""
+    """Shows a job: its request, each change, its findings, its error in detail."""
     found = asked(request, visitor.identity, "ingestion/requests/{job}", job=job)
     shown = {"number": job, "detail": found, "may_cancel": bool(found.found) and _may_cancel(request, visitor, found)}
     return render(request, "ingestion_job.html", shown)
@@ -110,7 +111,7 @@ def one_landing(request: Request, visitor: Visiting, job: Number) -> Response:
 
 @ingesting.post("/ingestion/assets/{asset}/approve")
 def approve(request: Request, visitor: Acting, fields: Fields, asset: Name) -> Response:
-    """Approves an asset, and leads back."""
+    """Approves an asset, and redirects back."""
     ask = ApproveAssetAsk(_ask(fields).reason, digest=fields.get("digest", "")[:100])
     approve_asset(request, visitor.identity, asset, ask)
     return RedirectResponse(f"/ingestion/assets/{quote(asset)}", 303)
@@ -118,20 +119,20 @@ def approve(request: Request, visitor: Acting, fields: Fields, asset: Name) -> R
 
 @ingesting.post("/ingestion/jobs/{job}/cancel")
 def cancel_landing(request: Request, visitor: Acting, fields: Fields, job: Number) -> Response:
-    """Cancels a job, and leads back."""
+    """Cancels a job, and redirects back."""
     cancel_request(request, visitor.identity, job, _ask(fields))
     return RedirectResponse(f"/ingestion/jobs/{job}", 303)
 
 
 def _jobs(request: Request, visitor: Visitor, state: str, cursor: str, **more: str) -> dict[str, Any]:
-    """A page of jobs, newest first."""
+    """Returns a page of jobs, newest first."""
     given = {**more, "state": state or None, "cursor": cursor or None, "limit": JOBS}
     found = asked(request, visitor.identity, "ingestion/requests", **given)
     return {"jobs": found, "state": state, "states": get_args(State)}
 
 
 def _may_cancel(request: Request, visitor: Visitor, detail: Said) -> bool:
-    """Whether the form is shown: the action asks again."""
+    """Returns True if the form is shown; the action checks again."""
     job, who = detail.found["job"], visitor.identity
     roles = (who.role, *(role for role, _ in who.also))
     if not visitor.csrf or job["state"] in ENDED or all(role == "viewer" for role in roles):

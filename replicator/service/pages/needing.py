@@ -1,4 +1,4 @@
-"""What needs somebody: alerts, policies, jobs and the service itself, by subject, the worst first. Pure."""
+"""Subjects that require attention: alerts, policies, jobs and the service itself, the most severe first. Pure."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from replicator.service.web.serving import Serving
 from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 
 # ---- differing tables ------------------------------------------------------------------------------------------------
-# Which tables of a policy differ: from the comparisons of its runs, and of `verify` runs that the service began.
+# Tables of a policy that differ: from the comparisons of its runs, and of `verify` runs that the service started.
 
 
 NAMED = 5
-"""Tables of a sentence."""
+"""Maximum tables named in a sentence."""
 
 PARTS = ("--db", "--table", "--sample", "--level", "--include", "--exclude")
-"""Options of a `verify` that does not compare all, or not by contents: that it found nothing says little."""
+"""Options of a `verify` that does not compare everything, or not by contents: that it found nothing proves little."""
 
 COMPARED = ("done", "differs")
-"""States of a `verify` or `repair` that came to its end."""
+"""States of a `verify` or `repair` that was completed."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Tables that differed when they were compared last. names: the first of them, by name; count: all. at: when, ISO
-    8601. run: the service's that found them; empty: a run of the policy has. repaired: when a repair ended since."""
+    """Tables that differed in their last comparison. names: the first of them, by name; count: all. at: when, ISO 8601.
+    run: the service's that found them; empty: a run of the policy did. repaired: when a repair has ended since."""
 
     count: int
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ class Differences:
 
 
 def differ_text(found: Differences) -> str:
-    """In words, with the first names."""
+    """Describes differences in words, with the first names."""
     names = ", ".join(found.names[:NAMED])
     more = found.count - min(len(found.names), NAMED)
     which = f": {names}" + (f" and {more} more" if more > 0 else "") if names else ""
@@ -55,7 +55,7 @@ def differ_text(found: Differences) -> str:
 
 
 def differences_of(serving: Serving, policies: Sequence[str]) -> dict[str, Differences]:
-    """By policy; of those that differed. Asks the store once."""
+    """Returns the differences by policy, of policies that have any. Queries the store once."""
     verifies = {
         each: [f"verify:{each}", *(name for name, job in serving.scheduled.items() if _verifies(job.arguments, each))]
         for each in policies
@@ -74,8 +74,8 @@ def differences_of(serving: Serving, policies: Sequence[str]) -> dict[str, Diffe
 
 
 def still_said(verifies: Sequence[ServiceRun], compared: Compared | None) -> list[ServiceRun]:
-    """Those that found differences of which nothing later says that they are gone: neither a whole `verify`, nor runs
-    that have compared every table since."""
+    """Returns the runs with differences that are not known to be resolved: neither by a complete `verify` since, nor by
+    runs that have compared every table since."""
     since = max((run.ended or 0.0 for run in verifies if run.state == "done" and _is_whole(run)), default=0.0)
     if compared and compared.ended and compared.oldest is not None and not compared.never:
         since = max(since, _seconds(compared.ended) - compared.oldest)
@@ -91,7 +91,8 @@ def _is_whole(run: ServiceRun) -> bool:
 
 
 def _of_run(serving: Serving, run: ServiceRun) -> Differences:
-    """What a `verify` answered; of one that another server ran only that something differs is known."""
+    """Returns the differences that a `verify` reported; of a run on another server it is only known that there are
+    some."""
     names = answer_of(serving.directory(run.id)).get("differing")
     differing = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
     return Differences(max(len(differing), 1), differing, iso(run.ended) or "", run.id)
@@ -103,7 +104,7 @@ def _of_compared(compared: Compared) -> Differences:
 
 
 def _merged(parts: Sequence[Differences]) -> Differences:
-    """All of several, as at the newest."""
+    """Merges several, at the newest time."""
     some = [each for each in parts if each.count]
     if not some:
         return Differences(0, (), "")
@@ -131,23 +132,23 @@ UNSURE = frozenset({"blocked", "unknown", "none"})
 ILL_STATE = frozenset({"failed", "lost", "differs", "partial"})
 
 SAID = frozenset({"late", "blocked", "unreachable", "unknown", "failing", "differs", "stale"})
-"""Alerts that say of a subject in trouble what its lag and its last run say already."""
+"""Alerts that only repeat what the lag and the last run of a subject in trouble show."""
 
 TRIED_AGAIN: tuple[Kind, ...] = ("component", "lock")
-"""Kinds of failures of ingestion that nobody's request is to blame for."""
+"""Kinds of failures of ingestion that no request causes."""
 
 CORE = 15
-"""Characters of a message that make it that message."""
+"""Minimum characters that identify a message."""
 
 FRESH = 600.0
-"""Seconds for which a measurement tells how a policy is: many times that from one to the next."""
+"""Seconds for which a measurement counts as current: many times the interval of measurements."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What else is known. now: seconds since 1970. ended: by job, the newest run that says how the job is, where the
-    newest one of all is running or was cancelled. lags, differences: by policy. queue: of ingestion, for who may see
-    it; queue_trouble: why nobody knows it."""
+    """Additional state. now: seconds since 1970. ended: by job, the newest run that shows the job's state, if the
+    newest one of all is running or was cancelled. lags, differences: by policy. queue: of ingestion, for users who may
+    view it; queue_trouble: why it is not known."""
 
     now: float
     ended: Mapping[str, RunView] = field(default_factory=dict)
@@ -159,7 +160,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Cause:
-    """text: why. since: ISO 8601, or seconds since 1970; None: nobody knows. hint: what to do."""
+    """A cause. text: why. since: ISO 8601, or seconds since 1970; None: not known. hint: what to do."""
 
     text: str
     hint: str = ""
@@ -168,9 +169,9 @@ class Cause:
 
 @dataclass
 class Need:
-    """subject: a policy, a job, "ingestion", or "". place: the page about it. word: its state. run: whose log tells
-    more. again: the run that tries it again, at work or queued; next: when it is tried again. command: that shows more.
-    runbooks: kinds of those that say what to do, which the policy's page has."""
+    """A subject that requires attention. subject: a policy, a job, "ingestion", or "". place: the page about it. word:
+    its state. run: whose log has more. again: the run that tries it again, running or queued; next: when it is tried
+    again. command: that shows more. runbooks: kinds of those that describe what to do, shown on the policy's page."""
 
     subject: str
     place: str
@@ -183,7 +184,7 @@ class Need:
     runbooks: list[str] = field(default_factory=list)
 
     def add(self, cause: Cause) -> None:
-        """Unless another says the same in other words; a hint that it lacks is taken over."""
+        """Adds a cause, unless another one contains the same message: that one takes over the hint if it has none."""
         for number, each in enumerate(self.causes):
             if _core(each.text) in cause.text:
                 self.causes[number] = each if each.hint else replace(each, hint=cause.hint)
@@ -192,7 +193,7 @@ class Need:
 
 
 def _core(text: str) -> str:
-    """What failed, without who said so."""
+    """Returns what failed, without the origin of the message."""
     said = text.partition(": ")[2]
     return said if len(said) >= CORE else text
 
@@ -204,8 +205,8 @@ def needs(
     alerts: Iterable[OpenAlert],
     beside: Beside,
 ) -> list[Need]:
-    """Of the service first, then of policies, then of jobs and what else alerts are about, then of ingestion. An
-    alert's time is that of its subject's causes that have none."""
+    """Returns the subjects that require attention: the service, then policies, jobs and other subjects of alerts, then
+    ingestion. Causes without a time have that of the alert of their subject."""
     found: dict[str, Need] = {}
     for text, hint in _of_service(status):
         found.setdefault("", Need("", "/jobs", "service")).add(Cause(text, hint))
@@ -228,7 +229,7 @@ def needs(
 
 
 def _of_ingestion(beside: Beside) -> Iterator[Need]:
-    """Not of requests that are wrong: they wait for who has made them."""
+    """Yields the need of ingestion. Excludes invalid requests, which wait for their requesters."""
     need, queue = Need("ingestion", "/ingestion", "failing", command="replicator ingest stats"), beside.queue
     if beside.queue_trouble:
         need.word = "unknown"
@@ -245,7 +246,7 @@ def _of_ingestion(beside: Beside) -> Iterator[Need]:
 
 
 def _of_policy(policy: PolicyView, since: float | None, beside: Beside) -> Need:
-    """Without a cause, it needs nobody."""
+    """Returns the need of a policy. Without a cause, it requires no attention."""
     need = Need(policy.name, f"/policies/{policy.name}", policy.status, command=f"replicator check {policy.name}")
     if is_ill(policy):
         for text in policy.trouble or (behind_text(policy),):
@@ -264,7 +265,7 @@ def _of_policy(policy: PolicyView, since: float | None, beside: Beside) -> Need:
 
 
 def _add_job(found: dict[str, Need], job: JobView, ended: RunView | None) -> None:
-    """ended: the run that says how the job is."""
+    """Adds the need of a job. ended: the run that shows the job's state."""
     if ended and tells_trouble(ended):
         need = found.setdefault(job.name, Need(job.name, f"/jobs/{job.name}", ended.state))
         message = ended.message or f"exit code {ended.exit_code}"
@@ -289,22 +290,22 @@ def _add_alerts(found: dict[str, Need], alerts: Iterable[OpenAlert], policies: s
 
 
 def tells_trouble(run: RunView) -> bool:
-    """Whether a run that has ended needs somebody. One that took too long was cancelled by nobody."""
+    """Returns True if an ended run requires attention, including one that was cancelled by its timeout."""
     return run.state in ILL_STATE or (run.state == "cancelled" and run.message.startswith(TOO_LONG))
 
 
 def is_ill(policy: PolicyView) -> bool:
-    """One that was not measured yet is not."""
+    """Returns True if a policy is in trouble. One that was not measured yet is not."""
     return bool(policy.trouble) or (policy.status in ILL_STATUS and policy.measured is not None)
 
 
 def is_old(policy: PolicyView, now: float) -> bool:
-    """Whether what was measured last says nothing of now."""
+    """Returns True if the last measurement is no longer current."""
     return policy.measured is not None and now - datetime.fromisoformat(policy.measured).timestamp() > FRESH
 
 
 def behind_text(policy: PolicyView) -> str:
-    """How far it is behind, in words."""
+    """Describes in words how far a policy is behind."""
     if policy.lag_seconds is None:
         return "how far it is behind is not known yet"
     if not policy.lag_seconds and not policy.lag_events:
@@ -319,7 +320,7 @@ def behind_text(policy: PolicyView) -> str:
 
 
 def _about(alert: OpenAlert) -> str:
-    """The policy or job of an alert, whose subject may name a side or database of it."""
+    """Returns the policy or job of an alert, whose subject may name a side or database of it."""
     return alert.subject.partition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""Pages to read: overview, jobs, runs, actions. Each is what the API answers, for a person."""
+"""Pages to read: overview, jobs, runs, actions. Each shows the API's response."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from replicator.service.web.serving import Serving, require
 from replicator.service.web.views import RunView
 
 # ---- run progress ----------------------------------------------------------------------------------------------------
-# What a run is at, from the file that it tells its progress in; and what it did, from its answer. Pure, but for that
+# The progress of a run, from the file to which it is written; and its results, from its report. Pure, except for that
 # file.
 
 
 QUIET = 30.0
-"""Seconds without a word of a run after which a page says so."""
+"""Seconds without progress of a run after which a page shows it."""
 
 FIGURES = (
     ("records", "records"),
@@ -46,22 +46,22 @@ FIGURES = (
     ("difference_count", "differences"),
     ("lag_seconds", "behind at its end"),
 )
-"""Fields of answers that are counts, and what they are called."""
+"""Fields of reports that are counts, with their labels."""
 
 ABOUT = (
     *("warnings", "findings", "differing", "remaining", "missing", "dropped", "left", "bootstrapped"),
     *("not_replicated", "tables"),
 )
-"""Fields of answers that say what by name."""
+"""Fields of reports that list objects by name."""
 
 MOST = 200
-"""Names of one field that are shown; the JSON has all."""
+"""Maximum names of one field that are shown; the JSON has all."""
 
 
 @dataclass(frozen=True)
 class TaskAtWork:
-    """A task that is open. done, of: bytes where they are told (unit "bytes"), else files or steps; of: None: nobody
-    knows. rate: of these, a second; left: seconds until all is done; quiet: since it last said anything, if long."""
+    """A task that is open. done, of: bytes if they are reported (unit "bytes"), else files or steps; of: None: not
+    known. rate: of these, per second; left: seconds until all is done; quiet: since its last report, if long."""
 
     title: str
     unit: str
@@ -78,8 +78,8 @@ class TaskAtWork:
 
 
 def tasks_of(directory: Path, now: float) -> list[TaskAtWork]:
-    """Of a run at work, the outermost first; empty where it has told none, or is another server's. now: seconds since
-    1970."""
+    """Returns the open tasks of a run, the outermost first; empty if it has reported none, or runs on another server.
+    now: seconds since 1970."""
     file = directory / PROGRESS
     try:
         age = max(0.0, now - file.stat().st_mtime)
@@ -112,7 +112,7 @@ def _task(said: Mapping[str, Any], age: float) -> TaskAtWork:
 
 
 def steps_of(answer: Mapping[str, object]) -> dict[str, float]:
-    """Seconds by step, of an answer that has them."""
+    """Returns seconds by step, of a report that has them."""
     steps = answer.get("steps")
     found: dict[str, float] = {}
     for name, seconds in (steps if isinstance(steps, dict) else {}).items():
@@ -122,7 +122,7 @@ def steps_of(answer: Mapping[str, object]) -> dict[str, float]:
 
 
 def figures_of(answer: Mapping[str, object]) -> list[tuple[str, str, float]]:
-    """Name, words and value of what an answer counts, without noughts."""
+    """Returns name, label and value of the counts in a report, without zeros."""
     found = []
     for name, words in FIGURES:
         value = answer.get(name)
@@ -132,7 +132,7 @@ def figures_of(answer: Mapping[str, object]) -> list[tuple[str, str, float]]:
 
 
 def about_of(answer: Mapping[str, object]) -> dict[str, list[str]]:
-    """What an answer says by name, in lines."""
+    """Returns what a report lists by name, in lines."""
     found = {}
     for name in ABOUT:
         value = answer.get(name)
@@ -152,7 +152,7 @@ def _line(row: object) -> str:
 
 
 AT_WORK = 20
-"""Runs of the overview that are queued or at work."""
+"""Maximum runs of the overview that are queued or running."""
 
 STATES = ("queued", "running", "done", "partial", "differs", "failed", "cancelled", "lost")
 
@@ -161,7 +161,7 @@ pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @pages.get("/assets/{name}")
 def asset(name: str) -> Response:
-    """A file of the pages; its address changes with it."""
+    """Returns a file of the pages; its URL changes with its contents."""
     if name not in ASSETS:
         raise HTTPException(404, "there is no such file")
     return Response(
@@ -171,7 +171,7 @@ def asset(name: str) -> Response:
 
 @pages.get("/")
 def overview(request: Request, visitor: Visiting) -> Response:
-    """Is everything well; if not, what, since when, and what now; what comes next."""
+    """Shows whether everything is well; if not, what, since when, and what to do; and the next runs."""
     who, serving = visitor.identity, _serving(request)
     store, policies = serving.store, api.policies(request, who).items
     with store.together():
@@ -201,14 +201,14 @@ def overview(request: Request, visitor: Visiting) -> Response:
 
 @pages.get("/jobs")
 def all_jobs(request: Request, visitor: Visiting) -> Response:
-    """Jobs with their schedules."""
+    """Shows jobs with their schedules."""
     shown = {"jobs": api.jobs(request, visitor.identity).items, "status": api.status(request, visitor.identity)}
     return render(request, "jobs.html", shown)
 
 
 @pages.get("/jobs/{job:path}")
 def one_job(request: Request, visitor: Visiting, job: str) -> Response:
-    """A job and its last runs."""
+    """Shows a job and its last runs."""
     found = next((each for each in api.jobs(request, visitor.identity).items if each.name == job), None)
     if found is None:
         raise HTTPException(404, f"there is no job {job!r}")
@@ -224,7 +224,7 @@ def all_runs(
     state: RunState | Literal[""] = "",
     cursor: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
-    """Runs, newest first."""
+    """Shows runs, newest first."""
     filters = api.RunFilters(job=job, state=[state] if state else None)
     found = api.runs(request, visitor.identity, filters, cursor=cursor, limit=50)
     names = [each.name for each in api.jobs(request, visitor.identity).items]
@@ -234,7 +234,7 @@ def all_runs(
 
 @pages.get("/runs/{run}")
 def one_run(request: Request, visitor: Visiting, run: str) -> Response:
-    """A run: what it was, how it went, its log and its answer."""
+    """Shows a run: its command, its course, its log and its report."""
     found = api.run(request, visitor.identity, run)
     directory = _serving(request).directory(found.id)
     answer, log, missing = answer_of(directory), "", ""
@@ -257,7 +257,7 @@ def one_run(request: Request, visitor: Visiting, run: str) -> Response:
 
 @pages.get("/actions")
 def all_actions(request: Request, visitor: Visiting, cursor: Annotated[int, Query(ge=0, le=2**62)] = 0) -> Response:
-    """What people and programs did over HTTP."""
+    """Shows actions of users and programs over HTTP."""
     require(visitor.identity, "admin", "")
     found = api.list_actions(request, visitor.identity, api.ActionFilters(), cursor=cursor, limit=50)
     return render(request, "actions.html", {"actions": found.items, "next": found.next})

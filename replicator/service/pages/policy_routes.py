@@ -1,6 +1,5 @@
-"""Pages about policies: one policy with what to do about it, its forms, moments to restore to, turns of roles, and what
-checks have found.
-"""
+"""Pages about policies: one policy with what to do about it, its forms, recovery points, role changes, and results of
+checks."""
 
 from __future__ import annotations
 
@@ -45,16 +44,16 @@ from replicator.service.web.views import Ask, JobView, PolicyView, RunView
 T = TypeVar("T")
 
 RUNS = 100
-"""Of a policy's history that the chart shows: files of its root, which may be far away."""
+"""Runs of a policy's history that the chart shows: files of its root, which may be remote."""
 
 PATIENCE = 5.0
-"""Seconds for what stands in a root: the page shows the rest without it."""
+"""Seconds to read data of a root: the page shows the rest without it."""
 
 MOMENTS = 200
-"""Of a page; the API has all."""
+"""Maximum recovery points of a page; the API has all."""
 
 LISTED = frozenset({"db", "table"})
-"""Fields of forms with several names, between commas or blanks."""
+"""Fields of forms with several names, separated by commas or blanks."""
 
 FORMS = frozenset({"verify", "drill", "repair"})
 """Actions of the API that are forms here."""
@@ -64,7 +63,8 @@ of_policies = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @dataclass(frozen=True)
 class Remembered:
-    """What a policy remembers in its target's root, or why that is not known. unfinished: a turn that has not ended."""
+    """The state of a policy that is stored in its target's root, or why it is not known. unfinished: a role change that
+    has not ended."""
 
     error: str = ""
     runs: ShownHistory | None = None
@@ -73,13 +73,13 @@ class Remembered:
 
 
 def serving_of(request: Request) -> Serving:
-    """What this server serves."""
+    """Returns this server's `Serving`."""
     serving: Serving = request.app.state.serving
     return serving
 
 
 async def asked(request: Request, about: str, do: Callable[[], T]) -> T | str:
-    """What is read from a root, or why it cannot be: the root may hang."""
+    """Reads data from a root. Returns it, or why it cannot be read: the root may hang."""
     askers: Askers = request.app.state.askers
     try:
         return await askers.ask(about, PATIENCE, do)
@@ -90,7 +90,7 @@ async def asked(request: Request, about: str, do: Callable[[], T]) -> T | str:
 
 
 async def remembered_of(request: Request, visitor: Visiting, policy: str) -> Remembered:
-    """Of one policy: its runs and turns."""
+    """Returns the runs and role changes of one policy."""
     require(visitor.identity, "viewer", policy)
     found = serving_of(request).config.policies.get(policy)
     if found is None:
@@ -106,7 +106,7 @@ async def remembered_of(request: Request, visitor: Visiting, policy: str) -> Rem
 
 
 async def all_turns(request: Request, visitor: Visiting) -> dict[str, Remembered]:
-    """Turns of all policies that somebody may see, by name."""
+    """Returns the role changes of all policies that the user may view, by name."""
 
     def read(policy: Policy) -> Remembered:
         memory = memory_of(policy)
@@ -127,8 +127,8 @@ async def all_turns(request: Request, visitor: Visiting) -> dict[str, Remembered
 
 
 async def points_of(request: Request, visitor: Visiting, policy: str) -> RestorePoints | str:
-    """Moments that a policy's primary can go back to."""
-    view = api.policy(request, visitor.identity, policy)  # whether it is there, and may be seen
+    """Returns the recovery points of a policy's primary."""
+    view = api.policy(request, visitor.identity, policy)  # raises if it is unknown, or may not be viewed
     serving = serving_of(request)
     asking = Asking(serving, visitor.identity, {}, serving.config.policies[view.name])
     return await asked(request, policy, lambda: restore_points(asking))
@@ -138,7 +138,7 @@ async def points_of(request: Request, visitor: Visiting, policy: str) -> Restore
 def one_policy(
     request: Request, visitor: Visiting, policy: str, remembered: Annotated[Remembered, Depends(remembered_of)]
 ) -> Response:
-    """A policy's state, what to do about it, its lag, runs and configuration."""
+    """Shows a policy's state, what to do about it, its lag, runs and configuration."""
     view = api.policy(request, visitor.identity, policy)
     serving = serving_of(request)
     lag = lags_of(serving).get(policy)
@@ -174,7 +174,7 @@ def one_policy(
 
 @of_policies.post("/policies/{policy}/{action}")
 def act(request: Request, visitor: Acting, fields: Fields, policy: str, action: str) -> Response:
-    """Queues what the API's action of this name does, and leads to its run."""
+    """Queues the API's action of this name, and redirects to its run."""
     found = next((each for each in POLICY_ACTIONS if each.name == action and action in FORMS), None)
     if found is None:
         raise HTTPException(404, f"no form does {action!r}")
@@ -190,7 +190,7 @@ def act(request: Request, visitor: Acting, fields: Fields, policy: str, action: 
 def moments(
     request: Request, visitor: Visiting, policy: str, found: Annotated[RestorePoints | str, Depends(points_of)]
 ) -> Response:
-    """Moments to restore to, newest first, each with its command."""
+    """Shows recovery points, newest first, each with its command."""
     error = found if isinstance(found, str) else ""
     points = [] if isinstance(found, str) else found.points
     serving = serving_of(request)
@@ -210,7 +210,7 @@ def moments(
 def turns(
     request: Request, visitor: Visiting, remembered: Annotated[dict[str, Remembered], Depends(all_turns)]
 ) -> Response:
-    """Who is primary, which turn has not ended, and those that have."""
+    """Shows which side is primary, the role changes that have not ended, and those that have."""
     serving = serving_of(request)
     lags = lags_of(serving)
     shown = [
@@ -227,14 +227,15 @@ def turns(
 
 @of_policies.get("/checks")
 def all_checks(request: Request, visitor: Visiting) -> Response:
-    """What the newest check of each policy has found, the worst first."""
+    """Shows the results of the newest check of each policy, the most severe first."""
     found = checks(Asking(serving_of(request), visitor.identity, {}))
     return render(request, "checks.html", {"checks": found.checks, "without": found.without})
 
 
 @dataclass(frozen=True)
 class PolicyTurns:
-    """databases: with the roles of both sides, as last measured. runbook: how to resume an unfinished role change."""
+    """The roles of a policy. databases: with the roles of both sides, as last measured. runbook: how to resume an
+    unfinished role change."""
 
     policy: str
     databases: list[DatabaseLag]
@@ -245,7 +246,7 @@ class PolicyTurns:
 def beside_of(
     serving: Serving, policies: Sequence[PolicyView], jobs: Sequence[JobView], *, whole: bool = False
 ) -> Beside:
-    """What else is known of policies and jobs. whole: also of ingestion."""
+    """Returns additional state of policies and jobs. whole: also of ingestion."""
     watch = serving.watch
     unsaid = [each.name for each in jobs if each.last and each.last.state in ("queued", "running", "cancelled")]
     ended = serving.store.newest_ended(unsaid)
@@ -260,37 +261,37 @@ def beside_of(
 
 
 def lags_of(serving: Serving) -> dict[str, Lag]:
-    """As they were measured last, by policy."""
+    """Returns the last measured lag by policy."""
     return {name: each.lag for name, each in list(serving.watch.found.items()) if each.lag}
 
 
 def runbook_of(serving: Serving, policy: str, kind: str, turn: RoleChange | None) -> Runbook:
-    """With the policy's values."""
+    """Returns a runbook with the policy's values."""
     config = serving.config
     return filled(kind, values_of(config.policies[policy], config.looked_for, lags_of(serving).get(policy), turn))
 
 
 def memory_of(policy: Policy) -> Memory | None:
-    """None where no run has made the root yet."""
+    """Returns the memory of a policy; None: no run has created the root yet."""
     place = policy.target_cmroot
     return Memory(open_existing(place), policy.name) if has_root(place) else None
 
 
 def samples_of(serving: Serving, policy: str) -> list[LagPoint]:
-    """The lag as it was measured over the last day."""
+    """Returns the measured lag of the last day."""
     since = serving.store.now() - FINE
     return [LagPoint(*each) for each in lag_peaks(serving.store, policy, since=since, parts=POINTS)]
 
 
 def _keys(policy: Policy) -> dict[str, Any]:
-    """A policy's keys that are set. Metastores are their addresses, without what is needed to sign in there."""
+    """Returns a policy's keys that are set. Metastores are shown as addresses, without credentials."""
     written = {key: getattr(policy, key) for key in KEYS if hasattr(policy, key)}
     found = {key: msgspec.to_builtins(value, str_keys=True, enc_hook=str) for key, value in written.items()}
     return {key: value for key, value in found.items() if value not in (None, [], {}, ())}
 
 
 # ---- plan routes -----------------------------------------------------------------------------------------------------
-# Plans on pages: what the next run of a policy would do, to be looked at, decided, and applied. Each form does and
+# Plans on pages: what the next run of a policy would do, for review, decision and application. Each form does and
 # records what the API's action does.
 
 
@@ -299,34 +300,34 @@ plans = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @plans.get("/plans/{plan}")
 def one_plan(request: Request, visitor: Visiting, plan: str) -> Response:
-    """A plan: its price, what goes by name, who decided what, what became of it."""
+    """Shows a plan: its cost, what it removes by name, the decisions, and the outcome."""
     return render(request, "plan.html", {"plan": show_plan(request, visitor.identity, plan)})
 
 
 @plans.post("/policies/{policy}/plan")
 def make_plan(request: Request, visitor: Acting, fields: Fields, policy: str) -> Response:
-    """Makes a plan, and leads to it."""
+    """Creates a plan, and redirects to it."""
     asked = queue_action(PLANNING, request, visitor.identity, policy, PlanAsk(_reason(fields)))
     return RedirectResponse(f"/plans/{asked.run}", 303)
 
 
 @plans.post("/plans/{plan}/approve")
 def approve(request: Request, visitor: Acting, fields: Fields, plan: str) -> Response:
-    """Lets it be applied."""
+    """Allows a plan to be applied."""
     approve_plan(request, visitor.identity, plan, Ask(_reason(fields)))
     return RedirectResponse(f"/plans/{plan}", 303)
 
 
 @plans.post("/plans/{plan}/refuse")
 def refuse(request: Request, visitor: Acting, fields: Fields, plan: str) -> Response:
-    """It is not to be applied."""
+    """Forbids a plan to be applied."""
     refuse_plan(request, visitor.identity, plan, Ask(_reason(fields)))
     return RedirectResponse(f"/plans/{plan}", 303)
 
 
 @plans.post("/plans/{plan}/apply")
 def apply(request: Request, visitor: Acting, fields: Fields, plan: str) -> Response:
-    """Applies it, with the policy's name typed again, and leads to the run."""
+    """Applies a plan, with the policy's name typed again, and redirects to the run."""
     given = {name: value for name, value in fields.items() if value and name != "csrf"}
     asked = apply_plan(request, visitor.identity, plan, body_of(ApplyAsk, given))
     return RedirectResponse(f"/runs/{asked.run}", 303)

@@ -1,6 +1,5 @@
-"""Templates and what they are filled with: times, sizes and names as a person reads them. Everything is escaped: markup
-by Jinja, and characters that turn the direction of a text or clear a terminal by `printable`.
-"""
+"""Templates and their values: times, sizes and names for display. Everything is escaped: markup by Jinja, and
+characters that change the direction of a text or clear a terminal by `printable`."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ ASSETS = {
 }
 BYTES = {name: (HERE / "assets" / name).read_bytes() for name in ASSETS}
 EDITION = hashlib.sha256(b"".join(BYTES.values())).hexdigest()[:12]
-"""Part of the assets' addresses: a browser keeps them until they change."""
+"""Part of the assets' URLs: a browser caches them until they change."""
 
 WORDS = {
     "current": "in sync",
@@ -60,7 +59,7 @@ WORDS = {
     "none": "not replicated yet",
     "unknown": "not known",
 }
-"""Status of a policy in words."""
+"""Labels of the status of a policy."""
 
 ILL = frozenset(
     {"late", "blocked", "unknown", "failed", "lost", "differs", "partial", "killed", "incomplete"}
@@ -74,12 +73,12 @@ _CODE = re.compile("`([^`]+)`")
 
 
 def _shown(value: Any) -> Any:
-    """What an expression of a template puts out."""
+    """Returns the output of an expression in a template."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def seconds_of(moment: str | float) -> float:
-    """Since 1970, of ISO 8601; without a zone it is UTC. Raises ValueError."""
+    """Converts ISO 8601 to seconds since 1970; without a zone it is UTC. Raises ValueError."""
     if not isinstance(moment, str):
         return float(moment)
     found = datetime.fromisoformat(moment)
@@ -87,15 +86,15 @@ def seconds_of(moment: str | float) -> float:
 
 
 def relative(seconds: float) -> str:
-    """From now: `12 min ago`, `in 38 s`."""
+    """Formats seconds from now: `12 min ago`, `in 38 s`."""
     if abs(seconds) < 1:
         return "now"
     return f"in {duration_text(seconds)}" if seconds > 0 else f"{duration_text(-seconds)} ago"
 
 
 def when(moment: str | float | None, now: float | None = None) -> Markup:
-    """A time, relative to `now` (None: the clock's), with the absolute one at hand; nothing for None. A text that is
-    no time is shown as it is."""
+    """Formats a time, relative to `now` (None: the clock's), with the absolute one as a tooltip; nothing for None. A
+    text that is not a time is shown unchanged."""
     if moment is None or moment == "":
         return Markup("")
     try:
@@ -110,7 +109,7 @@ def when(moment: str | float | None, now: float | None = None) -> Markup:
 
 
 def clock(moment: float) -> Markup:
-    """A time of today."""
+    """Formats a time of today."""
     at = datetime.fromtimestamp(moment, UTC)
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC", f"{at:%H:%M:%S} UTC"
@@ -118,35 +117,35 @@ def clock(moment: float) -> Markup:
 
 
 def lines(text: str) -> Markup:
-    """A text of several lines, such as a log."""
+    """Formats a text of several lines, such as a log."""
     return Markup("\n").join(printable(each) for each in text.split("\n"))
 
 
 def said(text: str) -> Markup:
-    """A message or hint, with what stands between backticks as code."""
+    """Formats a message or hint, with text between backticks as code."""
     parts = _CODE.split(text)
     codes = (Markup("<code>{}</code>").format(printable(each)) for each in parts[1::2])
     return Markup("").join(each for pair in zip(map(printable, parts[::2]), [*codes, ""], strict=True) for each in pair)
 
 
 def css_class(state: str) -> str:
-    """How a state looks; it is always a word, too."""
+    """Returns the style of a state, which is always shown as a word, too."""
     return "ill" if state in ILL else "well" if state in WELL else "work" if state in AT_WORK else "calm"
 
 
 def schedule(text: str) -> str:
-    """A job's schedule; `every 300 s` is `every 5 min`."""
+    """Formats a job's schedule; `every 300 s` becomes `every 5 min`."""
     match = re.fullmatch(r"every ([\d.e+]+) s", text)
     return f"every {duration_text(float(match[1]))}" if match else text
 
 
 def as_json(value: Any) -> Markup:
-    """An answer as a person reads it."""
+    """Formats a response for display."""
     return lines(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
 def pretty(text: str) -> Markup:
-    """JSON on lines of its own; another text as it is."""
+    """Formats JSON on several lines; another text is unchanged."""
     try:
         return as_json(json.loads(text))
     except ValueError:
@@ -181,7 +180,7 @@ _TEMPLATES.globals |= {"edition": EDITION}
 
 
 def render(request: Request, template: str, shown: dict[str, Any], status: int = 200) -> Response:
-    """A page; with `?format=json` what it is made of."""
+    """Renders a page; with `?format=json` returns its data."""
     if request.query_params.get("format") == "json":
         return Response(msgspec.json.encode(shown, enc_hook=str), status, media_type="application/json")
     query = f"?{request.url.query}" if request.url.query else ""
@@ -197,19 +196,18 @@ def render(request: Request, template: str, shown: dict[str, Any], status: int =
 
 
 # ---- visiting --------------------------------------------------------------------------------------------------------
-# Who looks at a page: a session's cookie, a proxy's user, a bearer token, or anybody where the service is open to
-# all.
+# The visitor of a page: by a session's cookie, a proxy's user, a bearer token, or none if the service is open to all.
 
 
 SIGN_IN = "/sign-in"
 FOREIGN = frozenset({"cross-site", "same-site"})
-"""What a browser says of a form that another site's page has sent."""
+"""Values that a browser sends with a form of another site's page."""
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """cookie: of the session; empty: there is none. mark: a cookie that binds the forms of a proxy's user to his
-    browser, as there is no session."""
+    """The visitor of a page. cookie: of the session; empty: there is none. mark: a cookie that binds the forms of a
+    proxy's user to the browser, as there is no session."""
 
     identity: Identity
     cookie: str = ""
@@ -220,43 +218,44 @@ class Visitor:
         return csrf_of(self.cookie) if self.cookie else csrf_of(self.mark, self.identity.name) if self.mark else ""
 
     def sent(self, given: str) -> bool:
-        """Whether a form with this mark is one of his."""
+        """Returns True if a form with this CSRF token is one of the visitor's."""
         return is_csrf_of(self.cookie, given) if self.cookie else is_csrf_of(self.mark, given, self.identity.name)
 
     @property
     def name(self) -> str:
-        """Empty for one who has not signed in."""
+        """Empty if the visitor has not signed in."""
         return "" if self.identity is NOBODY else self.identity.name
 
     def may_act(self, policy: str = "") -> bool:
-        """Whether forms are shown: with a session, or to a proxy's user, as they carry a mark."""
+        """Returns True if forms are shown: with a session, or to a proxy's user, whose forms have a mark."""
         return bool(self.cookie or self.mark) and self.identity.may("operator", policy)
 
 
 def cookie_name(request: Request) -> str:
-    """With TLS one that no other host's page and no unencrypted one can set."""
+    """Returns the session cookie's name: with TLS one that no other host's page and no unencrypted one can set."""
     return "__Host-replicator-session" if request.url.scheme == "https" else "replicator-session"
 
 
 def mark_name(request: Request) -> str:
-    """As `cookie_name`, of a mark."""
+    """Returns the mark's name, as `cookie_name`."""
     return "__Host-replicator-mark" if request.url.scheme == "https" else "replicator-mark"
 
 
 def _new_mark(request: Request) -> str:
-    """Goes to the browser with the answer."""
+    """Creates a mark, which is sent to the browser with the response."""
     request.state.new_mark = secrets.token_urlsafe(32)
     return str(request.state.new_mark)
 
 
 def remember(request: Request, answer: Response, name: str, value: str, seconds: int | None) -> None:
-    """A cookie for this server alone; None: until the browser ends."""
+    """Sets a cookie for this server alone. seconds: None: until the browser closes."""
     secure = request.url.scheme == "https"
     answer.set_cookie(name, value, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict")
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Raises HTTPException 401 where looking needs a token, and for a token that is none."""
+    """Returns the visitor of a request. Raises HTTPException 401 if reading requires a token, and for an invalid
+    token."""
     cookie = request.cookies.get(cookie_name(request), "")
     found = session_of(request.app.state.store, cookie) if cookie and "Authorization" not in request.headers else None
     visitor = Visitor(found, cookie) if found else Visitor(of_request(request))
@@ -270,8 +269,8 @@ Visiting = Annotated[Visitor, Depends(visitor_of)]
 
 
 async def fields_of(request: Request) -> dict[str, str]:
-    """The fields of a form that this server's page has sent; of several of one name the first. Raises HTTPException 415
-    for another kind of body, 403 for another site's form."""
+    """Returns the fields of a form that a page of this server sent; of several of one name the first. Raises
+    HTTPException 415 for another kind of body, 403 for another site's form."""
     if request.headers.get("Sec-Fetch-Site") in FOREIGN:
         raise HTTPException(403, "this form is another site's")
     if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
@@ -287,8 +286,8 @@ Fields = Annotated[dict[str, str], Depends(fields_of)]
 
 
 def of_session(visitor: Visiting, fields: Fields) -> Visitor:
-    """Who sent a form. Raises HTTPException 401 without a session or a proxy's user, 403 without the mark of the one or
-    the other in the form."""
+    """Returns the sender of a form. Raises HTTPException 401 without a session or a proxy's user, 403 if the form does
+    not have the CSRF token of the one or the other."""
     if not (visitor.cookie or visitor.mark):
         raise HTTPException(401, "sign in first")
     if not visitor.sent(fields.get("csrf", "")):
@@ -300,7 +299,7 @@ Acting = Annotated[Visitor, Depends(of_session)]
 
 
 class PageRoute(APIRoute):
-    """Its errors are pages; who must sign in first is led there."""
+    """A route whose errors are pages; visitors who must sign in first are redirected there."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -322,7 +321,7 @@ class PageRoute(APIRoute):
 def _of_http(request: Request, error: StarletteHTTPException) -> Response:
     if error.status_code == 401 and not request.headers.get("Authorization"):
         place = f"{SIGN_IN}?next={quote(local_place(request), safe='')}"
-        if request.headers.get("HX-Request"):  # a part that refreshes itself: the page goes there
+        if request.headers.get("HX-Request"):  # a part that refreshes itself: the page is redirected
             return Response(status_code=401, headers={"HX-Redirect": place})
         if request.method == "GET":
             return RedirectResponse(place, 303)
@@ -338,18 +337,18 @@ def _failed(request: Request, status: int, message: str, hint: str) -> Response:
 
 
 def local_place(request: Request) -> str:
-    """The address of a page, on this server."""
+    """Returns the path and query of a page, on this server."""
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def safe_place(given: str) -> str:
-    """Where to go after signing in: a page of this server; else the first one."""
+    """Returns the page to open after signing in: one of this server; else the first."""
     local = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable()
     return given if local and given.isascii() else "/"
 
 
 # ---- form routes -----------------------------------------------------------------------------------------------------
-# Forms of the pages: each does and records what the API's action does, and leads back to a page.
+# Forms of the pages: each does and records what the API's action does, and redirects to a page.
 
 
 forms = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -357,7 +356,7 @@ forms = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @forms.post("/jobs/{job:path}/run")
 def run_now(request: Request, visitor: Acting, fields: Fields, job: str) -> Response:
-    """Runs a job now, and leads to the run."""
+    """Runs a job now, and redirects to the run."""
     asked = api.run_job(request, visitor.identity, job, _ask(fields))
     return RedirectResponse(f"/runs/{asked.run}", 303)
 
@@ -378,7 +377,7 @@ def resume(request: Request, visitor: Acting, fields: Fields, job: str) -> Respo
 
 @forms.post("/runs/{run}/cancel")
 def cancel(request: Request, visitor: Acting, fields: Fields, run: str) -> Response:
-    """Asks a run to end."""
+    """Requests the end of a run."""
     api.cancel(request, visitor.identity, run, _ask(fields))
     return RedirectResponse(f"/runs/{run}", 303)
 
@@ -392,14 +391,14 @@ def _ask(fields: dict[str, str]) -> Ask:
 
 
 FORM = "replicator-form"
-"""The cookie that binds the form of signing in to the browser that was given it."""
+"""The cookie that binds the sign-in form to the browser that received it."""
 
 signing_in = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @signing_in.get(SIGN_IN)
 def show_sign_in(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", wrong: bool = False) -> Response:
-    """The form for a token."""
+    """Shows the form for a token."""
     mark = request.cookies.get(FORM) or secrets.token_urlsafe(32)
     shown = {"next": safe_place(next), "wrong": wrong, "csrf": csrf_of(mark)}
     answer = render(request, "sign_in.html", shown)
@@ -409,7 +408,7 @@ def show_sign_in(request: Request, next: Annotated[str, Query(max_length=2000)] 
 
 @signing_in.post(SIGN_IN)
 def take_token(request: Request, fields: Fields) -> Response:
-    """Begins a session."""
+    """Creates a session."""
     mark = request.cookies.get(FORM, "")
     if not mark or not is_csrf_of(mark, fields.get("csrf", "")):
         raise HTTPException(403, "this form is not of this browser; load the page again, with cookies allowed")

@@ -1,6 +1,7 @@
-"""Runbooks of docs/runbooks by what is wrong, with a policy's own values in their commands. Pure.
+"""Runbooks of docs/runbooks by condition, with a policy's own values in their commands. Pure.
 
-A test compares each command with its page, and plays the pages."""
+A test compares each command with its page, and executes the pages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ CATCH_UP = "catch-up"
 
 @dataclass(frozen=True)
 class Step:
-    """what: an order; command: as the page has it, with {placeholders}; empty: people do it."""
+    """A step. what: an instruction; command: as on the page, with {placeholders}; empty: a manual step."""
 
     what: str
     command: str = ""
@@ -28,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Runbook:
-    """title: what is wrong, and what the steps reach. page: its name in docs/runbooks."""
+    """A runbook. title: the condition, and the goal of the steps. page: its name in docs/runbooks."""
 
     title: str
     page: str
@@ -126,11 +127,11 @@ RUNBOOKS: Mapping[str, Runbook] = {
         ),
     ),
 }
-"""By kind, the most urgent first."""
+"""Runbooks by kind, the most urgent first."""
 
 
 def kinds_of(lag: Lag | None, alerts: Collection[str], *, differs: bool) -> list[str]:
-    """Of the runbooks that a policy needs. alerts: kinds of those that are open about it."""
+    """Returns the runbooks that a policy requires. alerts: kinds of its open alerts."""
     found = {"differs"} if differs else set()
     if "two-primaries" in alerts:
         found.add("two-primaries")
@@ -160,7 +161,7 @@ def _of_lag(lag: Lag) -> set[str]:
 
 
 def filled(kind: str, values: Mapping[str, str]) -> Runbook:
-    """A runbook with values in the place of its placeholders; in commands they are quoted as a shell needs it."""
+    """Returns a runbook with values in place of its placeholders, quoted for a shell in commands."""
     book = RUNBOOKS[kind]
     quoted = {name: shlex.quote(value) for name, value in values.items()}
     steps = tuple(Step(each.what.format_map(values), each.command.format_map(quoted)) for each in book.steps)
@@ -168,8 +169,8 @@ def filled(kind: str, values: Mapping[str, str]) -> Runbook:
 
 
 def values_of(policy: Policy, config: str, lag: Lag | None, turn: RoleChange | None = None) -> dict[str, str]:
-    """What fills the runbooks of a policy. config: its file. source, target: the primary and the replica, as the
-    runbooks call them; of two primaries, the side that came back and the other one. turn: one that has not ended."""
+    """Returns the values for a policy's runbooks. config: its file. source, target: the primary and the replica, as the
+    runbooks call them; of two primaries, the side that returned and the other one. turn: an unfinished role change."""
     reverse = bool(lag and lag.reverse)
     source, target = (policy.target, policy.source) if reverse else (policy.source, policy.target)
     named = [each for each in policy.databases if each.isidentifier()]  # the others are patterns
@@ -187,11 +188,11 @@ def values_of(policy: Policy, config: str, lag: Lag | None, turn: RoleChange | N
 
 
 def _databases(lag: Lag | None, *, reverse: bool) -> list[str]:
-    """Of the side that is replicated, those with two primaries first."""
+    """Returns the databases of the side that is replicated, those with two primaries first."""
     rows = sorted(lag.databases if lag else [], key=lambda each: not _both_primary(each))
     return [each.replica if reverse else each.db for each in rows]
 
 
 def _both_primary(database: DatabaseLag) -> bool:
-    """Their roles are texts, such as `primary at epoch 3`."""
+    """Returns True if both roles are primary. They are texts, such as `primary at epoch 3`."""
     return all(each.startswith("primary") for each in (database.source_role, database.target_role))

@@ -1,6 +1,5 @@
-"""`/api/v1`: jobs, runs, policies, the scheduler. Reads what the store and the commands say; actions are records in the
-store, which the scheduler heeds.
-"""
+"""`/api/v1`: jobs, runs, policies, the scheduler. Reads the store and the reports of commands; actions are records in
+the store, which the scheduler processes."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from replicator.service.web.views import (
 )
 
 # ---- known parameters ------------------------------------------------------------------------------------------------
-# Query parameters that an endpoint does not have are refused, as a filter that is misspelled must not give all.
+# Unknown query parameters are refused: a misspelled filter must not return everything.
 
 
 def refuse_unknown_parameters(request: Request) -> None:
-    """A dependency of routers. Raises UsageError."""
+    """Refuses unknown query parameters; a dependency of routers. Raises UsageError."""
     route = request.scope.get("route")
     known = list(_names(route.dependant)) if isinstance(route, APIRoute) else []
     for name, value in (*request.query_params.multi_items(), *request.path_params.items()):
@@ -55,7 +54,7 @@ def refuse_unknown_parameters(request: Request) -> None:
 
 
 def _names(dependant: Any) -> Iterator[str]:
-    """Those of an endpoint, and of what it depends on."""
+    """Yields the parameters of an endpoint and of its dependencies."""
     for each in dependant.query_params:
         yield each.alias
     for each in dependant.dependencies:
@@ -78,54 +77,54 @@ def _serving(request: Request) -> Serving:
 
 @api.get("/status")
 def status(request: Request, who: Who) -> ServiceStatus:
-    """How the service is."""
+    """Shows the state of the service."""
     return _serving(request).status()
 
 
 @api.get("/policies")
 def policies(request: Request, who: Who) -> PolicyList:
-    """All policies, with their lag as it was measured last."""
+    """Lists all policies with their last measured lag."""
     serving = _serving(request)
     return PolicyList([each for each in serving.policies() if who.may("viewer", each.name)])
 
 
 @api.get("/policies/{policy}")
 def policy(request: Request, who: Who, policy: str) -> PolicyView:
-    """One policy."""
+    """Shows one policy."""
     require(who, "viewer", policy)
     return next((each for each in _serving(request).policies() if each.name == policy), None) or _missing(policy)
 
 
 @api.get("/jobs")
 def jobs(request: Request, who: Who) -> JobList:
-    """All jobs by name."""
+    """Lists all jobs by name."""
     return JobList([each for each in _serving(request).jobs() if who.may("viewer", each.policy)])
 
 
 @api.post("/jobs/{job}:run", status_code=202)
 def run_job(request: Request, who: Who, job: str, ask: Ask) -> Asked:
-    """Runs a job now, paused or not; its schedule stays. A job that is running continues, and that run is answered."""
+    """Runs a job now, paused or not; its schedule is unchanged. If a run of the job has not ended, returns that run."""
     _, wanted = _wanted(request, who, job)
     return queue_once(request, who, What("run", job, ask.reason), wanted)
 
 
 @api.post("/jobs/{job}:pause", status_code=204)
 def pause_job(request: Request, who: Who, job: str, ask: Ask) -> None:
-    """The job begins no run by its schedule until `resume`, restarts or not; a run at work continues."""
+    """Stops scheduled runs of the job until `resume`, also across restarts; a run that is running continues."""
     serving, wanted = _wanted(request, who, job)
     _done(request, who, ("pause", job, ask.reason), lambda: serving.store.pause(wanted.name, who.name, ask.reason))
 
 
 @api.post("/jobs/{job}:resume", status_code=204)
 def resume_job(request: Request, who: Who, job: str, ask: Ask | None = None) -> None:
-    """A time that was missed meanwhile is made up for once."""
+    """Resumes a job. A time that was missed since then is made up for once."""
     serving, wanted = _wanted(request, who, job)
     _done(request, who, ("resume", job, ask.reason if ask else ""), lambda: serving.store.resume(wanted.name))
 
 
 @api.post("/scheduler:pause", status_code=204)
 def pause_all(request: Request, who: Who, ask: Ask) -> None:
-    """No job begins a run by its schedule until `resume`."""
+    """Stops scheduled runs of all jobs until `resume`."""
     require(who, "admin", "")
     store = _serving(request).store
     _done(request, who, ("pause", ALL, ask.reason), lambda: store.pause(ALL, who.name, ask.reason))
@@ -133,7 +132,7 @@ def pause_all(request: Request, who: Who, ask: Ask) -> None:
 
 @api.post("/scheduler:resume", status_code=204)
 def resume_all(request: Request, who: Who, ask: Ask | None = None) -> None:
-    """Jobs that were paused by themselves stay so."""
+    """Resumes all jobs, except those that were paused individually."""
     require(who, "admin", "")
     store = _serving(request).store
     _done(request, who, ("resume", ALL, ask.reason if ask else ""), lambda: store.resume(ALL))
@@ -155,7 +154,7 @@ def list_actions(
     cursor: Annotated[int, Query(ge=0, le=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> ActionList:
-    """What was done over HTTP, newest first: who, from where, what, why. Asked by admins."""
+    """Lists actions over HTTP, newest first: who, from where, what, why. For admins."""
     require(who, "admin", "")
     store = _serving(request).store
     since = moment("since", filters.since, store.now)
@@ -182,7 +181,7 @@ def runs(
     cursor: Annotated[str, Query(pattern=r"^(\d{13}-[0-9a-f]{12})?$")] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> RunList:
-    """Runs, newest first. cursor: `next` of the page before."""
+    """Lists runs, newest first. cursor: `next` of the page before."""
     serving = _serving(request)
     since, until = (moment(name, getattr(filters, name), serving.store.now) for name in ("since", "until"))
     wanted = RunFilter((filters.job,) if filters.job else (), filters.policy, filters.state or (), since, until)
@@ -193,20 +192,20 @@ def runs(
 
 @api.get("/runs/{run}")
 def run(request: Request, who: Who, run: str) -> RunView:
-    """One run."""
+    """Shows one run."""
     return RunView.of(_run(request, who, run)[1])
 
 
 @api.get("/runs/{run}/answer")
 def answer(request: Request, who: Who, run: str) -> JSONResponse:
-    """What its command answered with `--json`; {} before its end."""
+    """Returns the report of the run's command, as with `--json`; {} before its end."""
     directory, _ = _run(request, who, run)
     return JSONResponse(answer_of(directory))
 
 
 @api.get("/runs/{run}/log", response_class=PlainTextResponse)
 def log(request: Request, who: Who, run: str) -> str:
-    """The end of its log, at most 256 KiB; it stands on the server that ran it."""
+    """Returns the end of its log, at most 256 KiB; it is stored on the server that ran it."""
     directory, found = _run(request, who, run)
     try:
         with (directory / LOG).open("rb") as file:
@@ -220,7 +219,8 @@ def log(request: Request, who: Who, run: str) -> str:
 
 @api.post("/runs/{run}:cancel", status_code=202)
 def cancel(request: Request, who: Who, run: str, ask: Ask | None = None) -> RunView:
-    """Asks a run to end: SIGTERM, and SIGKILL after `service.grace`. What it has begun, the next run finishes."""
+    """Requests the end of a run: SIGTERM, and SIGKILL after `service.grace`. The next run completes what it has
+    begun."""
     _, found = _run(request, who, run)
     require(who, "operator", found.policy)
     store = _serving(request).store

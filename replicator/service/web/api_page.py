@@ -1,4 +1,4 @@
-"""The description of the API: OpenAPI 3.1 at /openapi.json, and the same as a page that needs no script and no other
+"""The description of the API: OpenAPI 3.1 at /openapi.json, and the same as a page that requires no script and no other
 server."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from replicator.service.web.queries.router import schemas_of
 BEEKEEPERS = "/api/v1/database/"
 
 LARGE = 10**12
-"""A limit above this tells a person nothing."""
+"""A limit above this is of no use to a reader."""
 
 PROBLEM: dict[str, Any] = {
     "title": "Problem",
@@ -64,7 +64,7 @@ WORDS = {
     "plan": "The id of the run that made the plan.",
     "item": "The id of an item of housekeeping.",
 }
-"""Of parameters that their endpoints do not describe."""
+"""Descriptions of parameters that their endpoints do not describe."""
 
 _PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "pages"), autoescape=select_autoescape(), undefined=StrictUndefined
@@ -112,12 +112,12 @@ def _operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 
 def _tell_problems(path: str, operation: dict[str, Any]) -> None:
-    """Not as FastAPI describes errors, which are others here."""
+    """Replaces FastAPI's description of errors, which are different here."""
     responses = operation.setdefault("responses", {})
     responses.pop("422", None)
     content: dict[str, Any] = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     if path.startswith(BEEKEEPERS):
-        content = {"application/json": {}, **content}  # as Beekeeper has it; of what it would not be asked, a problem
+        content = {"application/json": {}, **content}  # Beekeeper's format; a problem for requests unknown to it
     responses["default"] = {"description": "A problem, with a hint.", "content": content}
 
 
@@ -141,7 +141,7 @@ class _ShownField:
 
 @dataclass(frozen=True)
 class _Shown:
-    """An endpoint on the page. fields: of its answer."""
+    """An endpoint on the page. fields: of its response."""
 
     method: str
     path: str
@@ -152,7 +152,7 @@ class _Shown:
 
 
 def _groups(found: dict[str, Any]) -> dict[str, list[_Shown]]:
-    """Endpoints by the first word of their path."""
+    """Groups endpoints by the first word of their path."""
     groups: dict[str, list[_Shown]] = {}
     schemas = found["components"]["schemas"]
     for path, method, operation in sorted(_operations(found), key=lambda each: (each[0], each[1])):
@@ -184,7 +184,7 @@ def _shown(path: str, method: str, operation: dict[str, Any], schemas: dict[str,
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A schema in few words."""
+    """Describes a schema in few words."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "enum" in schema:

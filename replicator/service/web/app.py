@@ -40,7 +40,7 @@ from replicator.service.web.serving import VERSION, Serving, SharedAnswers, Who,
 
 
 def metrics_of(serving: Serving) -> bytes:
-    """All metrics as they are now. Raises StoreUnreachable."""
+    """Returns all current metrics. Raises StoreUnreachable."""
     return families.text_of(_all(serving))
 
 
@@ -104,19 +104,16 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
 
 
-# ---- app -------------------------------------------------------------------------------------------------------------
-
-
 # ---- conditional -----------------------------------------------------------------------------------------------------
-# ETags: a GET of JSON whose answer is as the client has it already is answered with 304 and no body.
+# ETags: a GET of JSON that the client has already is answered with 304 and no body.
 
 
 LARGEST = 8 << 20
-"""Bytes of a body that is held back to be compared; a larger one has no ETag."""
+"""Maximum bytes of a body that is buffered for comparison; a larger one has no ETag."""
 
 
 class ETags:
-    """For JSON; all else, such as streams of events, goes through as it comes."""
+    """A middleware that adds ETags to JSON; other responses, such as streams of events, pass unbuffered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -129,7 +126,7 @@ class ETags:
 
 
 class _Held:
-    """Holds back the head of a JSON answer until its body is known. given: what the client has."""
+    """A buffer that delays the head of a JSON response until its body is known. given: ETags that the client has."""
 
     def __init__(self, send: Send, given: Iterable[str]) -> None:
         self._send = send
@@ -172,10 +169,11 @@ def _is_json(start: Message) -> bool:
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""There a service may show itself without tokens; not under other names, by which a foreign page may ask."""
+"""Names of hosts under which a service may be read without tokens; not other names, by which a foreign page could send
+requests."""
 
 STALE = 30.0  # seconds without a step of the scheduler
-READY = 5.0  # seconds in which a store answers that is there
+READY = 5.0  # seconds in which a reachable store answers
 OWN = ("style-src", "script-src", "connect-src", "form-action")  # only from this server, and nothing inline
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src data:; "
@@ -191,10 +189,11 @@ HEADERS = {
 
 
 def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> FastAPI:
-    """open_to_all: without a token a request may look. moment: seconds for which an answer may be given again."""
+    """Creates the application. open_to_all: requests without a token may read. moment: seconds for which a response may
+    be shared."""
     app = FastAPI(title="replicator", version=VERSION, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.serving, app.state.store, app.state.open_to_all = serving, serving.store, open_to_all
-    app.state.streams = 0  # of events, open now
+    app.state.streams = 0  # open streams of events
     app.state.askers, app.state.deed_askers, readiness = Askers(), Askers(), Askers()
     add_problems(app)
     app.include_router(api)
@@ -208,14 +207,16 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
 
     @app.get("/healthz", include_in_schema=False)
     async def alive() -> JSONResponse:
-        """Whether the scheduler continues: its last step ended lately, well or in trouble. Needs no thread."""
+        """Returns whether the scheduler continues: its last step ended recently, successful or not. Requires no
+        thread."""
         health = serving.scheduler.health
         still = time.monotonic() - health.step < STALE
         return JSONResponse({"alive": still}, 200 if still else 503)
 
     @app.get("/readyz", include_in_schema=False)
     async def ready() -> JSONResponse:
-        """Whether the store answers. Raises StoreUnreachable, and HTTPException where it does not in time."""
+        """Returns whether the store answers. Raises StoreUnreachable, and HTTPException if it does not answer in
+        time."""
         try:
             _, _, led = await readiness.ask("", READY, serving.store.leader)
         except Late as late:
@@ -224,7 +225,7 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
 
     @app.get("/metrics", include_in_schema=False)
     def metrics(who: Who) -> Response:
-        """Of all policies: not for a token of some."""
+        """Returns the metrics of all policies: not for a token of some."""
         require(who, "viewer", "")
         return Response(metrics_of(serving), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -236,8 +237,8 @@ def make_app(serving: Serving, *, open_to_all: bool, moment: float = 0.0) -> Fas
 
 
 class _OwnNames:
-    """Refuses requests under other names than this host's own: where no token is asked for, a foreign page could ask
-    under its name."""
+    """A middleware that refuses requests under other names than this host's own: where no token is required, a foreign
+    page could send requests under its name."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,5 +1,5 @@
 """Beekeeper's REST API over the items of housekeeping, with its parameters, fields, pages and errors, so that its
-clients work on.
+clients continue to work.
 
 Times have no zone, and are UTC. Items are those of `[housekeeping] store`, or of the root of `[defaults]`.
 """
@@ -27,10 +27,10 @@ from replicator.service.web.queries.router import too_late
 from replicator.service.web.queries.time_limits import Askers, Late
 from replicator.service.web.serving import Serving, Who, require
 
-SIZE = 20  # items of a page where nobody says
+SIZE = 20  # items of a page by default
 
 LARGEST = 2000
-"""Items of a page, as Spring has it: more are not given."""
+"""Maximum items of a page, as in Spring."""
 
 _METADATA = (
     *("path", "databaseName", "tableName", "partitionName", "housekeepingStatus", "creationTimestamp"),
@@ -57,7 +57,7 @@ class _Filters:
     registered_after: Text = None
 
     def asked(self) -> dict[str, str | None]:
-        """As arguments of `housekeeping_ls`."""
+        """Returns them as arguments of `housekeeping_ls`."""
         times = (self.deleted_before, self.deleted_after, self.registered_before, self.registered_after)
         return {
             "path": self.path,
@@ -69,7 +69,8 @@ class _Filters:
 
 @dataclass
 class _Paging:
-    """As Spring reads it: what is no number, or too small, is the default; what is too large, the largest."""
+    """Paging as Spring reads it: a value that is not a number, or too small, becomes the default; one that is too
+    large, the maximum."""
 
     page: Text = None
     size: Text = None
@@ -86,7 +87,7 @@ class _Paging:
 
 
 def _integer(text: str | None) -> int:
-    """Of 32 bits; 0 for what is none."""
+    """Parses an integer of 32 bits; 0 if it is invalid."""
     found = int(text) if text and re.fullmatch(r"[+-]?[0-9]{1,10}", text) else 0
     return found if -(2**31) <= found < 2**31 else 0
 
@@ -100,7 +101,7 @@ async def metadata(
     filters: Annotated[_Filters, Depends()],
     paging: Annotated[_Paging, Depends()],
 ) -> JSONResponse:
-    """Tables and partitions that expire."""
+    """Lists tables and partitions that expire."""
     return await _answer(request, who, (database, table), "expired", filters, paging)
 
 
@@ -113,7 +114,7 @@ async def unreferenced_paths(
     filters: Annotated[_Filters, Depends()],
     paging: Annotated[_Paging, Depends()],
 ) -> JSONResponse:
-    """Paths that nothing refers to any more. `partition_name` is accepted, and filters nothing."""
+    """Lists paths that are no longer referenced. `partition_name` is accepted, and filters nothing."""
     filters.partition_name = None
     return await _answer(request, who, (database, table), "unreferenced", filters, paging)
 
@@ -151,9 +152,9 @@ def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _F
     root = _root(config)
     wanted: dict[str, Any] = {**filters.asked(), "lifecycle": lifecycle}
     if filters.lifecycle_type is not None and filters.lifecycle_type.lower() != lifecycle:
-        wanted["partition"] = "/"  # as of another kind: none is called so
+        wanted["partition"] = "/"  # as for another kind: matches nothing
     with opened(root, config.housekeeping.store) as store:
-        if store.is_new():  # before the first run: a table of which nothing is known
+        if store.is_new():  # before the first run: the table is unknown
             return ItemPage(store.url, [], 0, paging.number, paging.items, {})
     return housekeeping_ls(
         cmroot=root,
@@ -169,7 +170,7 @@ def _items(serving: Serving, table: tuple[str, str], lifecycle: str, filters: _F
 
 
 def _root(config: Config) -> str:
-    """Whose items are asked about: that of `[defaults]`, else the one that all policies have."""
+    """Returns the root whose items are queried: that of `[defaults]`, else the one that all policies have."""
     found = {config.defaults.cmroot} if config.defaults.cmroot else {each.cmroot for each in config.policies.values()}
     if len(found) != 1:
         told = "no root" if not found else f"{len(found)} roots"
@@ -178,7 +179,7 @@ def _root(config: Config) -> str:
 
 
 def _page(found: ItemPage, names: tuple[str, ...], sorted_: bool) -> dict[str, Any]:
-    """As Spring has it."""
+    """Returns a page in Spring's format."""
     said = found.to_dict()
     sort = {"sorted": sorted_, "unsorted": not sorted_, "empty": not sorted_}
     content = [{name: _local(name, item[name]) for name in names} for item in said["content"]]

@@ -1,4 +1,4 @@
-"""Errors over HTTP: problem details (RFC 9457) with our hint and exit code."""
+"""Errors over HTTP: problem details (RFC 9457) with a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ HINTS: dict[int, tuple[str, int]] = {
     503: ("ask again later", 75),
     504: ("ask again later; what was begun continues. The command line has no such limit", 75),
 }
-"""Hint and exit code for what no error of ours says."""
+"""Hint and exit code for statuses without an error of ours."""
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
-    """An answer with a problem. more: further members; a hint and an exit code are there always."""
+    """Returns a response with a problem. more: further members; a hint and an exit code are always present."""
     hint, code = HINTS.get(status, ("see /docs for what may be asked, and how", 2))
     said = {"exit_code": code, **more, "hint": more.get("hint") or hint}
     return JSONResponse(
@@ -57,12 +57,12 @@ def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
 
 
 def status_of(error: Error) -> int:
-    """The HTTP status of one of our errors: 503 where a later try may succeed."""
+    """Returns the HTTP status of one of our errors: 503 if a later try may succeed."""
     return status_of_kind(type(error))
 
 
 def status_of_kind(kind: type[Error]) -> int:
-    """As `status_of`."""
+    """Returns the HTTP status of a class of errors, as `status_of`."""
     for each, status in STATUSES:
         if issubclass(kind, each):
             return status
@@ -70,7 +70,7 @@ def status_of_kind(kind: type[Error]) -> int:
 
 
 def add_problems(app: FastAPI) -> None:
-    """Every error of the application becomes a problem; none shows a traceback."""
+    """Converts every error of the application to a problem; none shows a traceback."""
 
     @app.exception_handler(Error)
     def ours(_: Request, error: Error) -> JSONResponse:

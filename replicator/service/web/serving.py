@@ -1,4 +1,4 @@
-"""What a server serves: the store, the scheduler's view of the configuration, the measured lag."""
+"""The state that a server serves: the store, the scheduler's current configuration, the measured lag."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERSION = version("replicator")
 
 @dataclass(frozen=True)
 class Serving:
-    """One server. Several threads may use it. at_work: ids of the actions that it does now."""
+    """The state of one server. Several threads may use it. at_work: ids of the actions that it is doing."""
 
     store: ServiceStore
     scheduler: Scheduler
@@ -49,21 +49,21 @@ class Serving:
         return self.scheduler.jobs
 
     def directory(self, run: str) -> Path:
-        """Of a run's output."""
+        """Returns the directory of a run's output."""
         return self.scheduler.directory(run)
 
     def jobs(self) -> list[JobView]:
-        """By name."""
+        """Returns jobs by name."""
         with self.store.together():
             states, last = self.store.jobs(), self.store.newest()
         return [JobView.of(job, states.get(name), last.get(name)) for name, job in sorted(self.scheduled.items())]
 
     def policies(self) -> list[PolicyView]:
-        """By name."""
+        """Returns policies by name."""
         return [_view(each, self.watch.found.get(name)) for name, each in sorted(self.config.policies.items())]
 
     def status(self) -> ServiceStatus:
-        """Raises StoreUnreachable."""
+        """Returns the state of the service. Raises StoreUnreachable."""
         with self.store.together():
             leader, epoch, led = self.store.leader()
             states = [each.state for each in self.store.open_runs()]
@@ -107,16 +107,16 @@ def _view(policy: Policy, measured: MeasuredLag | None) -> PolicyView:
 
 
 # ---- permission ------------------------------------------------------------------------------------------------------
-# Who asks, and whether it may: a proxy's user, or a bearer token. Without one a request may look, where the service is
-# on loopback.
+# The identity and permissions of a client: a proxy's user, or a bearer token. Without one a request may read if the
+# service is on loopback.
 
 
 NEEDED = "a token is needed: `replicator token create`"
 
 
 def of_request(request: Request) -> Identity:
-    """Raises HTTPException 401 for a token that is none, and without one where looking needs one; 403 for a proxy's
-    user in no group that may anything."""
+    """Returns the identity of a request. Raises HTTPException 401 for an invalid token, and without one if reading
+    requires it; 403 for a proxy's user in no group with permissions."""
     state, sender = request.app.state, request.state.sender
     if sender.user:
         if sender.identity is None:
@@ -139,7 +139,8 @@ Who = Annotated[Identity, Depends(of_request)]
 
 
 def require(who: Identity, role: Role, policy: str) -> None:
-    """Raises HTTPException 401 for nobody, 403 for somebody who may not. policy: "" for what belongs to none."""
+    """Raises HTTPException 401 without an identity, 403 without the role. policy: "" for objects that belong to no
+    policy."""
     if who is NOBODY and role != "viewer":
         raise HTTPException(401, NEEDED)
     if not who.may(role, policy):
@@ -147,17 +148,17 @@ def require(who: Identity, role: Role, policy: str) -> None:
 
 
 # ---- shared answers --------------------------------------------------------------------------------------------------
-# Answers of a moment: what many ask at once is made once, and given to all of them.
+# Shared responses: what many clients request at once is computed once, and sent to all of them.
 #
-# For pages and lists that read the store; those about roots, and all that a session or a proxy's user sees, are made
-# each time. An answer is at most a second old, and never older than what this server has written since.
+# For pages and lists that read the store; those about roots, and all that a session or a proxy's user sees, are
+# computed each time. A response is at most a second old, and never older than the last write of this server.
 
 
 MOMENT = 1.0  # seconds
 LARGEST = 1 << 20
-"""Bytes of an answer that is kept."""
+"""Maximum bytes of a stored response."""
 MOST = 256
-"""Answers that are kept."""
+"""Maximum stored responses."""
 
 _SHARED = re.compile(r"/(|jobs|runs|policies/[^/]+|api/v1/(status|policies|jobs|runs)(/[^/:]+)?|api/v1/database/.+)")
 
@@ -166,7 +167,7 @@ Key = tuple[str, bytes, str, str]
 
 @dataclass
 class _Kept:
-    """messages: of the answer, once it is there. changes: of the store, before it was made."""
+    """A stored response. messages: of the response, once available. changes: of the store, before it was computed."""
 
     at: float
     changes: int
@@ -175,8 +176,7 @@ class _Kept:
 
 
 class SharedAnswers:
-    """An ASGI application before another. changes: counts what this server has written. The event loop's thread uses
-    it."""
+    """An ASGI middleware. changes: returns the count of this server's writes. Used by the event loop's thread."""
 
     def __init__(self, app: ASGIApp, changes: Callable[[], int], seconds: float = MOMENT) -> None:
         self.app = app
@@ -193,7 +193,7 @@ class SharedAnswers:
             await self._make(key, scope, receive, send)
             return
         await kept.made.wait()
-        if not kept.messages:  # nothing that may be kept came of it
+        if not kept.messages:  # the response may not be shared
             await self.app(scope, receive, send)
             return
         for each in kept.messages:
@@ -219,7 +219,7 @@ class SharedAnswers:
                 del self._kept[key]
 
     def _forget(self) -> None:
-        """What is too old, and when there are too many all that is made."""
+        """Drops responses that are too old, and if there are too many, all that are complete."""
         now = time.monotonic()
         for key, each in list(self._kept.items()):
             if each.made.is_set() and (now - each.at > self._seconds or len(self._kept) >= MOST):
@@ -227,7 +227,7 @@ class SharedAnswers:
 
 
 def _key_of(scope: Scope) -> Key | None:
-    """What makes an answer the same; None: it is somebody's own."""
+    """Returns the key of equal responses; None: the response is specific to the user."""
     if scope["type"] != "http" or scope["method"] != "GET" or not _SHARED.fullmatch(scope["path"]):
         return None
     headers = Headers(scope=scope)
@@ -237,7 +237,8 @@ def _key_of(scope: Scope) -> Key | None:
 
 
 async def _is_known(scope: Scope) -> bool:
-    """Whether a token still holds, which is asked each time. Without one the application says whether it needs one."""
+    """Returns True if a token is valid, which is checked each time. Without one the application checks whether it
+    requires one."""
     request = Request(scope)
     if "authorization" not in request.headers:
         return True

@@ -1,4 +1,4 @@
-"""Values of the API's answers. Times are ISO 8601 with a zone."""
+"""Values of the API's responses. Times are ISO 8601 with a zone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from replicator.service.run_history import RunState, ServiceRun, iso
 from replicator.service.store import UNFINISHED, Action, JobState
 
 Words = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00]*$")]
-"""Text of a person: PostgreSQL keeps no NUL."""
+"""Text of a user: PostgreSQL stores no NUL."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run. seconds: from its begin to its end."""
+    """A run. seconds: from its start to its end."""
 
     id: str
     job: str
@@ -65,7 +65,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class RunList:
-    """next: the cursor of the following page; None: this is the last one."""
+    """Runs. next: the cursor of the following page; None: this is the last one."""
 
     items: list[RunView]
     next: str | None
@@ -73,7 +73,7 @@ class RunList:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job. next: when it is due. last: the newest run, also one that is not ended."""
+    """A job. next: when it is due. last: the newest run, even if it has not ended."""
 
     name: str
     policy: str
@@ -87,7 +87,7 @@ class JobView:
 
     @property
     def syncs(self) -> bool:
-        """Whether it brings its policy's target up to date."""
+        """Returns True if it brings its policy's target up to date."""
         return self.command[1] == "sync"
 
     @classmethod
@@ -112,7 +112,8 @@ class JobList:
 
 @dataclass(frozen=True)
 class PolicyView:
-    """A policy, with its lag as it was measured last; figures are None before, and where a side does not answer."""
+    """A policy with its last measured lag; the metrics are None before the first measurement, and if a side does not
+    answer."""
 
     name: str
     source: str
@@ -136,8 +137,8 @@ class PolicyList:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """leader: the server that schedules; leads: it is there, and this server is `here`. trouble: what keeps this server
-    from its work. paused: all schedules are."""
+    """The state of the service. leader: the server that schedules; led: it has the lease now. here: this server.
+    trouble: what prevents this server from working. paused: all schedules are."""
 
     here: str
     leader: str
@@ -152,7 +153,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True)
 class Ask:
-    """The body of an action. reason: goes into the record."""
+    """The body of an action. reason: is recorded."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
@@ -161,7 +162,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Asked:
-    """run: its id. new: False: the job's run that had not ended is meant."""
+    """A queued run. run: its id. new: False: it is the run of the job that had not ended."""
 
     run: str
     new: bool
@@ -169,8 +170,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class ActionView:
-    """What somebody did. at: ISO 8601. failed: why nothing came of it. unfinished: it is being done, or was when its
-    server went away."""
+    """An action over HTTP. at: ISO 8601. failed: why it had no effect. unfinished: it is running, or was when its
+    server died."""
 
     id: int
     at: str | None
@@ -200,7 +201,7 @@ class ActionView:
 
 @dataclass(frozen=True)
 class ActionList:
-    """next: the cursor of the following page; None: this is the last one."""
+    """Actions. next: the cursor of the following page; None: this is the last one."""
 
     items: list[ActionView]
     next: int | None

@@ -1,4 +1,4 @@
-"""How a client is let in: TLS, then Kerberos, before the first byte of a call is looked at."""
+"""Authentication of clients: TLS, then SASL (Kerberos or a token), before the first byte of a call is parsed."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from replicator.metastore.transports.transport import (
 )
 
 # ---- channel ---------------------------------------------------------------------------------------------------------
-# A connection as the relay sees it: plain bytes, whatever TLS, SASL or frames make of them on the wire.
+# A connection as used by the relay: plain bytes, independent of TLS, SASL or frames on the wire.
 
 
-LARGEST_WRAPPED = 64 << 20  # bytes of a frame that a layer protects: it is held as a whole, of one who is known
-LAYERED_PIECE = 60_000  # bytes: with a layer's own they stay below 64 KiB, the most that Java's clients announce
+LARGEST_WRAPPED = 64 << 20  # maximum bytes of a protected frame, buffered completely, for an authenticated client
+LAYERED_PIECE = 60_000  # bytes: with the layer's overhead below 64 KiB, the maximum that Java's clients announce
 PIECE = 256 * 1024
 
 _LENGTH = struct.Struct(">I")
 
 
 class Channel:
-    """One thread reads and writes; `shut` is for any. layer: None: bytes without frames."""
+    """A channel. One thread reads and writes; any thread may call `shut`. layer: None: bytes without frames."""
 
     def __init__(self, connection: socket.socket, layer: Layer | None = None) -> None:
         self._socket, self._layer = connection, layer
@@ -54,30 +54,30 @@ class Channel:
         self._timeout: float | None = None
         self._wire = bytearray()  # received, not decoded yet
         self._left: int | None = None  # bytes of the current frame that are not decoded
-        self._plain = bytearray()  # decoded, not given yet
+        self._plain = bytearray()  # decoded, not returned yet
         self._buffer = bytearray(PIECE if layer else 0)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def settimeout(self, seconds: float) -> None:
-        """How long one piece may take to be sent."""
+        """Sets the timeout for sending one chunk."""
         self._timeout = seconds
         self._socket.settimeout(seconds)
 
     @property
     def pending(self) -> bool:
-        """Whether there are bytes that no poll sees."""
+        """True if there are buffered bytes that a poll does not report."""
         return bool(self._plain) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
 
     @property
     def partial(self) -> bool:
-        """Whether a frame has begun and has not ended."""
+        """True if a frame has begun and has not ended."""
         return bool(self._wire) or self._left is not None
 
     def receive_into(self, buffer: Bytes) -> int | None:
-        """How many bytes came; 0 at the end, None when there is nothing whole yet. Waits for nothing that a poll has
-        not announced. Raises OSError, FrameError."""
+        """Returns the number of bytes received; 0 at the end, None if no complete frame has arrived yet. Waits only for
+        data that a poll has announced. Raises OSError, FrameError."""
         if self._layer is None:
             return self._receive(buffer)
         if not self._plain:
@@ -103,7 +103,7 @@ class Channel:
                 self._socket.sendall(frame(self._layer.wrap(bytes(view[at : at + piece]))))
 
     def shut(self, how: int) -> None:
-        """From any thread; safe to run twice, and beside a close."""
+        """Shuts the connection down. May be called from any thread, twice, and concurrently with a close."""
         shut(self._socket, how)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Channel:
     def _receive(self, buffer: Bytes) -> int | None:
         if not isinstance(self._socket, ssl.SSLSocket):
             return self._socket.recv_into(buffer)
-        self._socket.settimeout(0)  # what a poll has announced may be no data
+        self._socket.settimeout(0)  # the bytes that a poll has announced may not be application data
         try:
             return self._socket.recv_into(buffer)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -152,7 +152,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 def shut(connection: socket.socket, how: int) -> None:
-    """Below TLS: an SSLSocket's own `shutdown` would send what follows as it is. Safe to run twice."""
+    """Shuts down below TLS: an SSLSocket's own `shutdown` would send later data unencrypted. May run twice."""
     try:
         socket.socket.shutdown(connection, how)
     except OSError:
@@ -162,20 +162,20 @@ def shut(connection: socket.socket, how: int) -> None:
 # ---- door ------------------------------------------------------------------------------------------------------------
 
 
-LOOKED_AT = 512  # bytes of what a client sends first
-LINGER, LINGER_READS = 1.0, 16  # seconds and pieces of what a refused client still sends
-PATIENCE = 10.0  # seconds for a handshake: who is not in yet holds a thread
+LOOKED_AT = 512  # bytes examined at the start of a connection
+LINGER, LINGER_READS = 1.0, 16  # seconds and reads of remaining data from a refused client
+PATIENCE = 10.0  # seconds for a handshake, because a client that is not authenticated yet occupies a thread
 
 T = TypeVar("T")
 
 
 class NotAdmitted(Exception):
-    """The client stays outside; why, for the log. Empty: it has not asked, or the gateway stops."""
+    """Raised to reject a client, with the reason for the log. Empty: it sent nothing, or the gateway stops."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """user: who has proved to be it, by which mechanism; None: nobody has."""
+    """An admitted client. user: the authenticated user, with the mechanism; None: not authenticated."""
 
     channel: Channel
     user: str | None = None
@@ -183,26 +183,26 @@ class Admitted:
 
 
 class Proof(Protocol):
-    """Finds out who a client is, over SASL. Raises NotAdmitted with what to tell the client."""
+    """A method that authenticates clients over SASL. Raises NotAdmitted with the message for the client."""
 
     def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
-        """The user's short name, and the layer that the client has chosen. `exchange` sends a challenge and gives the
-        answer."""
+        """Returns the user's short name, and the layer that the client has chosen. `exchange` sends a challenge and
+        returns the answer."""
         ...
 
 
 @dataclass(frozen=True)
 class Door:
-    """What is asked of clients. tls: a server's context; proofs: of their identity, by mechanism; framed: the framed
-    transport."""
+    """The authentication required of clients. tls: a server's context; proofs: authentication methods, by mechanism;
+    framed: the framed transport."""
 
     tls: ssl.SSLContext | None = None
     proofs: Mapping[str, Proof] = field(default_factory=dict)
     framed: bool = False
 
     def admit(self, connection: socket.socket, stopping: int, seconds: float) -> Admitted:
-        """A client's connection, secured. stopping: a descriptor that ends the wait. Raises NotAdmitted,
-        OSError; the connection is closed then."""
+        """Returns a client's connection, secured. stopping: a descriptor that ends the wait. Raises NotAdmitted,
+        OSError; the connection is then closed."""
         if self.tls is None and not self.proofs:
             return Admitted(Channel(connection, Unlayered() if self.framed else None))
         wire = _Wire(connection, stopping, time.monotonic() + min(seconds, PATIENCE))
@@ -242,17 +242,17 @@ def _negotiate(wire: _Wire, proofs: Mapping[str, Proof]) -> Admitted:
 
 
 class _Wire:
-    """A connection during a handshake, which ends by a deadline whatever the client does."""
+    """A connection during a handshake, limited by a deadline regardless of the client."""
 
     def __init__(self, connection: socket.socket, stopping: int, deadline: float) -> None:
         self.connection, self._stopping, self._deadline = connection, stopping, deadline
         connection.settimeout(0)
 
     def expect(self, speaks: Callable[[bytes], bool], wanted: str) -> None:
-        """Looks at the first bytes; another protocol is refused in its own words. Raises NotAdmitted."""
+        """Checks the first bytes; a client of another protocol is refused in that protocol. Raises NotAdmitted."""
         begin = b""
         if isinstance(self.connection, ssl.SSLSocket):
-            return  # nothing can be looked at in advance: the negotiation tells
+            return  # TLS data cannot be peeked: the negotiation detects errors
         while len(begin) < 2:
             self._wait(select.POLLIN)
             more = self.connection.recv(LOOKED_AT, socket.MSG_PEEK)
@@ -265,7 +265,7 @@ class _Wire:
             raise NotAdmitted(f"{wanted}; it speaks something else")
 
     def secure(self, context: ssl.SSLContext) -> None:
-        """Raises NotAdmitted for a failed handshake: the client hears of it by an alert."""
+        """Performs the TLS handshake. Raises NotAdmitted if it fails; the client is notified by an alert."""
         wrapped = context.wrap_socket(self.connection, server_side=True, do_handshake_on_connect=False)
         self.connection = wrapped
         try:
@@ -278,7 +278,7 @@ class _Wire:
         return self.answer()
 
     def answer(self) -> bytes:
-        """The client's next message. Raises NotAdmitted when it gives up."""
+        """Returns the client's next message. Raises NotAdmitted if the client aborts."""
         status, said = read_message(self.read)
         if status not in (Status.OK, Status.COMPLETE):
             raise NotAdmitted(f"the client gave up: {said.decode(errors='replace')[:200]}")
@@ -298,8 +298,8 @@ class _Wire:
             data = data[self._patiently(partial(self.connection.send, data)) :]
 
     def farewell(self, words: bytes) -> None:
-        """The last words, and then what the client still sends: closed before it is read, the connection would be
-        reset, and the words lost."""
+        """Sends the last message, then reads what the client still sends: if the connection were closed with unread
+        data, it would be reset, and the message lost."""
         try:
             if words:
                 self.send(words)
@@ -332,7 +332,7 @@ class _Wire:
 
 
 # ---- acceptor --------------------------------------------------------------------------------------------------------
-# The server's side of SASL GSSAPI (RFC 4752): whose ticket a client has, and the layer that protects what follows.
+# The server's side of SASL GSSAPI (RFC 4752): the principal of a client's ticket, and the protection layer.
 
 
 try:
@@ -344,11 +344,11 @@ GSSAPI = "GSSAPI"
 
 
 class KerberosProof:
-    """Made once for all clients; may be used by any thread. `principal`: the gateway's own, in `keytab`. names:
-    whose principals are let in, and who they are here; `least`: the least protection that a client may choose."""
+    """Authentication by Kerberos, for all clients and any thread. `principal`: the gateway's own, in `keytab`. names:
+    maps accepted principals to local users; `least`: the weakest protection that a client may choose."""
 
     def __init__(self, principal: str, keytab: str, names: LocalNames, least: str | None = None) -> None:
-        """Raises UsageError for a keytab that has no such key."""
+        """Raises UsageError for a keytab that does not contain the key."""
         if gssapi is None:
             raise UsageError("Kerberos needs the gssapi package", hint="pip install 'replicator[kerberos]'")
         if not os.access(keytab, os.R_OK):
@@ -365,7 +365,7 @@ class KerberosProof:
             raise UsageError(error.message, hint=f"klist -k {keytab} shows what the keytab has") from error
 
     def accept(self, exchange: Callable[[bytes], bytes], first: bytes) -> tuple[str, Layer]:
-        """See `door.Proof`."""
+        """Authenticates a client. See `door.Proof`."""
         try:
             return said(lambda: self._accept(exchange, first), "a client's ticket")
         except MetastoreError as error:

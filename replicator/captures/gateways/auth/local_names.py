@@ -27,12 +27,12 @@ _HINT = "write the value of hadoop.security.auth_to_local: RULE:[1:$1@$0](.*@REA
 
 
 class NoLocalUser(Exception):
-    """No rule makes a local user of a principal; why, for the log and the client."""
+    """Raised if no rule maps a principal to a local user. The reason is for the log and the client."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """match None: any; old None: nothing is replaced."""
+    """A rule. match None: any; old None: nothing is replaced."""
 
     default: bool
     parts: int = 0
@@ -46,15 +46,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class LocalNames:
-    """realms: whose principals are let in at all. Without rules the first part of theirs is the user; among rules,
-    DEFAULT knows `own` only, the gateway's realm."""
+    """The mapping of principals to local users. realms: those whose principals are accepted. Without rules, the first
+    part of a principal is the user; among rules, DEFAULT applies only to `own`, the gateway's realm."""
 
     own: str
     realms: Collection[str]
     rules: tuple[Rule, ...] = ()
 
     def user(self, principal: str) -> str:
-        """By the first rule that fits. Raises NoLocalUser."""
+        """Returns the user by the first rule that matches. Raises NoLocalUser."""
         parts = _PRINCIPAL.fullmatch(principal)
         if parts is None or "\\" in principal or parts[1] == "WELLKNOWN":
             raise NoLocalUser(f"{principal} is nobody's principal")
@@ -68,8 +68,8 @@ class LocalNames:
         return user
 
     def named(self, name: str) -> str:
-        """The same of what a client writes: a name without a realm is of `own`, a user's is itself. Raises
-        NoLocalUser."""
+        """Returns the user for a name written by a client: a name without a realm belongs to `own`, a user's name is
+        returned unchanged. Raises NoLocalUser."""
         if _USER.fullmatch(name):
             return name
         return self.user(name if "@" in name else f"{name}@{self.own}")
@@ -97,8 +97,8 @@ def _applied(rule: Rule, parts: re.Match[str], own: str) -> str | None:
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """Raises ConfigError for a rule that is not understood: a part of the rules would let in whom the others keep
-    out."""
+    """Parses rules. Raises ConfigError for an invalid rule, because applying only some of the rules could accept users
+    that the others exclude."""
     rules: list[Rule] = []
     at = 0
     while text[at:].strip():
@@ -134,13 +134,13 @@ def _pattern(text: str, rule: str) -> re.Pattern[str]:
 
 
 # ---- foreign ---------------------------------------------------------------------------------------------------------
-# Clients that speak something else than expected: what it seems to be, and a refusal that they understand.
+# Clients that use an unexpected protocol: a guess of the protocol, and a refusal in it.
 
 
 _BINARY = b"\x80\x01"
 _COMPACT = 0x82
 _ALERT = bytes((0x15, 3, 3, 0, 2, 2, 40))
-"""TLS: handshake failure."""
+"""TLS alert: handshake failure."""
 
 
 def speaks_tls(begin: bytes) -> bool:
@@ -152,7 +152,7 @@ def speaks_sasl(begin: bytes) -> bool:
 
 
 def guess(begin: bytes) -> str:
-    """What the first bytes of something else may be, in brackets."""
+    """Returns a guess, in brackets, of the protocol of unexpected first bytes."""
     if begin[:1] == b"\x16":
         return " (TLS?)"
     if begin[:1] in (b"\x01", b"\x02") and len(begin) > 4 and begin[1:3] == b"\0\0":
@@ -167,7 +167,7 @@ def guess(begin: bytes) -> str:
 
 
 def in_their_words(begin: bytes, why: str) -> bytes:
-    """A refusal in the protocol of these first bytes; empty for an unknown one."""
+    """Returns a refusal in the protocol of these first bytes; empty for an unknown one."""
     if speaks_tls(begin):
         return _ALERT
     if speaks_sasl(begin):
@@ -194,7 +194,7 @@ def _error(begin: bytes, why: str) -> bytes:
 
 
 def _compact_error(begin: bytes, why: str) -> bytes:
-    """A TApplicationException of the compact protocol, under the number and name of the call, if they are there."""
+    """Returns a TApplicationException of the compact protocol, with the call's number and name if available."""
     text, at = why.encode(), 2
     while at < len(begin) and begin[at] & 0x80:
         at += 1

@@ -1,7 +1,8 @@
 """Delegation tokens of the gateway, in Hadoop's format, and the server's side of SASL DIGEST-MD5 (RFC 2831) with them.
 
-A token says whose it is and until when, and its password is a signature of that: who knows the key, and any gateway
-with the same key, knows each token. Which were cancelled is known until the gateway ends."""
+A token contains its owner and expiry, and its password is a signature of that: any holder of the key, and any gateway
+with the same key, can verify it. Cancelled tokens are remembered until the gateway ends.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +24,19 @@ from replicator.metastore.transports.transport import Layer, Quality, Unlayered
 
 MECHANISM = "DIGEST-MD5"
 KIND = b"HIVE_DELEGATION_TOKEN"
-LIFE = 7 * 86400  # seconds, Hadoop's own longest
+LIFE = 7 * 86400  # seconds, Hadoop's own maximum
 _COUNT = "00000001"
 _QUALITIES = {"auth": Quality.AUTHENTICATION, "auth-int": Quality.INTEGRITY, "auth-conf": Quality.PRIVACY}
-_CIPHER = "rc4"  # the one that our layer has; encryption proper is TLS below it
+_CIPHER = "rc4"  # the one that our layer supports; real encryption is TLS below it
 
 
 class TokenRefused(Exception):
-    """No such token is given, renewed or cancelled; the message says why."""
+    """Raised if a token is not issued, renewed or cancelled. The message contains the reason."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """identifier: its bytes as clients have them; until: in seconds since 1970."""
+    """A parsed token. identifier: its bytes as clients have them; until: in seconds since 1970."""
 
     identifier: bytes
     owner: str
@@ -44,7 +45,7 @@ class Token:
 
 
 class Tokens:
-    """May be used by any thread. names: the users of owners and renewers; proxies: users who get tokens for others."""
+    """Thread-safe. names: the users of owners and renewers; proxies: users who may request tokens for others."""
 
     def __init__(
         self, key: str, names: LocalNames, proxies: Collection[str] = (), clock: Callable[[], float] = time.time
@@ -54,7 +55,7 @@ class Tokens:
         self._lock = threading.Lock()
 
     def give(self, user: str, owner: str, renewer: str) -> str:
-        """A token of `owner`, asked for by `user`, in Hadoop's URL encoding. Raises TokenRefused."""
+        """Returns a token of `owner`, requested by `user`, in Hadoop's URL encoding. Raises TokenRefused."""
         try:
             owner = self._names.named(owner) if owner else user
         except NoLocalUser as error:
@@ -74,18 +75,18 @@ class Tokens:
         return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
     def renewed(self, user: str, token: str) -> int:
-        """Until when a token is valid, in milliseconds: it is not longer afterwards. Raises TokenRefused."""
+        """Returns the end of a token's validity, in milliseconds; a renewal does not extend it. Raises TokenRefused."""
         return int(self._own(user, token).until * 1000)
 
     def cancel(self, user: str, token: str) -> None:
-        """May run twice. Raises TokenRefused."""
+        """Cancels a token. May run twice. Raises TokenRefused."""
         found, now = self._own(user, token), self._clock()
         with self._lock:
             self._cancelled = {each: until for each, until in self._cancelled.items() if until > now}
             self._cancelled[found.identifier] = found.until
 
     def password(self, username: str) -> tuple[str, str]:
-        """(owner, password) of the token whose identifier a client gives. Raises TokenRefused."""
+        """Returns (owner, password) of the token whose identifier a client sent. Raises TokenRefused."""
         try:
             identifier = base64.b64decode(username, validate=True)
             found = _read(identifier)
@@ -124,7 +125,7 @@ class Tokens:
 
 
 class DigestProof:
-    """Who has a delegation token of the gateway. See `door.Proof`."""
+    """Authentication by a delegation token of the gateway. See `door.Proof`."""
 
     def __init__(self, tokens: Tokens, least: Quality) -> None:
         self._tokens = tokens
@@ -163,7 +164,7 @@ class DigestProof:
 
 
 def _read(identifier: bytes) -> Token:
-    """Raises ValueError, IndexError."""
+    """Parses a token's identifier. Raises ValueError, IndexError."""
     if identifier[0]:
         raise ValueError("a version that is not known")
     owner, rest = counted(identifier[1:])
@@ -180,7 +181,7 @@ def _text(text: str) -> bytes:
 
 
 def _number(number: int) -> bytes:
-    """As Hadoop's WritableUtils: up to 127 a byte, others behind their size."""
+    """Encodes a number as Hadoop's WritableUtils do: up to 127 in one byte, others after their size."""
     if number < 128:
         return bytes([number])
     data = number.to_bytes((number.bit_length() + 7) // 8, "big")

@@ -1,4 +1,4 @@
-"""Alembic's door: runs migrations on the connection that `store.migrate` hands over."""
+"""Alembic's entry point: runs migrations on the connection of `store.migrate`."""
 
 from __future__ import annotations
 

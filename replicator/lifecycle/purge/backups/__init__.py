@@ -1,1 +1,1 @@
-"""Backups: directories that purges and restores have swapped out, to restore or to remove."""
+"""Backups: directories that purges and restores have swapped out, to restore or to delete."""

@@ -32,8 +32,7 @@ from replicator.metastore.client import Metastore
 
 @dataclass(frozen=True)
 class Backup:
-    """A swapped-out directory. directory: of the run that created the backup; unit: its last state. trash: created by a
-    restore."""
+    """A swapped-out directory. directory: of its run; unit: its last state. trash: it was replaced by a restore."""
 
     directory: RunDirectory
     unit: Unit
@@ -107,9 +106,8 @@ def recorded(backup: Backup) -> dict[str, FileState]:
 
 
 def recycled_of(root: str, backup: Backup, before: Mapping[str, FileState], look: Look) -> set[str]:
-    """Returns the names of files (before: as recorded) that are in `$cmroot` and no longer in the backup: those of a
-    retain that was killed while it recycled the directory file by file. Considers removals since the swap only, because
-    the location may have been an earlier backup."""
+    """Returns the names of files (before: as recorded) that are in `$cmroot` and no longer in the backup: of a retain
+    killed while recycling file by file. Only since its swap: the location may have been a backup before."""
     missing = before.keys() - {state.path_relative for state in look.files}
     if not missing:
         return set()

@@ -32,9 +32,8 @@ from replicator.metastore.client import Metastore, checked
 
 @dataclass
 class BackupRestored(Report):
-    """The report of a restore. location: the partition's current location; replaced: its previous location, retained as
-    trash. backup: when the backup was swapped out. rows: number of rows after the restore, -1 if they were not
-    counted."""
+    """The report of a restore. location: the partition's current one; replaced: its previous one, retained as trash.
+    backup: when the backup was swapped out. rows: after the restore, -1 if they were not counted."""
 
     status: str
     object: str
@@ -192,8 +191,7 @@ def _brought_back(root: str, backup: Backup) -> int:
 
 
 def _matched(known: Iterable[Backup], part: Part) -> int:
-    """Returns the number of rows that a purge had erased and a restore brought back, if the part is at that restored
-    location."""
+    """Returns the number of erased rows that a restore brought back, if the part is at that location."""
     here = normal(part.location)
     return next(
         (each.unit.matched for each in known if each.unit.backup == "restored" and normal(each.place) == here), 0

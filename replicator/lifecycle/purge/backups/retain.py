@@ -1,8 +1,7 @@
 """`replicator purge retain`: removes what purges have retained, after its retention time. Has side effects.
 
-Backups and directories replaced by restores are recycled into `$cmroot`; directories of swaps that were not executed
-are removed; ids of runs without remaining backups are deleted; and rows added to a backup after the swap are adopted
-into their table.
+Recycles backups and directories replaced by restores, removes directories of swaps that were not executed, deletes ids
+of runs without backups, and adopts rows added to a backup after the swap into their table.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ class Retain(Job[Judged, Retained]):
             drop_version(self.metastore, gone)
 
     def _adopted(self, backup: Backup, what: Late) -> bool:
-        """Links late files into the current location of their table, if neither the backup nor the table has changed
-        otherwise. Returns False if the backup must be retained."""
+        """Links late files into their table's current location. Returns False if the backup must be retained."""
         unit = backup.unit
         reported = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
         if what.gone:

@@ -1,7 +1,7 @@
-"""Rewriting one Avro file without the records of some ids. Runs in a task.
+"""Rewriting of one Avro file without the records of some ids. Runs in a task.
 
-What a record is, the writer's schema in the file says, so what the table does not know stays. Records that stay are
-copied byte for byte, blocks without an id as they are compressed; the header and its sync marker stay.
+Records are parsed by the writer's schema in the file, so fields unknown to the table are retained. Remaining records
+are copied byte for byte, blocks without an id in compressed form; the header and its sync marker are retained.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SYNC = 16
 _WIDE = Context(prec=100)  # decimals have 76 digits at most
 
 Locate = Callable[[bytes, int], tuple[int, Any]]
-"""(block, where a record begins) -> (where it ends, its id as the keys are written; None: it has none)."""
+"""(block, start of a record) -> (its end, its id in the form of the keys; None: it has none)."""
 Read = Callable[[bytes, int], Any]
-"""(block, where a value begins) -> the value as the keys are written."""
+"""(block, start of a value) -> the value in the form of the keys."""
 
 
 def rewrite_avro(
     source: BinaryIO, target: AbstractContextManager[BinaryIO], format_: FileFormat, keys: pa.Array
 ) -> Counts:
-    """Copies a file but for the records whose field is one of `keys`; records without an id stay."""
+    """Copies a file except the records whose field is one of `keys`; records without an id are retained."""
     file = _Container(Input(source))
     names = format_.spellings or tuple((part,) for part in format_.field)
     locate = compile_locate(file.schema, names, format_.type, keys.type)
@@ -77,12 +77,12 @@ class _Container:
     def _metadata(self) -> Iterator[tuple[str, bytes]]:
         while count := self._number():
             if count < 0:
-                self._number()  # bytes
+                self._number()  # size in bytes
             for _ in range(abs(count)):
                 yield self._file.take(self._number()).decode("utf-8", "replace"), self._file.take(self._number())
 
     def blocks(self, read: bool = True) -> Iterator[tuple[int, bytes]]:
-        """(records, their bytes as compressed). read: False leaves the bytes out."""
+        """Yields (number of records, their compressed bytes). read: False omits the bytes."""
         file = self._file
         while file.left:
             count, size = self._number(), self._number()
@@ -101,7 +101,7 @@ class _Container:
 
 
 def _without(data: bytes, count: int, locate: Locate, wanted: Mapping[Any, int]) -> tuple[bytes, list[int]]:
-    """A block's records but for those with an id, and the positions of those ids."""
+    """Returns a block's records without those with an id, and the positions of those ids."""
     kept, dropped, begun, at = list[bytes](), list[int](), 0, 0
     if count > len(data):
         raise FormatError(f"{count:,} records are not in {len(data):,} bytes")
@@ -127,7 +127,7 @@ def _without(data: bytes, count: int, locate: Locate, wanted: Mapping[Any, int])
 
 
 def number(data: bytes, at: int) -> tuple[int, int]:
-    """An int or long, and where it ends."""
+    """Returns an int or long, and its end."""
     found = shift = 0
     while True:
         byte = data[at]
@@ -140,7 +140,7 @@ def number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _behind(data: bytes, at: int) -> int:
-    """Where bytes or a string end."""
+    """Returns the end of bytes or a string."""
     length, at = number(data, at)
     if length < 0:
         raise FormatError(f"a text has {length} bytes")
@@ -160,12 +160,12 @@ def _damaged() -> None:
     raise FormatError("a value is not as the file's schema says")
 
 
-# Where records end, and their id
+# Ends of records, and their ids
 
 
 def compile_locate(schema: AvroType, path: Sequence[Names], declared: str, ids: pa.DataType) -> Locate:
-    """path: names of a column, and of the fields in it. declared: the column's type in the table; ids: that of the
-    keys. Raises Unsupported when the schema does not have it, or as something that cannot be compared."""
+    """Compiles the function that locates ids. path: names of a column, and of the fields in it. declared: the column's
+    type in the table; ids: that of the keys. Raises Unsupported if the field is missing or cannot be compared."""
     compiler = _Compiler(lambda type_: _reader(type_, declared, ids))
     try:
         found = compiler.locate(schema, path)
@@ -178,8 +178,8 @@ def compile_locate(schema: AvroType, path: Sequence[Names], declared: str, ids: 
 
 
 class _Compiler:
-    """Python functions of (d: a block, p: where a value begins), one for each record, array and map, as each line takes
-    its time for each record. Nothing of a schema's own text comes into the source: only sizes, and names made here."""
+    """A compiler of Python functions of (d: a block, p: start of a value), one for each record, array and map, for
+    speed. No text of a schema enters the source: only sizes, and names generated here."""
 
     def __init__(self, reader: Callable[[AvroType], Read]) -> None:
         self._reader = reader
@@ -192,7 +192,7 @@ class _Compiler:
         return self._known
 
     def locate(self, record: AvroType, path: Sequence[Names]) -> str:
-        """The name of a function that returns (where a record ends, its field's value)."""
+        """Returns the name of a function that returns (end of a record, its field's value)."""
         if record.kind != "record":
             raise ValueError(f"{path[0][0]} is asked of a {record.kind}")
         wanted, lines = find_field(record, path[0]), []
@@ -201,7 +201,7 @@ class _Compiler:
         return self._function([*lines, "return p, v"])
 
     def _value(self, type_: AvroType, path: Sequence[Names]) -> list[str]:
-        """Statements that read a value into `v`, and move `p` behind it."""
+        """Returns statements that read a value into `v`, and advance `p` past it."""
         if type_.kind == "union":
             return self._union([self._value(branch, path) for branch in type_.inner])
         if type_.kind == "null":
@@ -213,21 +213,21 @@ class _Compiler:
         return [f"v = {name}(d, p)", *self._skip(type_)]
 
     def _skip(self, type_: AvroType) -> list[str]:
-        """Statements that move `p` behind a value."""
+        """Returns statements that advance `p` past a value."""
         width = type_.width
         if width is not None:
             return [f"p += {width}"]
         match type_.kind:
             case "int" | "long" | "enum":
                 return ["while d[p] > 127:", " p += 1", "p += 1"]
-            case "bytes" | "string":  # of less than 64 bytes, mostly
+            case "bytes" | "string":  # usually shorter than 64 bytes
                 return ["n = d[p]", "p = behind(d, p) if n & 129 else p + 1 + (n >> 1)"]
             case "union":
                 return self._union([self._skip(branch) for branch in type_.inner])
         return [f"p = {self._named(type_)}(d, p)"]
 
     def _union(self, branches: list[list[str]]) -> list[str]:
-        few = len(branches) <= 64  # which one is a single byte, twice its number
+        few = len(branches) <= 64  # the branch index is a single byte, twice its number
         lines = ["n = d[p]", "p += 1"] if few else ["n, p = number(d, p)"]
         for index, branch in enumerate(branches):
             said = 2 * index if few else index
@@ -235,8 +235,8 @@ class _Compiler:
         return [*lines, "else:", " damaged()"] if branches else ["damaged()"]
 
     def _named(self, type_: AvroType) -> str:
-        """The name of a function that returns where a record, array or map ends; one that calls itself has it before
-        it is written."""
+        """Returns the name of a function that returns the end of a record, array or map. The name is assigned before
+        the function is generated, because it may be recursive."""
         if type_ in self._names:
             return self._names[type_]
         name = self._names[type_] = f"skip{len(self._names)}"
@@ -248,7 +248,7 @@ class _Compiler:
         return name
 
     def _items(self, type_: AvroType) -> list[str]:
-        """Blocks of an array or a map; one with a negative count says its bytes, too."""
+        """Returns statements that skip blocks of items; a block with a negative count also contains its size."""
         width = type_.inner[0].width if type_.kind == "array" else None
         if width is None:
             key = ["p = behind(d, p)"] if type_.kind == "map" else []
@@ -280,7 +280,7 @@ class _Compiler:
 
 
 def _canonical(keys: pa.Array) -> list[Any]:
-    """The keys as `_reader` reads values."""
+    """Returns the keys in the form in which `_reader` returns values."""
     if pa.types.is_timestamp(keys.type):
         keys = keys.cast(pa.timestamp("ms", keys.type.tz)).cast(pa.int64())
     elif pa.types.is_date(keys.type):
@@ -294,13 +294,13 @@ def _canonical(keys: pa.Array) -> list[Any]:
 
 
 def _real(value: float) -> float | str:
-    """All that are no number are one, as in the engine's joins."""
+    """Makes all NaNs equal, as in the engine's joins."""
     return value if value == value else "NaN"
 
 
 def _reader(type_: AvroType, declared: str, ids: pa.DataType) -> Read:
-    """As Hive reads them: a date is days, a timestamp milliseconds, whatever else the file says of it. Raises
-    Unsupported."""
+    """Returns a reader of values with Hive's semantics: a date is days, a timestamp milliseconds, regardless of the
+    file's logical type. Raises Unsupported."""
     kind, of = type_.kind, pa.types
     if kind in ("int", "long") and (of.is_integer(ids) or of.is_date(ids) or of.is_timestamp(ids)):
         return lambda data, at: number(data, at)[0]
@@ -334,7 +334,7 @@ def _raw_reader(type_: AvroType) -> Read:
 
 
 def _decimal_reader(raw: Read, more: int) -> Read:
-    """Its digits as the ids have them behind the point. more: those that the file lacks; below 0: has too many of."""
+    """Returns a reader of decimals as integers at the ids' scale. more: the ids' scale less the file's."""
     factor = 10 ** abs(more)
 
     def read(data: bytes, at: int) -> int | None:
@@ -357,7 +357,7 @@ def _real_reader(kind: str, *, single: bool) -> Read:
 
 
 def _text_reader(raw: Read, declared: str) -> Read:
-    """A char or varchar is cut to its length, and a char's blanks do not count."""
+    """Returns a reader that truncates a char or varchar to its length, and strips a char's trailing blanks."""
     kind, _, length = declared.partition("(")
     if kind not in ("char", "varchar"):
         return raw

@@ -1,4 +1,4 @@
-"""Avro schemas as a purge needs them: how far each value reaches, and where a field is. Pure."""
+"""Avro schemas in the form required by a purge: the extent of each value, and the position of a field. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from cmroot.errors import UNREADABLE
 
 _WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
-_DIGITS = 1000  # of a decimal, behind the point
+_DIGITS = 1000  # decimal places of a decimal
 _PRIMITIVE = (*_WIDTHS, "int", "long", "bytes", "string")
 
 Names = tuple[str, ...]
-"""By which a writer may know a field: the reader's own name for it first, then its aliases."""
+"""The names by which a writer may know a field: the reader's own name first, then its aliases."""
 
 
 @dataclass(eq=False)
 class AvroType:
-    """kind: as the specification calls it. inner: what an array or a map is of, or the branches of a union; fields: of
-    a record; size: of a fixed; symbols: of an enum; scale: of a decimal, None: it is none."""
+    """An Avro type. kind: its name in the specification. inner: the element type of an array or map, or the branches of
+    a union; fields: of a record; size: of a fixed; symbols: of an enum; scale: of a decimal, else None."""
 
     kind: str
     inner: list[AvroType] = field(default_factory=list)
@@ -35,9 +35,9 @@ class AvroType:
 
     @property
     def width(self) -> int | None:
-        """The bytes of every value; None when they differ."""
+        """The size of every value in bytes; None if it varies."""
         if self._width == "unknown":
-            self._width = None  # as long as it asks for itself
+            self._width = None  # during the computation, for recursive types
             self._width = self._widths()
         return self._width
 
@@ -56,7 +56,7 @@ class AvroField:
 
 
 def parse_schema(text: str | bytes) -> AvroType:
-    """Raises ValueError for what is no schema."""
+    """Parses a schema. Raises ValueError if it is invalid."""
     try:
         return _parse(msgspec.json.decode(text), "", {})
     except (*UNREADABLE, LookupError, TypeError) as error:
@@ -64,8 +64,8 @@ def parse_schema(text: str | bytes) -> AvroType:
 
 
 def find_field(record: AvroType, names: Names) -> AvroField:
-    """The field that has one of the names, whatever their case when none is spelled so. Raises ValueError when there
-    is none, or several."""
+    """Returns the field with one of the names; ignores case if there is no exact match. Raises ValueError if there is
+    none, or several."""
     lower = {name.lower() for name in names}
     found = [each for each in record.fields if each.name in names]
     found = found or [each for each in record.fields if each.name.lower() in lower]
@@ -76,7 +76,7 @@ def find_field(record: AvroType, names: Names) -> AvroField:
 
 
 def names_of(reader: AvroType, path: Sequence[str]) -> Iterator[Names]:
-    """The names of a column, and of the fields in it. Raises ValueError when the schema does not have it."""
+    """Yields the names of a column, and of the fields in it. Raises ValueError if the schema does not have it."""
     for part in path:
         records = [each for each in (reader, *reader.inner) if each.kind == "record"]
         if len(records) != 1:
@@ -87,7 +87,7 @@ def names_of(reader: AvroType, path: Sequence[str]) -> Iterator[Names]:
 
 
 def _parse(value: Any, namespace: str, named: dict[str, AvroType]) -> AvroType:
-    """namespace: of the names that have none."""
+    """namespace: of names without one."""
     if isinstance(value, str):
         return AvroType(value) if value in _PRIMITIVE else named.get(_full(value, namespace)) or named[value]
     if isinstance(value, list):

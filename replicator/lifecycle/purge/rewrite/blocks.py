@@ -1,7 +1,7 @@
-"""What containers of records (Avro, SequenceFile) have in common: reading exactly so many bytes, and codecs of blocks.
+"""Common parts of containers of records (Avro, SequenceFile): reading an exact number of bytes, and codecs of blocks.
 
-A length that a file claims is believed only as far as the file goes; what does not add up raises FormatError before
-memory is taken for it.
+A length in a file is accepted only up to the file's size; inconsistent lengths raise FormatError before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cmroot.errors import FormatError
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
 
 MOST = (1 << 31) - 1
-"""Bytes of a block or record: what readers in Java can hold."""
+"""The maximum size of a block or record, in bytes: the limit of readers in Java."""
 PIECE = 1 << 22
-_FRAMED = 1 << 16  # bytes in a frame of Hadoop's: below the buffers that any reader of them has
+_FRAMED = 1 << 16  # bytes in a Hadoop frame: less than the buffer of any reader
 _HADOOP = "org.apache.hadoop.io.compress."
 
 
 class Input:
-    """A file from its beginning, which is never believed to be longer than it is."""
+    """A file read from its beginning, never beyond its size."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
@@ -52,12 +52,12 @@ class Input:
         self._source.seek(self.at)
 
     def before(self) -> bytes:
-        """All that was taken so far."""
+        """Returns all bytes read so far."""
         self._source.seek(0)
         return self._source.read(self.at)
 
     def again(self) -> Input:
-        """The same file, from its beginning."""
+        """Returns the same file, from its beginning."""
         return Input(self._source)
 
     def _claim(self, count: int) -> None:
@@ -68,7 +68,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Codec:
-    """Of one block. `decompress` raises FormatError for anything but one whole compressed block."""
+    """A codec of one block. `decompress` raises FormatError for anything but one complete compressed block."""
 
     name: str
     compress: Callable[[bytes], bytes]
@@ -82,12 +82,12 @@ class Codec:
 
 
 def avro_codec(name: str) -> Codec:
-    """Raises Unsupported."""
+    """Returns the codec. Raises Unsupported."""
     return _named(_AVRO, name, f"Avro compressed with {name}")
 
 
 def hadoop_codec(name: str) -> Codec:
-    """By the class that a SequenceFile names. Raises Unsupported."""
+    """Returns the codec for the class named in a SequenceFile. Raises Unsupported."""
     known = name.removeprefix(_HADOOP) if name.startswith(_HADOOP) else ""
     return _named(_OF_HADOOP, known, f"a SequenceFile compressed with {name}")
 
@@ -102,7 +102,7 @@ def _named(codecs: dict[str, Codec], name: str, what: str) -> Codec:
 
 
 def _streams(make: Callable[[], Any]) -> Callable[[bytes], bytes]:
-    """make: a decompressor of one stream; several after each other are one block."""
+    """make: a decompressor of one stream; several consecutive streams are one block."""
 
     def unpack(data: bytes) -> bytes:
         found, size = list[bytes](), 0
@@ -119,7 +119,7 @@ def _streams(make: Callable[[], Any]) -> Callable[[bytes], bytes]:
 
 
 def _unpack_deflate(data: bytes) -> bytes:
-    """What is behind the stream does not count: writers in Python leave a part of its checksum there."""
+    """Decompresses a stream and ignores bytes after it: writers in Python leave a part of its checksum there."""
     stream = zlib.decompressobj(-15)
     found = stream.decompress(data, MOST)
     if not stream.eof:
@@ -159,7 +159,7 @@ def unpack_snappy(data: bytes) -> bytes:
         at, shift = at + 1, shift + 7
         if data[at - 1] < 128 or shift > 28:
             break
-    if size > min(MOST, 64 * len(data)):  # 3 bytes repeat 64 at most
+    if size > min(MOST, 64 * len(data)):  # 3 bytes expand to 64 at most
         raise ValueError(f"{len(data):,} bytes cannot hold {size:,}")
     return bytes(pa.Codec("snappy").decompress(data, size, asbytes=True))
 
@@ -170,7 +170,7 @@ def unpack_lz4(data: bytes) -> bytes:
         token = data[at]
         literals, at = _lz4_length(data, at + 1, token >> 4)
         size, at = size + literals, at + literals
-        if at == len(data):  # the last sequence repeats nothing
+        if at == len(data):  # the last sequence has no match
             break
         repeated, at = _lz4_length(data, at + 2, token & 15)
         size += repeated + 4
@@ -188,7 +188,7 @@ def _lz4_length(data: bytes, at: int, length: int) -> tuple[int, int]:
 
 
 def _checked_snappy(data: bytes) -> bytes:
-    """As Avro has it: with the checksum of what is in it."""
+    """Decompresses Avro's variant, which appends the checksum of the uncompressed data."""
     found = unpack_snappy(data[:-4])
     if zlib.crc32(found).to_bytes(4, "big") != data[-4:]:
         raise ValueError("its checksum is another")
@@ -196,7 +196,7 @@ def _checked_snappy(data: bytes) -> bytes:
 
 
 def _framed(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """As Hadoop's BlockCompressorStream: (size of what follows, (compressed size, compressed)+)*."""
+    """Compresses like Hadoop's BlockCompressorStream: (uncompressed size, (compressed size, compressed)+)*."""
 
     def pack(data: bytes) -> bytes:
         found = []
@@ -215,7 +215,7 @@ def _unframed(unpack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
         while at < len(data):
             (left,) = struct.unpack_from(">i", data, at)
             at += 4
-            if left <= 0 and at < len(data):  # readers take nothing for the end
+            if left <= 0 and at < len(data):  # readers treat an empty frame as the end
                 raise ValueError("there is more behind its end")
             while left > 0:
                 (size,) = struct.unpack_from(">i", data, at)

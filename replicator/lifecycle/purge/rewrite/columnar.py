@@ -1,8 +1,8 @@
-"""Rewriting one Parquet or ORC file without the rows of some ids: values, names, order, types and codecs stay. Runs in
-a task.
+"""Rewriting of one Parquet or ORC file without the rows of some ids: values, names, order, types and codecs are
+retained. Runs in a task.
 
-The file is read by its own schema, not its table's: columns that the table does not know are kept, and a partition may
-have another schema than its table.
+The file is read by its own schema, not its table's: columns unknown to the table are retained, and a partition's schema
+may differ from its table's.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from replicator.lifecycle.purge.rewrite.orc_footer import GMT, TIMESTAMP, with_z
 from replicator.lifecycle.purge.rewrite.parquet_footer import Bare, Struct, elements, given
 
 BATCH = 1 << 16
-"""Rows decoded at once."""
+"""The number of rows decoded at once."""
 GROUP_BYTES = 256 << 20
-"""Decoded rows of one row group that are held until they are written."""
+"""The maximum size of decoded rows of one row group that are held until they are written."""
 
 Counts = tuple[int, Counter[int]]
-"""Rows read, and rows left out by the position of their key."""
+"""Rows read, and rows erased by the position of their key."""
 Rewrite = Callable[..., Counts]
 
 
 @dataclass
 class RowTally:
-    """The same while they are counted."""
+    """The same counts in mutable form, during counting."""
 
     rows: int = 0
     left_out: Counter[int] = field(default_factory=Counter)
 
 
 def _refusing_damaged(rewrite: Rewrite) -> Rewrite:
-    """Footers are read here field by field, and a damaged one may say anything."""
+    """Raises Unsupported for damaged files: their footers, parsed here field by field, may contain anything."""
 
     @functools.wraps(rewrite)
     def guarded(*arguments: Any, **options: Any) -> Counts:
@@ -71,10 +71,10 @@ def rewrite_parquet(
     keys: pa.Array,
     padded: bool = False,
 ) -> Counts:
-    """Copies a file but for the rows whose field is one of `keys`; null fields stay. Schema, keys and writer of the
-    footer are the source's, byte for byte, and so are the codec of each column, dictionaries, row groups (those that
-    are larger than GROUP_BYTES become several), sorting, and which columns have bloom filters and page indexes. Every
-    value that stays has the same bytes. padded: blanks at the end of a text do not count. Raises Unsupported."""
+    """Copies a file except the rows whose field is one of `keys`; null fields are retained. Schema, keys and writer in
+    the footer equal the source's, byte for byte, and so do the codec of each column, dictionaries, row groups (those
+    larger than GROUP_BYTES are split), sorting, and which columns have bloom filters and page indexes. Every remaining
+    value has the same bytes. padded: ignores blanks at the end of a text. Raises Unsupported."""
     footer = parquet_footer.read_footer(source)
     bare = parquet_footer.bare(footer, field)
     metadata = pq.read_metadata(io.BytesIO(parquet_footer.as_file(bare.footer)))
@@ -101,7 +101,7 @@ def rewrite_parquet(
 def _bundles(
     batches: Iterator[pa.RecordBatch], path: tuple[str, ...], keys: pa.Array, padded: bool, tally: RowTally
 ) -> Iterator[pa.Table]:
-    """What stays, in tables of at most about GROUP_BYTES; counted on the way."""
+    """Yields the remaining rows, in tables of at most about GROUP_BYTES; updates the tally."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -119,7 +119,7 @@ def _bundles(
 
 
 class _HeldEnd:
-    """A file to write to that keeps what comes once it is `holding`: the end, which is to be another."""
+    """A file to write to that retains the bytes written while it is `holding`: the end, which is to be replaced."""
 
     closed = False
 
@@ -152,7 +152,7 @@ def count_parquet(source: BinaryIO) -> int:
 
 
 def _as_written(footer: Struct, bare: Bare, schema: pa.Schema) -> dict[str, Any]:
-    """Options of a writer that writes as the file was written. Raises Unsupported where it cannot."""
+    """Returns options of a writer that writes as the file was written. Raises Unsupported if it cannot."""
     options: dict[str, Any] = {"version": "2.6", "store_schema": False, "store_decimal_as_integer": bare.integers}
     example = io.BytesIO()
     pq.ParquetWriter(example, schema, **options).close()
@@ -191,12 +191,12 @@ def _codec(column: list[Struct]) -> str:
 
 
 def _bloom(column: list[Struct]) -> dict[str, Any] | None:
-    """Of the size that the column's largest bloom filter has, as far as the file says it."""
+    """Returns options with the size of the column's largest bloom filter, as far as the file records it."""
     if not any(parquet_footer.BLOOM in chunk for chunk in column):
         return None
     values = max(given(chunk, 5) for chunk in column)
     sizes = [given(chunk, parquet_footer.BLOOM_LENGTH, 0) for chunk in column]
-    bits = 8 << max(0, max(sizes).bit_length() - 1)  # a power of two, besides a short header
+    bits = 8 << max(0, max(sizes).bit_length() - 1)  # a power of two, apart from a short header
     distinct = min(values, int(bits / 9.7)) if all(sizes) else values
     return {"ndv": max(1, distinct), "fpp": 0.01}
 
@@ -209,8 +209,8 @@ def rewrite_orc(
     keys: pa.Array,
     padded: bool = False,
 ) -> Counts:
-    """The same for ORC, stripe by stripe: types with their attributes, keys, calendar and the zone of timestamps are
-    the source's. Raises OnlyBySpark for what pyarrow cannot hold, Unsupported for what nobody can write."""
+    """Does the same for ORC, stripe by stripe: types with their attributes, keys, calendar and the zone of timestamps
+    equal the source's. Raises OnlyBySpark for data that pyarrow cannot represent, Unsupported if no writer can."""
     from pyarrow import orc
 
     tail = orc_footer.read_tail(source)
@@ -258,8 +258,8 @@ def rewrite_orc(
 
 
 def _has_early_fraction(array: pa.Array) -> bool:
-    """Whether a timestamp, at any depth, is before 1970 and between two seconds: of such, pyarrow's writer for ORC
-    makes negative nanoseconds, which Java does not read."""
+    """Returns True if a timestamp, at any depth, is before 1970 and has a fraction of a second: for these, pyarrow's
+    ORC writer writes negative nanoseconds, which Java does not read."""
     if pa.types.is_timestamp(array.type):
         numbers = array.cast(pa.int64())
         early = numbers.filter(pc.less(numbers, 0))
@@ -281,7 +281,7 @@ def count_orc(source: BinaryIO) -> int:
 
 
 def _path(schema: pa.Schema, field: tuple[str, ...]) -> tuple[str, ...]:
-    """The field's names as this file spells them."""
+    """Returns the field's names as written in this file."""
     return tuple(_spelled(schema, field))
 
 
@@ -304,7 +304,7 @@ def _type_at(schema: pa.Schema, path: tuple[str, ...]) -> pa.DataType:
 
 
 def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The keys as the type of this file's column, at their positions; null where it cannot hold them."""
+    """Returns the keys as the type of this file's column, at their positions; null if it cannot represent them."""
     if keys.type == type_:
         return keys
     if pa.types.is_timestamp(keys.type) and type_ == pa.binary(12):
@@ -324,7 +324,7 @@ def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _as_int96(keys: pa.Array) -> pa.Array:
-    """Nanoseconds of the day, and the Julian day."""
+    """Returns INT96 values: nanoseconds of the day, and the Julian day."""
     micros = keys.cast(pa.timestamp("us", keys.type.tz)).cast(pa.int64()).to_pylist()
     split = [divmod(each, 86_400_000_000) for each in micros]
     return pa.array([struct.pack("<qi", rest * 1000, day + 2_440_588) for day, rest in split], pa.binary(12))
@@ -333,7 +333,7 @@ def _as_int96(keys: pa.Array) -> pa.Array:
 def _without(
     batch: pa.RecordBatch, path: tuple[str, ...], keys: pa.Array, padded: bool
 ) -> tuple[pa.RecordBatch, dict[int, int]]:
-    """A batch without the rows of the keys, and how many of each those were."""
+    """Returns a batch without the rows of the keys, and the number of erased rows for each key."""
     column: Any = batch.column(batch.schema.get_field_index(path[0]))
     for name in path[1:]:
         column = pc.struct_field(column, name)

@@ -1,7 +1,7 @@
-"""How the rows of a partition's files are written: what its storage says, as a value. Pure.
+"""The file format of a partition's rows, derived from its storage descriptor. Pure.
 
 Files of columns (Parquet, ORC), of lines (text, CSV, JSON) and of records (Avro, SequenceFile) are rewritten one by
-one; others by Spark, a partition at a time.
+one; others by Spark, one partition at a time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _AVRO_SCHEMA = "avro.schema.literal"
 
 
 class FileFormat(msgspec.Struct, frozen=True):
-    """kind: what reads and writes it; by: whose reader of that kind. column: where the ids are, by its index among the
-    columns (`text`, `csv`) and by name. separator, quote, escape, null: of text; header: each file begins with a line
-    of names. rows: what the values of a `sequence` file are. spellings: of the `field` in an `avro` file, each part's
-    names; none: as it is."""
+    """A file format. kind: selects reader and writer; by: the engine whose reader of that kind is emulated. column: the
+    column of ids, by its index (`text`, `csv`); field: by name. separator, quote, escape, null: of text; header: each
+    file begins with a line of names. rows: the format of the values in a `sequence` file. spellings: the possible names
+    of each part of `field` in an `avro` file; empty: the same names."""
 
     kind: Kind
     column: int = 0
@@ -53,16 +53,16 @@ class FileFormat(msgspec.Struct, frozen=True):
 
 
 class Unsupported(Exception):
-    """Files that cannot be rewritten; the message says why, as a sentence."""
+    """Raised for files that cannot be rewritten; the message is a sentence that explains why."""
 
 
 class OnlyBySpark(Unsupported):
-    """Files that cannot be rewritten one by one, though Spark may write their partition again."""
+    """Raised for files that cannot be rewritten one by one, although Spark may be able to rewrite their partition."""
 
 
 def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:
-    """How the files of a partition (or of an unpartitioned table) with this storage are rewritten. Raises
-    Unsupported."""
+    """Returns the format in which the files of a partition (or of an unpartitioned table) with this storage are
+    rewritten. Raises Unsupported."""
     provider = table.parameters.get("spark.sql.sources.provider", "hive").lower()
     serde = storage.serde.parameters
     kind: Kind | None
@@ -126,13 +126,13 @@ def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...],
             "string",
             serde.get("separatorChar", ",")[:1],
             serde.get("quoteChar", '"')[:1],
-            "\\" if escape in ('"', "") else escape,  # the serde takes its writer's default for its reader's
+            "\\" if escape in ('"', "") else escape,  # the serde replaces its writer's default by its reader's
         )
     return FileFormat(kind, index, field, type_)
 
 
 def _spellings(table: Table, storage: Storage, field: tuple[str, ...]) -> tuple[Names, ...]:
-    """As the schema that the table's rows are read with has them; none without one, or when a URL says where it is."""
+    """Returns the field's names in the table's reader schema; () if there is none, or only a URL of it."""
     own = table.storage.serde.parameters if table.storage else {}
     for properties in (table.parameters, own, storage.serde.parameters):
         text = properties.get(_AVRO_SCHEMA, "none")
@@ -196,7 +196,7 @@ _CSV_OPTIONS = (
 
 
 def _refuse_options(options: dict[str, str], what: str, names: tuple[str, ...]) -> None:
-    """What makes Spark read lines otherwise than `fields` does."""
+    """Raises Unsupported for options with which Spark parses lines differently from `fields`."""
     if set_ := [name for name in names if options.get(name, "false").lower() != "false"]:
         raise Unsupported(f"{what} with the option {set_[0]} = {options[set_[0]]!r} cannot be rewritten")
     if options.get("mode", "permissive").lower() != "permissive":
@@ -210,7 +210,7 @@ def _is_set(options: dict[str, str], name: str) -> bool:
 
 
 def _as_spelled(table: Table, field: tuple[str, ...]) -> tuple[str, ...]:
-    """To Spark's JSON, names that differ in case are others."""
+    """Returns the field's names as written: Spark's JSON reader is case-sensitive."""
     for column in data_columns(table):
         if column.name.lower() == field[0]:
             return (column.name, *spelled_in(column.type, field[1:]))
@@ -218,8 +218,8 @@ def _as_spelled(table: Table, field: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_by_spark(table: Table, storage: Storage, field: tuple[str, ...]) -> None:
-    """Raises Unsupported for a partition that Spark would not write as it was, or of which the search has read other
-    ids: it read the table's columns, by their positions."""
+    """Raises Unsupported if Spark would not write the partition as it was, or if the search read ids from other
+    columns: it used the table's columns, by position."""
     if storage.buckets > 0 or storage.skew is not None:
         raise Unsupported(f"files of {storage.serde.library} in buckets cannot be rewritten")
     if len(field) > 1:
@@ -236,7 +236,7 @@ def check_by_spark(table: Table, storage: Storage, field: tuple[str, ...]) -> No
 
 
 def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:
-    """Of the column in the files: a partition may have other columns than its table, by position."""
+    """Returns the column's index in the files: a partition's columns may differ from its table's by position."""
     for columns in (storage.columns, data_columns(table)):
         for index, column in enumerate(columns):
             if column.name.lower() == field[0]:
@@ -245,8 +245,8 @@ def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:
 
 
 def _letter(text: str) -> str:
-    """Hive writes a separator as itself or as its number (LazyUtils.getByte); of several letters the first counts, and
-    of that one byte."""
+    """Parses a separator, which Hive writes as itself or as its number (LazyUtils.getByte); uses only the first
+    character, and only one byte of it."""
     if text.lstrip("+-").isdecimal() and -128 <= int(text) <= 127:
         return chr(int(text) % 256)
     return chr(ord(text[0]) & 0xFF) if text else ""

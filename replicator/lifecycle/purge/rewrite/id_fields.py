@@ -1,4 +1,4 @@
-"""Where the id stands in a line of text: a line's value as its reader has it. Pure."""
+"""Extraction of the id from a line of text, with the value that the format's reader would return. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from replicator.lifecycle.purge.rewrite.formats import FileFormat
 from replicator.lifecycle.purge.rewrite.text_values import NONE, Read, lazy, of_csv, of_json, unquoted
 
 Identify = Callable[[bytes], Any]
-"""The id of a line without its end, as `values.canonical` makes keys; NONE when it has none."""
+"""A line without its end -> its id, in the form of `text_values.canonical`; NONE if it has none."""
 
 
 def identify(format_: FileFormat, type_: pa.DataType) -> Identify:
-    """type_: of the keys. Raises Unsupported for ids that cannot be found in text."""
+    """Returns an extractor of ids. type_: of the keys. Raises Unsupported for ids that cannot be found in text."""
     match format_.kind, format_.by:
         case "json", _:
             return _json(format_, of_json(format_, type_))
@@ -68,7 +68,7 @@ def _spark_csv(format_: FileFormat, read: Read) -> Identify:
     def identified(line: bytes) -> Any:
         text = line.decode("utf-8", "replace")
         if not text.strip():
-            return NONE  # Spark leaves such lines out
+            return NONE  # Spark skips such lines
         if not format_.quote or format_.quote not in text:
             fields = text.split(separator, index + 1)
             value = fields[index] if len(fields) > index and fields[index] else None
@@ -80,7 +80,7 @@ def _spark_csv(format_: FileFormat, read: Read) -> Identify:
 
 
 def _univocity(text: str, format_: FileFormat) -> str | None:
-    """The field of a line that has quotes; None: null."""
+    """Returns the field of a line that contains quotes; None: null."""
     at, separator = 0, format_.separator
     for number in range(format_.column + 1):
         if at > len(text):
@@ -97,9 +97,9 @@ def _univocity(text: str, format_: FileFormat) -> str | None:
 
 
 def _quoted(text: str, begin: int, format_: FileFormat) -> tuple[str | None, int]:
-    """The value of a quoted field, and where the next field begins. A quote in its middle that nothing escapes makes it
-    a plain one, up to the next separator; without an end it is all that is left. Spark's reader has more rules for
-    these two: where it reads an id by them, the counts differ, and the file fails."""
+    """Returns the value of a quoted field, and the offset of the next field. An unescaped quote inside it makes it a
+    plain field up to the next separator; without a closing quote, it is the rest of the line. Spark's reader has more
+    rules for these two cases: if it reads an id by them, the counts differ, and the file fails."""
     quote, escape, separator = format_.quote, format_.escape, format_.separator
     found, at = [], begin + 1
     if at == len(text):
@@ -140,7 +140,7 @@ def _open_csv(format_: FileFormat, read: Read) -> Identify:
 
 
 def _opencsv(text: str, separator: str, quote: str, escape: str) -> list[str]:
-    """The fields that opencsv 2.3 finds: one that is open at the end is none."""
+    """Returns the fields that opencsv 2.3 returns: a field with an open quote at the end of the line is dropped."""
     fields, found = [], ""
     quoted = inside = False
     at = 0
@@ -193,8 +193,8 @@ def _json(format_: FileFormat, read: Read) -> Identify:
 
 
 def _members(text: str, by: str) -> dict[str, str]:
-    """Of an object's text: the text of each value, by name. To Spark, names that differ in case are others; the last
-    of equal ones counts."""
+    """Returns the members of an object: name -> text of the value. Names are case-sensitive for Spark; the last of
+    equal names counts."""
     try:
         found = {name: bytes(value).decode().strip(" \t\r\n") for name, value in _decode(text).items()}
     except msgspec.DecodeError:
@@ -203,7 +203,7 @@ def _members(text: str, by: str) -> dict[str, str]:
 
 
 def _lenient(text: str) -> dict[str, str]:
-    """What Spark takes and JSON does not know: apostrophes for quotes, numbers that are none, text after the end."""
+    """Parses non-standard JSON that Spark accepts: apostrophes as quotes, invalid numbers, text after the end."""
     tokens = _TOKEN.finditer(text)
     found: dict[str, str] = {}
     at, name, begin, depth = 0, "", -1, 0

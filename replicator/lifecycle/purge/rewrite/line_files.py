@@ -1,6 +1,6 @@
-"""Rewriting one file of lines (delimited text, CSV, JSON) without the rows of some ids. Runs in a task.
+"""Rewriting of one file of lines (delimited text, CSV, JSON) without the rows of some ids. Runs in a task.
 
-What stays is copied byte for byte; a line that cannot be read has no id, and stays.
+Remaining lines are copied byte for byte; a line that cannot be read has no id, and is retained.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from replicator.lifecycle.purge.rewrite.id_fields import identify
 from replicator.lifecycle.purge.rewrite.text_values import canonical
 
 # ---- compression -----------------------------------------------------------------------------------------------------
-# Compressed files as Hadoop reads and writes them: by the end of their name, streams one after the other as one.
+# Compressed files in Hadoop's format: codec by file name extension, concatenated streams read as one.
 
 
 PIECE = 1 << 18
-"""Compressed bytes read at once."""
+"""The number of compressed bytes per read."""
 
 
 def decompressed(name: str, source: BinaryIO) -> BinaryIO:
-    """For reading, in pieces of at most the size asked for. Raises Unsupported: here for what cannot be read, and when
-    it is read for data that are damaged, or end inside of a stream."""
+    """Returns a decompressing reader; each read returns at most the requested size. Raises Unsupported: immediately for
+    unsupported codecs, and during reads for data that are damaged or end inside a stream."""
     match name.rpartition(".")[2]:
         case "gz":
             return cast("BinaryIO", _Checked(cast("BinaryIO", gzip.GzipFile(fileobj=source))))
@@ -47,7 +47,7 @@ def decompressed(name: str, source: BinaryIO) -> BinaryIO:
 
 
 def compressed(name: str, target: BinaryIO) -> AbstractContextManager[BinaryIO]:
-    """For writing; `target` stays open."""
+    """Returns a compressing writer; `target` remains open."""
     match name.rpartition(".")[2]:
         case "gz":
             return cast("AbstractContextManager[BinaryIO]", gzip.GzipFile("", "wb", 6, target, mtime=0))
@@ -61,7 +61,7 @@ def compressed(name: str, target: BinaryIO) -> AbstractContextManager[BinaryIO]:
 
 
 class _Checked:
-    """Damage in words: a store's own errors are distinguished from it."""
+    """A reader that raises Unsupported for damaged data, as distinct from I/O errors of the store."""
 
     def __init__(self, read: Any) -> None:
         self._read = read
@@ -78,7 +78,7 @@ class _Checked:
 
 
 class _Inflate:
-    """zlib with the methods of bz2."""
+    """A zlib decompressor with the methods of bz2."""
 
     def __init__(self) -> None:
         self._one = zlib.decompressobj()
@@ -100,7 +100,7 @@ class _Inflate:
 
 
 class _Streams:
-    """Streams one after the other until the file ends. What follows a stream must be another."""
+    """A reader of concatenated streams up to the end of the file. Only another stream may follow a stream."""
 
     def __init__(self, source: BinaryIO, begin: Callable[[], Any]) -> None:
         self._source, self._begin = source, begin
@@ -124,7 +124,7 @@ class _Streams:
 
 
 class _Open:
-    """A file that its own block closes."""
+    """A context manager for a file that its own block closes."""
 
     def __init__(self, target: BinaryIO) -> None:
         self._target = target
@@ -160,7 +160,7 @@ CHUNK = 1 << 22
 def rewrite_lines(
     name: str, source: BinaryIO, target: AbstractContextManager[BinaryIO], format_: FileFormat, keys: pa.Array
 ) -> Counts:
-    """Copies a file but for the lines whose field is one of `keys`. name: its ending says how it is compressed."""
+    """Copies a file except the lines whose field is one of `keys`. name: its extension determines the compression."""
     key_of = row_keys(format_, keys)
     rows, dropped = 0, Counter[int]()
     with ExitStack() as stack:
@@ -177,14 +177,14 @@ def rewrite_lines(
 
 
 def row_keys(format_: FileFormat, keys: pa.Array) -> Callable[[bytes], int | None]:
-    """From a row's bytes, without an end, to the position of its key; None when it has none of them."""
+    """Returns a function from a row's bytes, without line end, to the position of its key; None if it has none."""
     wanted = {key: position for position, key in enumerate(canonical(keys, format_.type))}
     read_id = identify(format_, keys.type)
     return lambda row: wanted.get(read_id(row))
 
 
 def _without_start(lines: list[bytes], write: BinaryIO, header: bool) -> list[bytes]:
-    """The lines of a file's beginning; what is none of them (a byte order mark, a line of names) is written."""
+    """Returns the first lines of a file that are rows; writes a byte order mark and a header line unchanged."""
     if lines and lines[0].startswith(codecs.BOM_UTF8):
         write.write(codecs.BOM_UTF8)
         lines = [lines[0].removeprefix(codecs.BOM_UTF8), *lines[1:]]
@@ -200,7 +200,7 @@ def count_lines(name: str, source: BinaryIO, format_: FileFormat) -> int:
 
 
 def _lines(read: BinaryIO) -> Iterator[list[bytes]]:
-    """Lines with their ends, many at once; as Hadoop does, they end with LF, CR or both."""
+    """Yields batches of lines with their ends; as in Hadoop, lines end with LF, CR or both."""
     rest = b""
     while chunk := read.read(CHUNK):
         lines = (rest + chunk).splitlines(keepends=True)

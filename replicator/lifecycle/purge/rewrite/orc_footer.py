@@ -1,7 +1,7 @@
-"""Tails of ORC files: what pyarrow's writer cannot say, put in after it. Reads only.
+"""Tails of ORC files: properties that pyarrow's writer cannot write are inserted after it. Reads only.
 
-A tail is metadata (stripes' statistics), footer and postscript, each a protobuf message; a message here is its fields
-in their order, (number, wire type, value), so that what later formats add is kept as well.
+A tail is metadata (stripes' statistics), footer and postscript, each a protobuf message. A message is represented by
+its fields in order, (number, wire type, value), so that fields of later formats are retained as well.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ FOOTER_LENGTH, COMPRESSION, BLOCK, METADATA_LENGTH = 1, 2, 3, 5
 # of Type
 KIND, SUBTYPES, FIELD_NAMES, PRECISION, SCALE = 1, 2, 3, 5, 6
 STRING, TIMES = 7, {9, 18}
-_TEXTS = {STRING, 16, 17}  # VARCHAR and CHAR are stored alike
+_TEXTS = {STRING, 16, 17}  # VARCHAR and CHAR are stored in the same form
 _DECIMAL = 14
 VARINT, BYTES = 0, 2
 _NANOSECONDS_REACH = ((1 << 63) - 1) // 10**6 - 3 * 86_400_000
-"""Milliseconds from 1970 that nanoseconds in 64 bits reach, less what zones may differ by."""
+"""The range, in milliseconds from 1970, of nanoseconds in 64 bits, less the maximum difference of time zones."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """start: where the footer stands in the file."""
+    """The tail of a file. start: offset of the footer."""
 
     footer: Message
     postscript: Message
@@ -45,7 +45,7 @@ class Tail:
 
 
 def read_tail(file: BinaryIO) -> Tail:
-    """Raises Unsupported for what is no ORC file."""
+    """Reads the tail. Raises Unsupported if the file is not an ORC file."""
     size = file.seek(0, 2)
     file.seek(max(0, size - 256))
     data = file.read()
@@ -64,15 +64,15 @@ def read_tail(file: BinaryIO) -> Tail:
 
 
 def as_end(footer: Message, postscript: Message) -> bytes:
-    """Footer, postscript and its length, as they stand at the end of a file: the footer uncompressed, which readers of
-    compressed files take as well."""
+    """Returns footer, postscript and its length, as stored at the end of a file. The footer is uncompressed, which
+    readers of compressed files accept as well."""
     data = uncompressed(footer, postscript)
     end = write_message([(FOOTER_LENGTH, VARINT, len(data)), *(each for each in postscript if each[0] != 1)])
     return data + end + bytes([len(end)])
 
 
 def uncompressed(message: Message, postscript: Message) -> bytes:
-    """As it may stand in a file of this codec."""
+    """Encodes a message uncompressed, in the framing of the file's codec."""
     data, known = write_message(message), dict_of(postscript)
     if not known.get(COMPRESSION, 0):
         return data
@@ -82,8 +82,8 @@ def uncompressed(message: Message, postscript: Message) -> bytes:
 
 
 def as_source(source: Message, written: Message) -> Message:
-    """The written footer with the source's types, keys and calendar. Raises Unsupported when the types that were
-    written are stored otherwise, and for keys that would not be true of other rows."""
+    """Returns the written footer with the source's types, keys and calendar. Raises Unsupported if the written types
+    are stored differently, and for keys that would be false for other rows."""
     ours, theirs = ([value for number, _, value in each if number == TYPES] for each in (source, written))
     if [_stored(type_) for type_ in ours] != [_stored(type_) for type_ in theirs]:
         raise Unsupported("types of the ORC file that would be written as others")
@@ -96,7 +96,7 @@ def as_source(source: Message, written: Message) -> Message:
 
 
 def _stored(type_: bytes) -> tuple[Any, ...]:
-    """What decides how a column is stored, and its name."""
+    """Returns the properties that determine how a column is stored, and its name."""
     fields = read_message(type_)
     kind = dict_of(fields).get(KIND, 0)
     below: list[int] = []
@@ -116,12 +116,12 @@ def all_of(message: Message, number: int) -> list[Any]:
 
 
 def kinds(footer: Message) -> list[int]:
-    """Of the columns, in their order."""
+    """Returns the kinds of the columns, in order."""
     return [dict_of(read_message(type_)).get(KIND, 0) for type_ in all_of(footer, TYPES)]
 
 
 def times_fit(footer: Message) -> bool:
-    """Whether the statistics prove that 64 bits of nanoseconds hold every timestamp."""
+    """Returns True if the statistics prove that nanoseconds in 64 bits can represent every timestamp."""
     said = all_of(footer, STATISTICS)
     for statistics in (value for kind, value in zip(kinds(footer), said, strict=False) if kind in TIMES):
         column = dict_of(read_message(statistics))
@@ -138,7 +138,7 @@ def times_fit(footer: Message) -> bool:
 
 
 def dict_of(message: Message) -> dict[int, Any]:
-    """Fields that stand once."""
+    """Returns the fields that occur once."""
     return {number: value for number, _, value in message}
 
 
@@ -151,7 +151,7 @@ def unzigzag(number: int) -> int:
 
 
 def read_message(data: bytes) -> Message:
-    """Raises IndexError and ValueError for what is none."""
+    """Parses a message. Raises IndexError and ValueError if it is invalid."""
     found: Message = []
     at = 0
     while at < len(data):
@@ -211,7 +211,7 @@ def _as_varint(number: int) -> bytes:
 
 
 def decompressed(data: bytes, codec: int) -> bytes:
-    """A stream of chunks, each with a header of 3 bytes: its length, and whether it is stored as it is."""
+    """Decompresses chunks, each with a header of 3 bytes: its length, and whether it is stored uncompressed."""
     if codec == 0:
         return data
     decompress = _CODECS.get(codec)
@@ -235,11 +235,11 @@ _CODECS: dict[int, Callable[[bytes], bytes]] = {
 
 
 # ---- orc stripes -----------------------------------------------------------------------------------------------------
-# The zone of the timestamps of ORC files. Reads only.
+# The time zone of the timestamps in ORC files. Reads only.
 #
 # A timestamp's seconds count from 2015 in the zone of the stripe's writer, and pyarrow's reader and writer, and every
-# Java, turn them by their own rules. So a file is read as if it had been written in GMT, which gives and takes the
-# numbers as they are, and what was written gets the zone of its source.
+# Java version, convert them by their own rules. A file is therefore read as if it had been written in GMT, which leaves
+# the numbers unchanged, and the written file gets the zone of its source.
 
 
 GMT = b"GMT"
@@ -255,7 +255,7 @@ Part = tuple[int, int] | bytes
 
 
 def zones_and_blooms(file: BinaryIO, tail: Tail) -> tuple[set[bytes], set[int]]:
-    """The zones that the stripes say, b"" where one says none; and the columns that have bloom filters."""
+    """Returns the zones of the stripes, b"" for a stripe without one; and the columns that have bloom filters."""
     zones, blooms = set(), set()
     for stripe in all_of(tail.footer, STRIPES):
         message = _stripe_footer(file, tail, dict_of(read_message(stripe)))
@@ -268,8 +268,8 @@ def zones_and_blooms(file: BinaryIO, tail: Tail) -> tuple[set[bytes], set[int]]:
 
 
 def with_zone(file: BinaryIO, tail: Tail, zone: bytes, footer: Message, widened: bool) -> Pieces:
-    """The same file with this footer, as if its stripes had been written in this zone; b"": in none. widened: the
-    statistics of timestamps are made to hold whatever the zone's rules make of them, as readers compare wall clocks."""
+    """Returns the file with this footer, as if its stripes had been written in this zone; b"": in none. widened:
+    statistics of timestamps are widened to hold under any rules of the zone, as readers compare local times."""
     times = {number for number, kind in enumerate(kinds(footer)) if kind == TIMESTAMP} if widened else set()
     parts: list[Part] = []
     stripes = []
@@ -317,7 +317,7 @@ def _decompressed(file: BinaryIO, tail: Tail, length: int) -> bytes:
 def _indexes(
     file: BinaryIO, tail: Tail, start: int, streams: list[bytes], times: Set[int]
 ) -> tuple[list[Part], list[bytes]]:
-    """The streams before a stripe's data, and all its streams as the footer tells them. Those of the indexes come
+    """Returns the streams before a stripe's data, and all its streams as listed in the footer. Streams of indexes come
     first, in the footer's order."""
     parts: list[Part] = []
     reported = []
@@ -346,7 +346,7 @@ def _row_index(index: Message, tail: Tail) -> bytes:
 
 
 def _metadata(file: BinaryIO, tail: Tail, length: int, times: Set[int]) -> bytes:
-    """The statistics of the stripes."""
+    """Returns the statistics of the stripes."""
     file.seek(tail.start - length)
     if not times:
         return file.read(length)
@@ -362,7 +362,7 @@ def _widened(columns: list[bytes], times: Set[int]) -> list[bytes]:
 
 
 def _widen(statistics: bytes) -> bytes:
-    """Smallest and largest timestamps, each as an instant and as a wall clock, in milliseconds."""
+    """Widens minima and maxima of timestamps, each as an instant and as a local time, in milliseconds."""
     made: Message = []
     for number, wire, value in read_message(statistics):
         if number == 9:
@@ -377,7 +377,7 @@ def _widen(statistics: bytes) -> bytes:
 
 
 class Pieces(io.RawIOBase):
-    """A file put together of ranges of another one, (from, to), and of bytes."""
+    """A file composed of ranges of another one, (from, to), and of bytes."""
 
     def __init__(self, file: BinaryIO, parts: list[Part]) -> None:
         self._file, self._parts = file, [part for part in parts if _size(part)]

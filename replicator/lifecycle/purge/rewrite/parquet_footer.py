@@ -1,8 +1,8 @@
-"""Footers of Parquet files: what pyarrow reads instead of one, and what is written in place of its own. Pure.
+"""Footers of Parquet files: a substitute for pyarrow to read, and the final one that replaces pyarrow's own. Pure.
 
-pyarrow knows neither whose file it copies nor all that a schema can say. So it reads and writes the *bare* schema:
-physical types, with a logical type only where the order of statistics depends on it. The written file then gets the
-source's own schema, keys and `created_by`, by which readers decide what INT96, old dates and old statistics mean.
+pyarrow cannot express the original writer, nor all that a schema can contain. It reads and writes the *bare* schema:
+physical types, with a logical type only where statistics depend on it. The written file then gets the source's schema,
+keys and `created_by`, by which readers interpret INT96, old dates and statistics.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 from replicator.lifecycle.purge.rewrite.formats import Unsupported
 
 # ---- thrift compact --------------------------------------------------------------------------------------------------
-# Thrift's compact protocol, read into values and written back: the footers of Parquet files. Pure.
+# Thrift's compact protocol, parsed into values and written back: the footers of Parquet files. Pure.
 #
-# A struct is a dict of (type, value) by field id, a list its elements' type and values. Nothing is known of any
-# message, so that fields of later formats are kept as well.
+# A struct is a dict of (type, value) by field id, a list its elements' type and values. No message definitions are
+# used, so that fields of later formats are retained as well.
 
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
@@ -27,7 +27,7 @@ Listed = tuple[int, list[Any]]
 
 
 def read_struct(data: bytes) -> Struct:
-    """Raises Unsupported for anything that is no struct."""
+    """Parses a struct. Raises Unsupported if it is invalid."""
     try:
         return _Reader(data).struct()
     except (IndexError, struct.error, RecursionError) as error:
@@ -41,13 +41,13 @@ def write_struct(value: Struct) -> bytes:
 
 
 def given(fields: Struct, number: int, default: Any = None) -> Any:
-    """The value of a field, if it is set."""
+    """Returns the value of a field, or the default if it is not set."""
     found = fields.get(number)
     return default if found is None else found[1]
 
 
 def elements(fields: Struct, number: int) -> list[Any]:
-    """Of a list; none when it is not set."""
+    """Returns the elements of a list; [] if it is not set."""
     found = fields.get(number)
     return [] if found is None else list(found[1][1])
 
@@ -182,7 +182,7 @@ ENCODINGS, PATH, CODEC, BLOOM, BLOOM_LENGTH = 2, 3, 4, 14, 15
 INT32, INT64, INT96, BYTE_ARRAY, FIXED = 1, 2, 3, 6, 7
 PHYSICAL = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 CODECS = {0: "NONE", 1: "SNAPPY", 2: "GZIP", 4: "BROTLI", 6: "ZSTD", 7: "LZ4"}
-"""Those that pyarrow writes as they are: its LZ4 is LZ4_RAW, not Hadoop's framing (5). LZO (3) it has not."""
+"""Codecs that pyarrow writes unchanged: its LZ4 is LZ4_RAW, not Hadoop's framing (5). It does not support LZO (3)."""
 DICTIONARIES = {2, 8}
 _REQUIRED, _REPEATED = 0, 2
 _UINT_32, _UINT_64 = 13, 14
@@ -192,8 +192,8 @@ _TYPED_LOGICAL = {1, 5, 6, 7, 8, 10}
 
 @dataclass(frozen=True)
 class Leaf:
-    """A column of the file. path: names from below the root; element: its index in the schema; levels: the repetition
-    of each node on its way that is not required, which is all that its pages know of the tree."""
+    """A column of the file. path: names below the root; element: its index in the schema; levels: the repetition of
+    each node on its path that is not required, which is all that its pages record of the tree."""
 
     path: tuple[str, ...]
     element: int
@@ -213,8 +213,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Bare:
-    """What pyarrow is to read. footer: the file's, bare; uncounted: columns, by their index, whose statistics would be
-    in another order than their type's; integers: decimals are stored as integers."""
+    """A footer for pyarrow to read. footer: the file's, with the bare schema; uncounted: indexes of columns whose
+    statistics would have another order than their type's; integers: decimals are stored as integers."""
 
     footer: Struct
     uncounted: frozenset[int]
@@ -222,7 +222,7 @@ class Bare:
 
 
 def read_footer(file: BinaryIO) -> Struct:
-    """Raises Unsupported for what is no Parquet file, or an encrypted one, or one whose columns lie in other files."""
+    """Reads the footer. Raises Unsupported if it is not a Parquet file, is encrypted, or has columns in other files."""
     size = file.seek(0, 2)
     if size < 12:
         raise Unsupported(f"no Parquet file: it has {size} bytes")
@@ -243,7 +243,7 @@ def read_footer(file: BinaryIO) -> Struct:
 
 
 def as_file(footer: Struct) -> bytes:
-    """A file without rows that ends with this footer."""
+    """Returns a file without rows that ends with this footer."""
     return MAGIC + as_end(footer)
 
 
@@ -253,13 +253,13 @@ def as_end(footer: Struct) -> bytes:
 
 
 def of_end(data: bytes) -> tuple[bytes, Struct]:
-    """What stands before a footer that was just written, and the footer."""
+    """Returns the bytes before a footer that was just written, and the footer."""
     start = len(data) - 8 - struct.unpack("<I", data[-8:-4])[0]
     return data[:start], read_struct(data[start:-8])
 
 
 def leaves(footer: Struct) -> list[Leaf]:
-    """The columns, in their order."""
+    """Returns the columns, in order."""
     schema = elements(footer, SCHEMA)
     found: list[Leaf] = []
 
@@ -285,7 +285,7 @@ def leaves(footer: Struct) -> list[Leaf]:
 
 
 def columns_of(footer: Struct, index: int) -> Iterator[Struct]:
-    """What the row groups say of one column."""
+    """Returns the metadata of one column in each row group."""
     return (given(chunk, COLUMN) for number, chunk in _chunks(footer) if number == index)
 
 
@@ -299,7 +299,7 @@ def _chunks(footer: Struct) -> Iterator[tuple[int, Struct]]:
 
 
 def bare(footer: Struct, field: Sequence[str]) -> Bare:
-    """field: the column of ids, by lower-case names, which keeps its type."""
+    """Returns the bare footer. field: the column of ids, by lower-case names, which retains its type."""
     columns = leaves(footer)
     schema = [_untyped(element) for element in elements(footer, SCHEMA)]
     ids = {leaf.element for leaf in columns if [name.lower() for name in leaf.path] == list(field)}
@@ -335,7 +335,7 @@ def _is_typed(element: Struct) -> bool:
 
 
 def _kind(element: Struct) -> str:
-    """What decides the order of a column's values, besides its physical type."""
+    """Returns what determines the order of a column's values, in addition to its physical type."""
     if LOGICAL in element:
         logical: Struct = given(element, LOGICAL)
         number = next(iter(logical), 0)
@@ -349,7 +349,7 @@ def _kind(element: Struct) -> str:
 
 
 def _ordered(element: Struct, leaf: Leaf, integers: bool) -> tuple[Struct, bool]:
-    """The bare column, and whether the statistics that pyarrow writes of it are in the order of its type."""
+    """Returns the bare column, and True if the statistics that pyarrow writes for it have the order of its type."""
     made = _untyped(element)
     if leaf.physical == INT96:
         return {**made, TYPE: (I32, FIXED), LENGTH: (I32, 12)}, False
@@ -368,7 +368,7 @@ def _ordered(element: Struct, leaf: Leaf, integers: bool) -> tuple[Struct, bool]
 
 
 def _narrowest(element: Struct) -> int:
-    """Bytes that pyarrow gives to a decimal."""
+    """Returns the size in bytes that pyarrow uses for a decimal."""
     precision = int(given(element, PRECISION) or given(given(given(element, LOGICAL, {}), 5, {}), 2, 0))
     return (int(10**precision - 1).bit_length() + 8) // 8
 
@@ -385,8 +385,8 @@ def _each_column(footer: Struct, change: Any) -> tuple[int, Any]:
 
 
 def check_shape(source: Struct, written: Struct) -> None:
-    """Raises Unsupported unless the pages that pyarrow writes are right under the source's schema, too: the same
-    columns, of the same physical types, with the same levels."""
+    """Raises Unsupported unless the pages that pyarrow writes are valid under the source's schema: the same columns, of
+    the same physical types, with the same levels."""
     ours, theirs = leaves(source), leaves(written)
     if len(ours) != len(theirs):
         raise Unsupported(f"{len(ours)} Parquet columns would be written as {len(theirs)}")
@@ -398,8 +398,8 @@ def check_shape(source: Struct, written: Struct) -> None:
 
 
 def as_source(source: Struct, written: Struct, groups: Sequence[int]) -> Struct:
-    """The written footer with the source's version, schema, keys, writer and sorting. groups: of each written row
-    group, which of the source's its rows are from. Raises Unsupported when the pages do not fit."""
+    """Returns the written footer with the source's version, schema, keys, writer and sorting. groups: the source's row
+    group of each written one. Raises Unsupported if the pages do not fit."""
     check_shape(source, written)
     made = {number: value for number, value in written.items() if number not in (VERSION, SCHEMA, KEYS, CREATED_BY)}
     made |= {number: source[number] for number in (VERSION, SCHEMA, KEYS, CREATED_BY) if number in source}

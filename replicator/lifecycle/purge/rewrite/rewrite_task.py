@@ -1,8 +1,8 @@
-"""One file of a partition that is purged: carried as it is, or rewritten without some rows. The work of a task.
+"""The task that processes one file of a purged partition: hard-links it unchanged, or rewrites it without some rows.
 
-A file without a matching row is linked (copied where that cannot be): its name, bytes and time stay. A rewritten one
-keeps its name, so bucket numbers stay, and the order of its rows. Both are counted, and checked against what Spark
-found: a reader that disagrees with Spark about a row fails the file, and nothing is swapped.
+A file without a matching row is hard-linked, or else copied: its name, bytes and time are retained. A rewritten file
+retains its name, and so its bucket number, and the order of its rows. Both are counted and checked against Spark's
+search: if a reader disagrees with Spark about a row, the file fails, and nothing is swapped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from replicator.lifecycle.purge.rewrite.sequence import count_sequence, rewrite_
 
 
 class FileWork(msgspec.Struct, frozen=True):
-    """A file to bring from `source` to `target`. matched: rows that Spark found in it, 0: carry. uri: as Spark calls
-    it. data: False for marks such as `_SUCCESS`, which have no rows."""
+    """A file to write from `source` to `target`. matched: rows that Spark found in it, 0: hard-link unchanged. uri: the
+    URI that Spark uses for it. data: False for marks such as `_SUCCESS`, which have no rows."""
 
     partition: str
     name: str
@@ -52,8 +52,8 @@ class FilesTask(msgspec.Struct, frozen=True):
 
 
 class FileDone(msgspec.Struct, frozen=True):
-    """checksum: of the source of a rewritten file, empty for a carried one; error: why it could not be done; final:
-    that it cannot be done at all; by_spark: but, perhaps, with its whole partition."""
+    """The result for one file. checksum: of the source of a rewritten file, empty for a hard-linked one; error: why it
+    failed; final: retries cannot succeed; by_spark: Spark may be able to rewrite the entire partition."""
 
     partition: str
     name: str
@@ -68,7 +68,7 @@ class FileDone(msgspec.Struct, frozen=True):
 
 
 def run_files_task(task: FilesTask) -> list[FileDone]:
-    """Safe to run twice: a target that is there is written again."""
+    """Processes the files of a task. May run twice: an existing target is written again."""
     found = []
     for work in task.works:
         try:
@@ -91,21 +91,21 @@ def _carry(format_: FileFormat, work: FileWork) -> FileDone:
 
 
 def carry(work: FileWork) -> None:
-    """By link; by copy where there are none. Safe to run twice."""
+    """Hard-links a file, or copies it if links are unsupported. May run twice."""
     if is_local(work.source):
         source, target = local_path(work.source), local_path(work.target)
         with naming(target):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             try:
                 _link(source, target)
-            except OSError:  # no links here, or too many
+            except OSError:  # links are unsupported, or there are too many
                 _copy(work)
     else:
         _copy(work)
 
 
 def _link(source: str, target: str) -> None:
-    """The name is never away in between, as another attempt may have come to its end already."""
+    """Links a file. An existing name is never missing, as another attempt may have finished already."""
     try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:
@@ -114,7 +114,7 @@ def _link(source: str, target: str) -> None:
         staged = staging_name(target)
         os.link(source, staged, follow_symlinks=False)
         os.rename(staged, target)
-        with contextlib.suppress(FileNotFoundError):  # a rename onto the same file leaves both names
+        with contextlib.suppress(FileNotFoundError):  # renaming onto a link to the same file leaves both names
             os.unlink(staged)
 
 
@@ -161,14 +161,14 @@ def _as_accessible(work: FileWork) -> None:
 
 
 def _writing(place: str) -> AbstractContextManager[BinaryIO]:
-    """A file in a directory that nothing refers to yet: durable when the caller syncs. Written to a staging file under
-    a name of its own, as another attempt of the task may be writing it, too."""
+    """Opens a file in a directory that nothing refers to yet; the caller's sync makes it durable. Writes to a uniquely
+    named staging file, because another attempt of the task may write the same file."""
     return located(place).open_write(durable=False)
 
 
 def sweep_staging(place: str) -> None:
-    """Removes what attempts that were killed or given up have written to a staging file below a directory; those that
-    still go on publish nothing from then on. Safe to run twice."""
+    """Removes staging files of killed or abandoned attempts below a directory; attempts that are still running can no
+    longer publish. May run twice."""
     located(place).sweep(deep=True)
 
 
@@ -187,8 +187,8 @@ def _count(format_: FileFormat, place: str) -> int:
 
 
 def read_keys(found: str, uri: str) -> tuple[pa.Array, list[int]]:
-    """The ids that Spark found in a file, and the rows that it found of each; the parts are sorted by file, so few row
-    groups are read."""
+    """Returns the ids that Spark found in a file, and the number of rows with each; the result files are sorted by file
+    name, so few row groups are read."""
     tables = []
     for name in Place(found).list():
         if not name.endswith(".parquet"):

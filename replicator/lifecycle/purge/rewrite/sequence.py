@@ -1,7 +1,7 @@
-"""Rewriting one SequenceFile without the rows of some ids. Runs in a task.
+"""Rewriting of one SequenceFile without the rows of some ids. Runs in a task.
 
-Records that stay are copied byte for byte, compressed blocks without an id as they are; header, sync markers and keys
-stay. A row is the value of a record: the bytes of a Text or a BytesWritable.
+Remaining records are copied byte for byte, blocks without an id in compressed form; header, sync markers and keys are
+retained. A row is the value of a record: the bytes of a Text or a BytesWritable.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _WITH_METADATA = 6
 _VERSIONS = (5, _WITH_METADATA)
 _SYNC = 16
 _ESCAPE = b"\xff\xff\xff\xff"
-"""In the place of a record's length: a sync marker follows."""
+"""Replaces a record's length: a sync marker follows."""
 
 KeyOf = Callable[[bytes], int | None]
-"""From a record's value, as it is serialized, to the position of its id; None when it has none of them."""
+"""A record's serialized value -> the position of its id; None if it has none."""
 Part = tuple[int, list[int], bytes]
-"""What a file has behind its header: records, the positions of the ids of those to leave out, the others' bytes."""
+"""A part of a file after its header: number of records, positions of erased records' ids, remaining bytes."""
 
 
 def rewrite_sequence(
     source: BinaryIO, target: AbstractContextManager[BinaryIO], format_: FileFormat, keys: pa.Array
 ) -> Counts:
-    """Copies a file but for the records whose row has one of `keys`."""
+    """Copies a file except the records whose row has one of `keys`."""
     file = _SequenceFile(Input(source))
     key_of = _key_of(file.said.value_class, format_, keys)
     rows, dropped = 0, Counter[int]()
@@ -57,7 +57,7 @@ def count_sequence(source: BinaryIO) -> int:
 
 @dataclass(frozen=True)
 class SequenceHeader:
-    """notes: the file's own metadata."""
+    """The header of a SequenceFile. notes: the file's own metadata."""
 
     value_class: str
     in_blocks: bool
@@ -66,7 +66,7 @@ class SequenceHeader:
 
 
 def read_header(file: Input) -> SequenceHeader:
-    """Up to the sync marker. Raises Unsupported, FormatError."""
+    """Reads up to the sync marker. Raises Unsupported, FormatError."""
     magic = file.take(4)
     if magic[:3] != _MAGIC:
         raise FormatError("it is no SequenceFile")
@@ -94,7 +94,7 @@ class _SequenceFile:
     # ---- one record after the other ---------------------------------------------------------------------------------
 
     def records(self, key_of: KeyOf) -> Iterator[Part]:
-        """A sync marker goes before the next record that stays: two in a row are the end for readers."""
+        """Writes a sync marker only before a remaining record: two in a row are the end for readers."""
         marker = b""
         for synced, length, keys in self._heads():
             marker = _ESCAPE + self._sync if synced else marker
@@ -111,8 +111,8 @@ class _SequenceFile:
         yield 0, [], marker
 
     def _heads(self) -> Iterator[tuple[bool, int, int]]:
-        """Of each record: whether a sync marker is before it, its length and that of its key; the last one, of length
-        -1, is of none."""
+        """Yields for each record whether a sync marker precedes it, its length and its key's length. A marker at the
+        end of the file yields length -1."""
         while self._file.left:
             length, synced = read_int(self._file), False
             if length == -1:
@@ -148,8 +148,8 @@ class _SequenceFile:
             yield count, left_out, _ESCAPE + self._sync + as_vint(count - len(left_out)) + buffers
 
     def _blocks(self, read: bool = True) -> Iterator[tuple[int, list[bytes]]]:
-        """(records, lengths of keys, keys, lengths of values and values as compressed). read: False leaves the bytes
-        out."""
+        """Yields (number of records, lengths of keys, keys, lengths of values and values in compressed form). read:
+        False omits the bytes."""
         while self._file.left:
             if self._file.take(4) != _ESCAPE:
                 raise FormatError(f"no block begins before byte {self._file.at:,}")
@@ -201,7 +201,7 @@ def _content(value: bytes, length: int, at: int) -> bytes:
 
 
 def _lengths(data: bytes) -> list[tuple[int, bytes]]:
-    """Numbers, and how each is written."""
+    """Returns numbers, each with its encoding."""
     found, at = [], 0
     while at < len(data):
         value, end = vint(data, at)
@@ -217,7 +217,7 @@ def _cut(data: bytes, lengths: list[tuple[int, bytes]], count: int) -> list[byte
     return [data[start:end] for start, end in pairwise(ends)]
 
 
-# Numbers and names, as Hadoop's WritableUtils write them
+# Numbers and names, as encoded by Hadoop's WritableUtils
 
 
 def read_int(file: Input) -> int:
@@ -239,7 +239,7 @@ def _vint_size(first: int) -> int:
 
 
 def vint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Returns a number, and its end."""
     if at >= len(data) or (end := at + _vint_size(data[at])) > len(data):
         raise FormatError("a number is not there as a whole")
     first = data[at] - 256 if data[at] > 127 else data[at]

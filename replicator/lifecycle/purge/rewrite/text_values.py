@@ -1,6 +1,6 @@
-"""From a text to the value that its reader takes it for: Hive's lazy serde, Spark's CSV and Spark's JSON. Pure.
+"""Conversion of text to the value that its reader returns: Hive's lazy serde, Spark's CSV and Spark's JSON. Pure.
 
-A value is what `canonical` makes of a key, or NONE. Each rule is what Hive 2.3 or Spark does, as its own rows show.
+A value has the form of `canonical` keys, or is NONE. Each rule is that of Hive 2.3 or Spark, verified with their rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pyarrow as pa
 from replicator.lifecycle.purge.rewrite.formats import FileFormat, Unsupported
 
 NONE = object()
-"""Null, or text that is no value: no key equals it."""
+"""Null, or text that is not a valid value: equals no key."""
 
 Read = Callable[[str], Any]
 
-_BLANKS = "".join(map(chr, range(33)))  # what Java trims
+_BLANKS = "".join(map(chr, range(33)))  # the characters that Java trims
 _DIGITS = Context(prec=200, rounding=ROUND_HALF_UP)
 _LAZY_INTEGER = re.compile(r"([+-]?)(\d*)(?:\.\d*)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -40,10 +40,10 @@ _GROUPS = re.compile(r"(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)
 
 
 def canonical(keys: pa.Array, type_: str) -> list[Any]:
-    """Keys that equal what is read: days for dates, one NaN, blanks at the end of a CHAR left out."""
+    """Returns keys in the form of the values read: days for dates, a single NaN, no trailing blanks of a CHAR."""
     if pa.types.is_date(keys.type):
         return list(keys.cast(pa.int32()).to_pylist())
-    if pa.types.is_string(keys.type):  # which may be no text: Hive's reader takes any bytes
+    if pa.types.is_string(keys.type):  # which may be invalid text: Hive's reader accepts any bytes
         values = [value.decode("utf-8", "surrogateescape") for value in keys.cast(pa.binary()).to_pylist()]
         return [value.rstrip(" ") for value in values] if type_.startswith("char") else values
     values = list(keys.to_pylist())
@@ -57,11 +57,11 @@ def _number(value: float) -> Any:
 
 
 def lazy(format_: FileFormat, type_: pa.DataType) -> Callable[[bytes, bytes], Any]:
-    """Of Hive's text. Takes a field as it stands, and with its escapes undone: only strings are unescaped. Raises
-    Unsupported."""
+    """Returns a reader of Hive's text. It requires a field as written, and with its escapes resolved: only strings are
+    unescaped. Raises Unsupported."""
     if pa.types.is_string(type_):
         string = _string(format_.type, cuts=True)
-        errors = "surrogateescape" if format_.type == "string" else "replace"  # letters are counted
+        errors = "surrogateescape" if format_.type == "string" else "replace"  # lengths count characters
         return lambda _, unescaped: string(unescaped.decode("utf-8", errors))
     if pa.types.is_binary(type_):
         return lambda raw, _: _lenient_base64(raw)
@@ -70,7 +70,7 @@ def lazy(format_: FileFormat, type_: pa.DataType) -> Callable[[bytes, bytes], An
 
 
 def of_csv(format_: FileFormat, type_: pa.DataType) -> Read:
-    """Of Spark's CSV. Raises Unsupported."""
+    """Returns a reader of Spark's CSV. Raises Unsupported."""
     if pa.types.is_string(type_):
         return _string(format_.type)
     if pa.types.is_binary(type_):
@@ -83,7 +83,7 @@ def of_csv(format_: FileFormat, type_: pa.DataType) -> Read:
 
 
 def of_json(format_: FileFormat, type_: pa.DataType) -> Read:
-    """Of Spark's JSON: takes the text of a value as it stands in the document. Raises Unsupported."""
+    """Returns a reader of Spark's JSON; its argument is the text of a value in the document. Raises Unsupported."""
     if pa.types.is_string(type_):
         string = _string(format_.type)
         return lambda text: NONE if text == "null" else string(unquoted(text) if text[0] in "\"'" else text)
@@ -106,7 +106,7 @@ def of_json(format_: FileFormat, type_: pa.DataType) -> Read:
 
 
 def unquoted(text: str) -> str:
-    """The value of a JSON string, in quotes or apostrophes."""
+    """Returns the value of a JSON string, in quotes or apostrophes."""
     if text[0] == "'":
         text = '"' + text[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
     try:
@@ -142,7 +142,7 @@ def _scalar(type_: pa.DataType, integer: Read, double: Read, decimal: Read, day:
 
 
 def _string(type_: str, cuts: bool = False) -> Read:
-    """cuts: Hive leaves out what is too long for a CHAR or VARCHAR; Spark's own readers do not."""
+    """cuts: Hive truncates text that is too long for a CHAR or VARCHAR; Spark's own readers do not."""
     length = re.fullmatch(r"(?:var)?char\((\d+)\)", type_)
     most = int(length[1]) if cuts and length else None
     if type_.startswith("char"):
@@ -151,7 +151,7 @@ def _string(type_: str, cuts: bool = False) -> Read:
 
 
 def _lazy_integer(text: str) -> Any:
-    """What follows a point must be digits, and is left out."""
+    """Discards a fraction, which must consist of digits."""
     match = _LAZY_INTEGER.fullmatch(text)
     if match is None or not any("0" <= letter <= "9" for letter in text):
         return NONE
@@ -202,12 +202,12 @@ def _ascii_decimal(text: str) -> Any:
 
 
 def _grouped_decimal(text: str) -> Any:
-    """Commas do not count, wherever they stand."""
+    """Ignores commas at any position."""
     return _decimal(text.replace(",", ""))
 
 
 def _hive_date(text: str) -> Any:
-    """Days too many count on; the ten that the calendar left out are those after them."""
+    """Excess days continue into the next month; the ten days that the calendar omitted are read as ten days later."""
     match = _HIVE_DATE.fullmatch(text)
     if match is None:
         return NONE
@@ -242,7 +242,7 @@ def _spark_date_or_days(text: str) -> Any:
 
 
 def _lenient_base64(raw: bytes) -> bytes:
-    """Text with other letters is the value itself, and so is one that says nothing."""
+    """Returns the text itself if it contains other characters, or decodes to nothing."""
     if not _BASE64.fullmatch(raw):
         return raw
     letters = re.sub(rb"\s", b"", raw).translate(bytes.maketrans(b"-_", b"+/")).partition(b"=")[0]
@@ -251,7 +251,7 @@ def _lenient_base64(raw: bytes) -> bytes:
 
 
 def _strict_base64(text: str) -> Any:
-    """Groups of four letters; each may be a last one."""
+    """Decodes groups of four characters; each may be padded like a last one."""
     if not _GROUPS.fullmatch(text):
         return NONE
     return b"".join(base64.b64decode(text[at : at + 4]) for at in range(0, len(text), 4))

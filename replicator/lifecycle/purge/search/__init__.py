@@ -1,1 +1,1 @@
-"""The search for rows with Spark, and Spark's proof of rewritten files."""
+"""The search for rows with Spark, and Spark's verification of rewritten files."""

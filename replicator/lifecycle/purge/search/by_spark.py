@@ -1,8 +1,8 @@
-"""Writing a partition again with Spark, for formats that nothing here can write file by file. Acts.
+"""Rewriting of a partition by Spark, for formats that cannot be rewritten file by file. Has side effects.
 
-RCFile, and ORC that pyarrow cannot hold: the anti-join of one partition with the ids, into the new directory, with the
-partition's own serde and columns. All its files are new, and their names Spark's. What was left out is compared with
-what the search found, id by id.
+For RCFile, and ORC that pyarrow cannot represent: writes the anti-join of one partition with the ids into the new
+directory, with the partition's own serde and columns. All its files are new, with names from Spark. The omitted rows
+are compared with the result of the search, id by id.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from replicator.lifecycle.purge.search.ids import hadoop_place, lost_columns
 from replicator.lifecycle.purge.search.searching import by_serde
 
 _INSTANTS = "LazyBinaryColumnarSerDe"
-"""The serde whose files have timestamps as instants; those of the others have wall clocks."""
-_ID = "replicator_purge_id"  # no column of a table
+"""The serde that stores timestamps as instants; the others store local times."""
+_ID = "replicator_purge_id"  # not a column of any table
 _WITHOUT_RULES = re.compile(r"Z|UCT|Zulu|Universal|Greenwich|Etc/.*|(UTC|GMT)([+-].*)?|[+-].*")
 
 
 def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, found: str, engines: AutoEngine) -> Staged:
-    """After the table was searched, as it uses that search's view of the ids. found: where Spark wrote which ids it
-    found in which file."""
+    """Writes a partition. Requires a preceding search of the table, because it uses that search's view of the ids.
+    found: where Spark wrote which ids it found in which file."""
     part = staging.part
     try:
         check_by_spark(onboarded.table, part.storage, onboarded.field)
@@ -82,7 +82,7 @@ def _write(kept: Any, staging: Staging, properties: Mapping[str, str]) -> None:
 
 
 def _otherwise(session: Any, staging: Staging, found: str, key: str, old: Any, new: Any) -> int:
-    """Of how many ids the search found another number of rows than the old files have more than the new ones."""
+    """Returns the number of ids whose row count in the search differs from that in the old less the new files."""
     files = session.createDataFrame(pa.table({"file": sorted(staging.uris.values())}))
     counts = [session.read.parquet(hadoop_place(found)).join(files, "file").select("key", "rows")]
     for frame, sign in ((old, -1), (new, 1)):
@@ -93,8 +93,8 @@ def _otherwise(session: Any, staging: Staging, found: str, key: str, old: Any, n
 
 
 def check_zone(session: Any, onboarded: Onboarded, storage: Storage) -> None:
-    """Hive's serdes and ORC read a wall clock in the zone of the Java that runs them, whatever the session's is: hours
-    that the zone skips would move. Raises Unsupported where that may be."""
+    """Raises Unsupported if rewriting might shift timestamps. Hive's serdes and ORC interpret local times in the JVM's
+    time zone, regardless of the session's, so local times that the zone skips would be shifted."""
     serde = (storage.serde.library or "").rpartition(".")[2]
     columns = storage.columns or data_columns(onboarded.table)
     if serde == _INSTANTS or not any("timestamp" in column.type.lower() for column in columns):

@@ -1,6 +1,6 @@
 """The ids of a purge: read once, so that all tables of a run see the same. Writes the run's snapshot, and no table.
 
-Few ids are brought here in one job and given back to Spark as they are; more never leave it.
+Few ids are collected in one job and returned to Spark as a local table; larger sets never leave Spark.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from replicator.lifecycle.purge.rewrite.formats import Unsupported
 from replicator.lifecycle.purge.rewrite.sequence import read_header, read_int, read_text
 
 FEW = 100_000
-"""Ids that are held in memory, where they are numbers or texts; of more, only Spark does."""
+"""The maximum number of ids held in memory, if they are numbers or texts; larger sets are held only by Spark."""
 
 VIEW = "replicator_purge_ids"
 
 _PLAIN = frozenset({"tinyint", "smallint", "int", "bigint", "string", "date"})
-"""Types that Arrow and Spark write and read alike."""
+"""Types that Arrow and Spark read and write equally."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Ids:
-    """The ids of a run: a Spark session's view of them, how many, and their Spark type."""
+    """The ids of a run: a Spark session with a view of them, their number, and their Spark type."""
 
     session: Any
     count: int
@@ -47,11 +47,11 @@ class Ids:
 
     @property
     def hint(self) -> str:
-        """How Spark is to join with few of them, whose size it does not know: without moving the table's rows."""
+        """The join hint for few ids, whose number Spark does not know: BROADCAST, to avoid a shuffle of the table."""
         return "BROADCAST" if self.count <= FEW else ""
 
     def close(self) -> None:
-        """At the end of a run: the Spark may be somebody else's, who continues, and ids stay out of its memory."""
+        """Removes the ids from Spark's memory after a run, because its session may continue in other use."""
         try:
             self.session.table(VIEW).unpersist()
             self.session.catalog.dropTempView(VIEW)
@@ -60,7 +60,7 @@ class Ids:
 
 
 def split_ids(text: str) -> tuple[str, str]:
-    """("db.table", "column") of "db.table:column". Raises Refused for anything else."""
+    """Splits "db.table:column" into ("db.table", "column"). Raises Refused for anything else."""
     table, colon, column = text.partition(":")
     if not colon or table.count(".") != 1 or not all(table.split(".")) or not column:
         raise Refused(f"{text!r} does not name the ids", hint="write --ids db.table:column")
@@ -68,8 +68,8 @@ def split_ids(text: str) -> tuple[str, str]:
 
 
 def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
-    """The distinct ids of "db.table:column", nulls left out; with `snapshot`, written there first and read from there,
-    so that all tables of a run see the same. Raises Refused when there are none, for whatever reason."""
+    """Reads the distinct ids of "db.table:column", without nulls. With `snapshot`, writes them there first and reads
+    them from there, so that all tables of a run see the same. Raises Refused if there are none, for whatever reason."""
     table, column = split_ids(text)
     db, _, name = table.partition(".")
     _take_text_as_text(session)
@@ -94,14 +94,14 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
 
 
 def value_of(field: Any) -> str:
-    """SQL for the id in a column (a StructField): blanks at the end of a `char` are no part of it."""
+    """Returns SQL for the id in a column (a StructField); strips trailing blanks of a `char`, which are padding."""
     value = quoted_name(field.name)
     is_padded = field.metadata.get("__CHAR_VARCHAR_TYPE_STRING", "").startswith("char")
     return f"rtrim({value})" if is_padded else value
 
 
 def _write(ids: pa.Table, snapshot: str) -> None:
-    """As Spark would write them: read only when the run says that they are there."""
+    """Writes the ids in Spark's format. They are read only after the run has recorded them."""
     place = Place(snapshot)
     place.remove_own_tree()
     with (place / "ids.parquet").open_write() as file:
@@ -109,7 +109,7 @@ def _write(ids: pa.Table, snapshot: str) -> None:
 
 
 def open_ids(session: Any, snapshot: str) -> Ids:
-    """The ids that a run has written."""
+    """Opens the ids that a run has written."""
     _take_text_as_text(session)
     return _view(session, session.read.parquet(hadoop_place(snapshot)).cache())
 
@@ -136,7 +136,7 @@ def _view(session: Any, ids: Any, count: int | None = None) -> Ids:
 
 
 def hadoop_place(place: str) -> str:
-    """A place as Hadoop wants it."""
+    """Returns a path in Hadoop's syntax."""
     if is_local(place):
         return "file:" + local_path(place)
     if place.startswith("s3://"):
@@ -145,20 +145,20 @@ def hadoop_place(place: str) -> str:
 
 
 # ---- lost columns ----------------------------------------------------------------------------------------------------
-# Columns that Spark would lose: what a file has and the metastore has not. Looks at the files' headers only.
+# Detection of columns that Spark would lose: those in a file but not in the metastore. Reads only the files' headers.
 #
-# A partition written by Spark gets the columns that it has in the metastore, so it is left as it is when one of its
-# files has others.
+# A partition written by Spark gets its columns from the metastore, so it is left unchanged if one of its files has
+# others.
 
 
 FILES = 200
 _RCFILE, _COLUMNS = b"RCF\x01", "hive.io.rcfile.column.number"
 _BY_POSITION = re.compile(r"_col(\d+)")
-"""As Hive called all columns in ORC once: readers take them by position."""
+"""The names that early versions of Hive gave to all ORC columns: readers match them by position."""
 
 
 class ColumnsTask(msgspec.Struct, frozen=True):
-    """Files of one serde. columns: of the table, in their order; known: these, and the fields in them, as paths."""
+    """Files of one serde. columns: of the table, in order; known: paths of these columns and of the fields in them."""
 
     serde: str
     columns: tuple[str, ...]
@@ -167,8 +167,8 @@ class ColumnsTask(msgspec.Struct, frozen=True):
 
 
 def lost_columns(engines: AutoEngine, staging: Staging, schema: Mapping[str, Any], count: int) -> str:
-    """Why Spark cannot write a part, as a sentence; "" when it can. schema: of the part, as Spark's JSON; count: its
-    columns but for partition keys."""
+    """Returns why Spark cannot write a part, as a sentence, or "". schema: of the part, as Spark's JSON; count: number
+    of its columns without partition keys."""
     columns = tuple(field["name"].lower() for field in schema["fields"][:count])
     known, home = frozenset(_paths_of_table(schema)), staging.part.location
     files = [state.path_relative for state in staging.look.files if state.size and is_data(state.path_relative)]
@@ -185,7 +185,7 @@ def lost_columns(engines: AutoEngine, staging: Staging, schema: Mapping[str, Any
 
 
 def run_columns_task(task: ColumnsTask) -> str:
-    """What the first file that has something else has; "" when none has. Reads only."""
+    """Describes the unknown columns of the first file that has any; "" if none has. Reads only."""
     for place in task.places:
         try:
             with located(place).open_read() as source:
@@ -220,7 +220,7 @@ def _named(name: str, columns: tuple[str, ...]) -> str:
 
 
 def _rcfile_columns(file: Input) -> int:
-    """As its header says. The first version of the format is a SequenceFile to look at."""
+    """Returns the header's number of columns. The format's first version has the header of a SequenceFile."""
     if file.take(4) == _RCFILE:
         if file.take(1) != b"\0":
             read_text(file)  # codec

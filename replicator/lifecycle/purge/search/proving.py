@@ -1,8 +1,8 @@
-"""The proof before a swap: Spark reads what was written again, and finds each row that was to stay, in every column.
+"""The proof before a swap: Spark reads the rewritten files, and must find each row to be retained, in every column.
 
-Files are rewritten by other readers and writers than Spark's, so a row that one of those loses, changes or lets stay
-shows. Order does not count: of each file, or of a whole partition that Spark itself wrote, the number of rows and the
-sum of their hashes are compared. Changes nothing.
+Files are rewritten by readers and writers other than Spark's, so this reveals rows that they lose, change or do not
+erase. For each file, or each partition written by Spark, the number of rows and the sum of their hashes are compared,
+regardless of order. Changes nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from replicator.lifecycle.purge.search import searching
 from replicator.lifecycle.purge.search.searching import by_path, by_serde, place_of, settings
 
 WHOLE = 128 << 20
-"""Bytes of rewritten files up to which all of a batch are proved; of more, so many, and one file of each partition. To
-read them twice takes about as long as to write them."""
+"""Up to this many bytes of rewritten files, all files of a batch are proved; beyond it, files of about this size in
+total, and at least one of each partition. Reading them twice takes about as long as writing them."""
 
 FEW = 4
-"""Files of a partition that are read one by one through its serde; of more, the directory is."""
+"""Up to this many files of a partition are read one by one through its serde; beyond it, the directory is read."""
 
 Digest = tuple[int, int, int]
-"""Rows, and the sums of the low and of the high halves of their hashes."""
+"""The number of rows, and the sums of the low and of the high halves of their hashes."""
 
 NOTHING = (0, 0, 0)
 
@@ -43,19 +43,19 @@ _SETTINGS = {
     "spark.sql.hive.convertMetastoreParquet": "false",
     "spark.sql.hive.convertMetastoreOrc": "false",
 }
-"""A zone far from all others, so that a file whose times mean something else afterwards shows."""
+"""A time zone far from all others, so that a changed meaning of a file's times is detected."""
 
 
 @dataclass(frozen=True)
 class Proved:
-    """One part. files: how many were compared; error: why it may not be swapped."""
+    """The result for one part. files: how many were compared; error: why it may not be swapped."""
 
     files: int
     error: str = ""
 
 
 def prove(session: Any, onboarded: Onboarded, several: Sequence[Staging]) -> dict[str, Proved]:
-    """Of each part, by its name. To be asked after the table was searched, as it uses that search's view of the ids."""
+    """Returns the results by part name. Requires a preceding search of the table, whose view of the ids it uses."""
     if not several:
         return {}
     chosen = dict(_chosen(several))
@@ -75,7 +75,7 @@ def prove(session: Any, onboarded: Onboarded, several: Sequence[Staging]) -> dic
 
 
 def _chosen(several: Sequence[Staging]) -> Iterator[tuple[str, list[str]]]:
-    """Names of the rewritten files that are proved, by part."""
+    """Yields the names of the rewritten files to prove, by part."""
     left = WHOLE
     for staging in several:
         names: list[str] = []
@@ -115,7 +115,7 @@ def _plus(one: Digest, other: Sequence[int]) -> Digest:
 def _frames(
     session: Any, onboarded: Onboarded, several: Sequence[Staging], chosen: dict[str, list[str]], *, new: bool
 ) -> Iterator[tuple[bool, Any]]:
-    """DataFrames of the files before or after, and whether Spark's own readers read them, which escape names."""
+    """Yields DataFrames of the files before or after, with True for Spark's own readers, which escape names."""
     by_kind: dict[str, list[Staging]] = {}
     for staging in several:
         native = _native(onboarded, staging)
@@ -131,7 +131,7 @@ def _frames(
 
 
 def _native(onboarded: Onboarded, staging: Staging) -> str:
-    """Spark's own reader of a part's files; "" where only the serde reads them."""
+    """Returns Spark's own reader for a part's files; "" if only the serde reads them."""
     kind, serde = staging.format.kind, staging.part.storage.serde.library or ""
     if kind in ("parquet", "orc") or (kind == "spark" and serde.endswith("OrcSerde")):
         return "orc" if kind == "spark" else kind
@@ -139,18 +139,18 @@ def _native(onboarded: Onboarded, staging: Staging) -> str:
 
 
 def _places(staging: Staging, names: Sequence[str], *, new: bool, few: int | None = None) -> list[str]:
-    """What to read of a part; `few`: of more files the directory."""
+    """Returns the paths to read of a part; `few`: for more files, the directory."""
     home = staging.new if new else staging.part.location
     if few is not None and len(names) > few:
         return [home]
-    if staging.format.kind == "spark":  # other files than before
+    if staging.format.kind == "spark":  # has other files than before
         names = [each.path_relative for each in look_at(home).files if each.size and is_data(each.path_relative)]
     return [join(home, name) for name in names]
 
 
 def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, places: Sequence[str]) -> Iterator[Any]:
-    """All files at once, or one by one where they have columns that do not go together; of one with a column of a type
-    that Spark has not, only those that the partition knows."""
+    """Yields all files in one frame, or one frame each if their columns cannot be merged. For a file with a column type
+    unknown to Spark, reads only the partition's known columns."""
     if kind in ("csv", "json"):
         given = staging.part.storage.serde.parameters
         options = {key: value for key, value in given.items() if key.lower() not in ("path", "serialization.format")}
@@ -172,7 +172,7 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
 
 
 def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
-    """Of all columns; nulls are distinguished, which the hash alone would pass over."""
+    """Hashes all columns, including null flags, because the hash itself ignores nulls."""
     values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
     file = "xxhash64(input_file_name())" if escaped else "input_file_name()"
     reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{searching.key_column(onboarded)} AS key"]
@@ -180,7 +180,7 @@ def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
 
 
 def _names(frame: Any) -> dict[int, str]:
-    """The files of a frame by Spark's hash of their names: to group rows by a number takes it half as long."""
+    """Returns the files of a frame by Spark's hash of their names: grouping rows by a number takes half as long."""
     return {_signed(xxhash.xxh64_intdigest(name.encode(), seed=42)): name for name in frame.inputFiles()}
 
 
@@ -189,7 +189,7 @@ def _signed(number: int) -> int:
 
 
 def _with_nulls(value: str, type_: Any, depth: int) -> str:
-    """Two expressions to hash: whether a value is null, and the value, of whose maps each writer orders the entries."""
+    """Returns two expressions to hash: a null flag, and the value with sorted maps, whose order varies by writer."""
     each = f"x{depth}"
     match type_.typeName():
         case "array":
@@ -207,7 +207,7 @@ def _with_nulls(value: str, type_: Any, depth: int) -> str:
 
 
 def _sides(session: Any, hashed: Sequence[tuple[bool, bool, Any]]) -> Iterator[tuple[Any, bool]]:
-    """(frame, escaped): the frames of one kind and side as one, of the old files only the rows that were to stay."""
+    """Yields (frame, escaped): one frame for each kind and side; for the old files, only the rows to be retained."""
     for kind in sorted({(escaped, new) for escaped, new, _ in hashed}):
         frame = _union(each for *which, each in hashed if tuple(which) == kind)
         escaped, new = kind
@@ -219,8 +219,8 @@ def _union(frames: Iterable[Any]) -> Any:
 
 
 def _summed(frame: Any, escaped: bool) -> Any:
-    """Halves of a hash are summed apart, as no column of rows makes those overflow; decimals take Spark ten times as
-    long."""
+    """Sums the halves of the hashes separately, because those sums cannot overflow; decimals would take Spark ten times
+    as long."""
     sums = ["`count(1)` AS rows", "`sum(low)` AS low", "`sum(high)` AS high"]
     return (
         frame.selectExpr("file", "hash & 4294967295 AS low", "shiftrightunsigned(hash, 32) AS high")

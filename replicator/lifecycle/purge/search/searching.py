@@ -1,6 +1,6 @@
-"""Searching one table for the ids: how it has to be read, and what no reading of it reaches. Changes no table.
+"""Search of one table for the ids: how it must be read, and which parts no read reaches. Changes no table.
 
-A purge searches to erase and a certificate to prove; both say what was not searched.
+A purge searches to erase, a certification to prove; both report what was not searched.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from replicator.lifecycle.purge.partitions import Looked, Part, looks_tasks, run
 from replicator.lifecycle.purge.search.ids import VIEW, Ids, hadoop_place
 
 # ---- matching --------------------------------------------------------------------------------------------------------
-# Finding the rows of a table that have an id, with Spark. Changes no table.
+# Finds the rows of a table that have an id, with Spark. Changes no table.
 #
-# One job for all partitions of a table: the ids are semi-joined with the column of ids, and what comes back is how many
-# rows of which file have which id. Tables are read through the metastore as any Spark job reads them, so everything
-# that Spark can read can be searched.
+# One job for all partitions of a table: the column of ids is semi-joined with the ids, and the result is the number of
+# rows per file and id. Tables are read through the metastore like in any Spark job, so everything that Spark can read
+# can be searched.
 
 
 LISTED = 1000
-"""With at most so many ids, they are named in the scan's filter, which skips row groups by their statistics; with more,
-the smallest and the largest are."""
+"""Up to this number of ids, the scan's filter lists them, and so skips row groups by their statistics; beyond it, the
+filter is the range from the smallest to the largest id."""
 
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-"""Tasks in which Spark lists the directories of partitions; by itself it takes one for each."""
+"""The setting for the number of tasks in which Spark lists partitions' directories; by default one for each."""
 
 KEYS = VIEW + "_keys"
-"""The view of the ids as the type of the column that was searched last."""
+"""The view of the ids, cast to the type of the column that was searched last."""
 
 
 class LossyIds(Exception):
-    """Ids that a column's type cannot hold; the message says which."""
+    """Raised for ids that a column's type cannot represent; the message contains an example."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """The query for one table. `rows`: a DataFrame (file, key, rows); escaped: whether files are called by URIs (see
-    `placing.place_of`)."""
+    """The query for one table. `rows`: a DataFrame (file, key, rows); escaped: whether files are identified by URIs
+    (see `place_of`)."""
 
     rows: Any
     escaped: bool
 
 
 def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
-    """converted: whether Spark may read Hive's Parquet and ORC with its own readers, which take all partitions for
-    files of the table's format, and read no sub-directories; Hive's serdes do. Raises LossyIds."""
+    """Creates the query. converted: whether Spark may read Hive's Parquet and ORC with its own readers, which assume
+    the table's format for all partitions, and do not read sub-directories; Hive's serdes do. Raises LossyIds."""
     session, type_ = ids.session, scalar_type(_comparable(onboarded.type))
     for format_ in ("Parquet", "Orc"):
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
@@ -91,13 +91,13 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
 
 
 def _by_serde(rows: Any) -> bool:
-    """Whether Spark reads a query's table through Hive's serde."""
+    """Returns True if Spark reads a query's table through Hive's serde."""
     plan = rows._jdf.queryExecution().optimizedPlan().toString()
     return any(line.lstrip(" :+-").startswith("HiveTableRelation ") for line in plan.splitlines())
 
 
 def key_column(onboarded: Onboarded) -> str:
-    """Of the table `t`."""
+    """Returns SQL for the column of ids in the table `t`."""
     column = "t." + quoted_name(*onboarded.field)
     return f"rtrim({column})" if onboarded.type.startswith("char") else column
 
@@ -107,7 +107,7 @@ def _comparable(type_: str) -> str:
 
 
 def _bounds(keys: Any, count: int, column: str, type_: str) -> str:
-    """A condition that all wanted rows meet, of literals, as only those reach the files' statistics."""
+    """Returns a condition that all wanted rows meet: literals, as only those are compared with files' statistics."""
     if count <= LISTED:
         texts = [row[0] for row in keys.selectExpr("cast(key AS string)").collect()]
         return f"{column} IN ({', '.join(literal(text, type_) for text in texts)})"
@@ -116,17 +116,17 @@ def _bounds(keys: Any, count: int, column: str, type_: str) -> str:
 
 
 def literal(text: str, type_: str) -> str:
-    """Any text, whatever letters it has. Raises ValueError for a type that is none of single values."""
+    """Returns a SQL literal for any text. Raises ValueError for a type that is not scalar."""
     return f"CAST(decode(unhex('{text.encode().hex()}'), 'UTF-8') AS {scalar_type(type_)})"
 
 
 def write_found(found: Search, place: str) -> None:
-    """The rows of a search as Parquet below a place, sorted by file. Safe to run twice."""
+    """Writes the rows of a search as Parquet below a path, sorted by file. May run twice."""
     found.rows.repartition(1).sortWithinPartitions("file").write.mode("overwrite").parquet(hadoop_place(place))
 
 
 def read_counts(place: str) -> dict[str, int]:
-    """What was found, by file as Spark calls it."""
+    """Returns the number of rows found per file, as named by Spark."""
     counts: dict[str, int] = {}
     for name in Place(place).list():
         if name.endswith(".parquet"):
@@ -143,18 +143,18 @@ def _add(counts: dict[str, int], batch: pa.RecordBatch) -> None:
 
 
 def ask_counts(found: Search) -> dict[str, int]:
-    """The same without writing anything: for a dry run."""
+    """Returns the same without writing anything, for a dry run."""
     rows: Iterator[Any] = found.rows.groupBy("file").agg({"rows": "sum"}).toLocalIterator()
     return {row[0]: row[1] for row in rows}
 
 
 def is_sparks(error: Exception) -> bool:
-    """Whether Spark raised it, or the bridge to it."""
+    """Returns True if Spark, or the bridge to it, raised the error."""
     return "pyspark" in type(error).__module__ or "py4j" in type(error).__module__
 
 
 def failed(error: Exception) -> Error:
-    """Spark's own words, without Java's stack."""
+    """Returns an Error with Spark's own message, without the Java stack trace."""
     text = str(getattr(error, "desc", "") or getattr(error, "java_exception", "") or error).strip()
     return Error(
         f"Spark failed: {text.splitlines()[0][:500] if text else type(error).__name__}",
@@ -166,11 +166,11 @@ def failed(error: Exception) -> Error:
 
 
 REPORTED = 100
-"""Partitions of a table that are named as not searched; the rest is counted."""
+"""The maximum number of a table's partitions that are reported as not searched; the others are counted."""
 
 
 def look_at_all(engines: AutoEngine, parts: Sequence[Part]) -> dict[str, Looked]:
-    """What lies at each location. To be asked before a search, so that a change that comes after is noticed."""
+    """Lists each location. Must precede the search, so that later changes are noticed."""
     engine = engines.for_work(len(parts))
     tasks = looks_tasks(parts)
     return {each.location: each for answer in engine.run(run_looks_task, tasks) for each in answer}
@@ -179,10 +179,10 @@ def look_at_all(engines: AutoEngine, parts: Sequence[Part]) -> dict[str, Looked]
 def searched(
     ids: Ids, onboarded: Onboarded, parts: Sequence[Part], looked: Mapping[str, Looked]
 ) -> tuple[Search, list[PurgeGap]]:
-    """The query, and what it does not reach of the table. Raises LossyIds.
+    """Returns the query, and the gaps that it does not reach in the table. Raises LossyIds.
 
-    Spark's own readers take all partitions for files of the table's format and pass over sub-directories; where that
-    would miss rows, it reads through Hive's serdes."""
+    Spark's own readers assume the table's format for all partitions and ignore sub-directories; if that would miss
+    rows, the query reads through Hive's serdes."""
     own = onboarded.table.storage
     nested = any(each.nested for each in looked.values())
     uniform = all(_format_key(part.storage) == (own and _format_key(own)) for part in parts)
@@ -213,15 +213,15 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
-# Directories that no table has, read by Spark as if one had them. Changes nothing.
+# Reads directories that belong to no table with Spark, as if they did. Changes nothing.
 #
-# Before a swap nothing refers to what was written, and a partition may have another serde and other columns than its
-# table. Spark's catalog gives the table's description; a copy of it with the partition's own storage is read in its
-# place, and never registered.
+# Before a swap nothing refers to the new files, and a partition's serde and columns may differ from its table's. The
+# table's description from Spark's catalog is copied with the partition's own storage; the copy is read, and never
+# registered.
 
 
 def by_serde(session: Any, table: Table, storage: Storage, place: str) -> Any:
-    """A DataFrame of a file or directory, through the storage's serde and with its columns; no partition keys."""
+    """Returns a DataFrame of a file or directory by the storage's serde, with its columns; no partition keys."""
     jvm, state = session._jvm, session._jsparkSession.sessionState()
     catalog, sql = state.catalog(), jvm.org.apache.spark.sql
     described = catalog.getTableMetadata(sql.catalyst.TableIdentifier(table.name, _some(jvm, table.db)))
@@ -251,9 +251,9 @@ def by_path(
     columns: Sequence[Column] = (),
     options: Mapping[str, str] | None = None,
 ) -> Any:
-    """A DataFrame of files by one of Spark's own readers; columns in the names of directories are left out. columns:
-    where the files do not tell them themselves; else it has those of all files. Raises Spark's error for files whose
-    columns do not go together."""
+    """Returns a DataFrame of files, read by one of Spark's own readers, without columns in directory names. columns:
+    for files that do not store their own; otherwise the columns of all files are merged. Raises Spark's error if the
+    files' columns cannot be merged."""
     reader = session.read.format(kind).options(**options or {}, recursiveFileLookup="true", __globPaths__="false")
     if columns:
         reader._jreader.schema(_schema(session, columns))
@@ -263,8 +263,8 @@ def by_path(
 
 
 def _schema(session: Any, columns: Sequence[Column]) -> Any:
-    """A StructType of Spark's; types are parsed, never part of a statement. A char or varchar is a string there, with a
-    note."""
+    """Returns a Spark StructType; types are parsed, never part of a statement. A char or varchar becomes a string with
+    metadata."""
     schema, parser = (
         session._jvm.org.apache.spark.sql.types.StructType(),
         session._jsparkSession.sessionState().sqlParser(),
@@ -279,7 +279,7 @@ def _some(jvm: Any, value: Any) -> Any:
 
 
 def _copied(session: Any, value: Any, **changes: Any) -> Any:
-    """A copy of a Scala case class with some fields changed; Spark's have other fields in each release."""
+    """Copies a Scala case class with some fields changed; the fields of Spark's classes differ between releases."""
     names = list(_items(value.productElementNames()))
     values = session.sparkContext._gateway.new_array(session._jvm.java.lang.Object, len(names))
     for index, name in enumerate(names):
@@ -295,7 +295,7 @@ def _items(iterator: Any) -> Iterator[Any]:
 
 @contextmanager
 def settings(session: Any, values: Mapping[str, str]) -> Iterator[None]:
-    """Spark's settings for a while; the session may be somebody else's."""
+    """Changes Spark's settings temporarily, because the session may belong to a caller."""
     before = {key: session.conf.get(key, None) for key in values}
     for key, value in values.items():
         session.conf.set(key, value)
@@ -310,25 +310,25 @@ def settings(session: Any, values: Mapping[str, str]) -> Iterator[None]:
 
 
 # ---- placing ---------------------------------------------------------------------------------------------------------
-# Which partition a file lies in that Spark names. Pure.
+# Determines the partition of a file named by Spark. Pure.
 
 
 Matched = dict[str, dict[str, tuple[str, int]]]
-"""By part: the name of a file below its location -> (how Spark calls it, matching rows)."""
+"""By part: file name relative to its location -> (its name in Spark, number of matching rows)."""
 
 
 class Unplaced(Exception):
-    """A file with matching rows that lies in no partition of its table."""
+    """Raised for a file with matching rows that is in no partition of its table."""
 
 
 def place_of(file: str, *, escaped: bool) -> str:
-    """The place of a file as Spark calls it. Its own readers call it by a URI, in which `p=a%3Ab` is `p=a%253Ab`;
-    Hadoop's input formats, by which it reads through Hive's serdes, by the plain path (`input_file_name`)."""
+    """Returns the path of a file named by Spark. Spark's own readers use a URI, in which `p=a%3Ab` is `p=a%253Ab`;
+    Hadoop's input formats, which it uses for Hive's serdes, use the plain path (`input_file_name`)."""
     return normal(unquote(file) if escaped else file)
 
 
 def by_part(parts: Sequence[Part], counts: Mapping[str, int], *, escaped: bool) -> Matched:
-    """Which part each file lies in: the nearest location above it. Raises Unplaced for one in none."""
+    """Assigns each file to a part: the nearest location above it. Raises Unplaced for a file in none."""
     locations = {normal(part.location): part.name for part in parts}
     found: Matched = {}
     for file, rows in counts.items():
@@ -341,7 +341,7 @@ def by_part(parts: Sequence[Part], counts: Mapping[str, int], *, escaped: bool) 
 
 
 def _above(place: str) -> Iterator[str]:
-    """The place itself, which may be a table's location, and all that are above it."""
+    """Yields the path itself, which may be a table's location, and all its parents."""
     yield place
     while (above := parent(place)) != place:
         yield above

@@ -1,1 +1,1 @@
-"""Settings of retention: stores, dates, periods, names."""
+"""Configuration of retention: stores, dates, periods, names."""

@@ -1,7 +1,7 @@
-"""Class names of Gobblin as configurations write them, and what they are called here. Pure.
+"""Gobblin's class names as configurations write them, and their names here. Pure.
 
-A name counts with its package, `org.apache.gobblin.data.management...` or the older `gobblin.data.management...`, or
-alone. Classes of other packages are somebody's own code, which cannot be run here.
+A name is accepted with its package, `org.apache.gobblin.data.management...` or the older `gobblin.data.management...`,
+or alone. Classes of other packages are user code, which cannot be run here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FINDERS = {
     "ManagedCleanableDatasetFinder": "glob",
     "GlobCleanableDatasetFinder": "glob",
     "ProxyableDatasetProfile": "glob",
-    "ConfigBasedCleanabledDatasetFinder": "paths",  # so spelled
+    "ConfigBasedCleanabledDatasetFinder": "paths",  # Gobblin's own spelling
     "ConfigBasedCleanableDatasetFinder": "paths",
     "ModificationTimeDatasetProfile": "modification",
     "SnapshotDatasetProfile": "snapshot",
@@ -67,7 +67,7 @@ NOT_HERE = {
 
 
 def known(text: str, table: dict[str, str], what: str, origin: Origin | None) -> str:
-    """What a class is called here. Raises ConfigError, with file and line, for one that is not in the table."""
+    """Returns the name of a class here. Raises ConfigError, with file and line, for one that is not in the table."""
     where = f"{origin}: " if origin else ""
     match = _CLASS.fullmatch(text.strip())
     name = match[1] if match else ""

@@ -1,13 +1,13 @@
-"""The config store: directories with `main.conf` and `includes.conf`, in versions, as Gobblin's config management keeps
-them. Reads only.
+"""The config store: directories with `main.conf` and `includes.conf`, in versions, in the layout of Gobblin's config
+management. Reads only.
 
     <store>/_CONFIG_STORE/store-metadata.conf             config.hdfs.store.version.current = "<version>"
     <store>/_CONFIG_STORE/<version>/<key>/main.conf       HOCON
     <store>/_CONFIG_STORE/<version>/<key>/includes.conf   one key a line
 
-A key takes the values of its own file, then of what it includes (the last line first, each with all that it takes
-itself), then of the directory above; each key once, where it is met first. So the store's root, met through a tag, is
-stronger than the directories above the dataset: `explain` shows it.
+A key takes the values of its own file, then of its includes (the last line first, each with everything that it takes
+itself), then of the directory above; each key once, at its first occurrence. So the store's root, when reached through
+a tag, is stronger than the directories above the dataset: `explain` shows it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from replicator.lifecycle.retention.config.hocon.hocon_values import (
 from replicator.lifecycle.retention.config.hocon.parse import parse, parse_items
 
 # ---- job settings ----------------------------------------------------------------------------------------------------
-# Settings as a reader asks for them: by dotted key and its older spellings, with where each was written. Pure.
+# Settings by dotted key and its older names, with the location of each value. Pure.
 
 
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
@@ -40,13 +40,13 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """Resolved values. `name` says whose they are, in errors. A key that is null counts as missing."""
+    """Resolved values. `name`: their owner, for errors. A key that is null counts as missing."""
 
     fields: Fields
     name: str
 
     def find(self, *keys: str) -> Value | None:
-        """The value of the first of these keys that is there."""
+        """Returns the value of the first existing key."""
         return next((value for key in keys if (value := self._at(key)) is not None), None)
 
     def _at(self, key: str) -> Value | None:
@@ -89,7 +89,7 @@ class Settings:
         return found.lower() in _TRUE
 
     def texts(self, *keys: str) -> list[str] | None:
-        """A list, or text with commas."""
+        """Returns a list, or text with commas as a list."""
         value = self.find(*keys)
         if value is None:
             return None
@@ -100,7 +100,7 @@ class Settings:
         raise self.wrong(keys[0], value, "is not a list of texts")
 
     def below(self, key: str) -> Settings | None:
-        """The object at a key, as settings of its own."""
+        """Returns the object at a key, as settings of its own."""
         value = self.find(key)
         if value is None:
             return None
@@ -109,7 +109,7 @@ class Settings:
         return Settings(value, f"{self.name} {key}")
 
     def objects(self, key: str) -> list[Settings] | None:
-        """The list of objects at a key."""
+        """Returns the list of objects at a key."""
         value = self.find(key)
         if value is None:
             return None
@@ -126,7 +126,7 @@ class Settings:
         return value.origin if value is not None else None
 
     def leaves(self) -> Iterator[tuple[tuple[str, ...], Scalar | Items]]:
-        """Every value that is no object, by its path, in order. Objects in a list are `name[0]`, `name[1]`."""
+        """Yields every value that is not an object, by path, in order. Objects in a list are `name[0]`, `name[1]`."""
         yield from _leaves(self.fields, ())
 
     def missing(self, key: str) -> ConfigError:
@@ -150,7 +150,7 @@ def _leaves(value: Fields, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def shown(value: Value) -> str:
-    """A value on one line, for a person."""
+    """Returns a value on one line, for display."""
     match value:
         case Scalar(text=text):
             return text
@@ -167,14 +167,14 @@ STORE = "_CONFIG_STORE"
 METADATA = "store-metadata.conf"
 MAIN, INCLUDES = "main.conf", "includes.conf"
 CURRENT = "config.hdfs.store.version.current"
-KEPT = 16_384  # keys and configurations that are remembered: tags and parents are read once a run
+KEPT = 16_384  # keys and configurations in the cache: tags and parents are read once a run
 
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One directory of the store: its own values (none: an empty object), and the keys it includes, in file order."""
+    """One directory of the store: its own values (else an empty object), and the keys it includes, in file order."""
 
     key: Key
     main: Fields
@@ -183,7 +183,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What holds for a key: the settings, and the nodes they are from, strongest first."""
+    """The resolved configuration of a key: its settings, and the nodes that provide them, strongest first."""
 
     key: Key
     settings: Settings
@@ -192,7 +192,7 @@ class Resolved:
 
 @dataclass
 class ConfigStore:
-    """One version of a store. Whatever it reads is of that version, whoever deploys another meanwhile."""
+    """One version of a store. All reads are of that version, even if another one is deployed concurrently."""
 
     place: str
     version: str
@@ -207,11 +207,11 @@ class ConfigStore:
     def open(
         cls, uri: str, *, version: str | None = None, variables: Mapping[str, str | None] | None = None
     ) -> ConfigStore:
-        """The store above a URI (`simple-hdfs:///store`, `file:///store`, `/store/prefix`, or a path in the store's own
-        files); what lies below the store's directory is put before every key. `variables`: what `${...}` may name
-        beside the files.
+        """Opens the store at or above a URI (`simple-hdfs:///store`, `file:///store`, `/store/prefix`, or a path in the
+        store's own files); the part of the URI below the store's directory is prepended to every key. `variables`:
+        values for `${...}` in addition to the files.
 
-        Raises ConfigError when there is no store, no current version, or not that version."""
+        Raises ConfigError if the store, its current version, or the requested version does not exist."""
         place, prefix = _find(uri)
         if prefix[:1] == (STORE,):  # a path in the store's own directory names the version, too
             version, prefix = version or "".join(prefix[1:2]) or None, prefix[2:]
@@ -228,11 +228,11 @@ class ConfigStore:
         return join(self.place, self.version)
 
     def key(self, path: str) -> Key:
-        """The key of a dataset's path or of a tag: slashes more or less do not matter."""
+        """Returns the key of a dataset's path or of a tag; additional slashes are ignored."""
         return self.prefix + key_of(path)
 
     def resolve(self, key: Key) -> Resolved:
-        """The settings of a key, whether it has a directory or not. Raises ConfigError naming file and line."""
+        """Returns the settings of a key, even without a directory. Raises ConfigError with file and line."""
         chain = self.chain(key)
         with_own = tuple(each for each in chain if self.node(each).main.fields)
         settings = self._of_chain(with_own)
@@ -240,8 +240,8 @@ class ConfigStore:
         return Resolved(key, Settings(settings.fields, text_of(key)), nodes)
 
     def chain(self, key: Key) -> tuple[Key, ...]:
-        """The keys that a key takes values from, strongest first. Raises ConfigError for a circle, or an include that
-        leads to no directory."""
+        """Returns the keys that provide values for a key, strongest first. Raises ConfigError for a cycle, or an
+        include of a missing directory."""
         found: dict[Key, None] = {}
         self._visit(key, None, (), found)
         return tuple(found)
@@ -272,7 +272,7 @@ class ConfigStore:
         return f"names are case-sensitive: did you mean {text_of((*key[:-1], near[0]))}?" if near else ""
 
     def importers(self, tag: Key) -> Iterator[Key]:
-        """The keys whose own `includes.conf` names a tag, in order; what they include includes is not looked at."""
+        """Yields the keys whose own `includes.conf` names a tag, in order; transitive includes are ignored."""
         for name in Place(self.root).find():
             if name.rpartition("/")[2] == INCLUDES:
                 key = key_of(name.rpartition("/")[0])
@@ -336,7 +336,7 @@ def _decoded(data: bytes, name: str) -> str:
 
 
 def key_of(path: str) -> Key:
-    """Raises ConfigError for `..`, with which a key could leave the store."""
+    """Returns the key of a path. Raises ConfigError for `..`, with which a key could leave the store."""
     names = tuple(name for name in path.split("/") if name and name != ".")
     if ".." in names:
         raise ConfigError(
@@ -350,7 +350,7 @@ def text_of(key: Key) -> str:
 
 
 def _find(uri: str) -> tuple[str, Key]:
-    """The `_CONFIG_STORE` directory at or above a URI, and what of the URI lies below it."""
+    """Returns the `_CONFIG_STORE` directory at or above a URI, and the part of the URI below it."""
     text = uri
     for kind in ("simple-", "default-", "ivy-", "etl-"):
         text = text.removeprefix(kind)
@@ -382,7 +382,7 @@ def _current(place: str, uri: str) -> str:
 
 
 def is_directory(place: str) -> bool:
-    """Whether something lies in a place; object stores have no directories without."""
+    """Returns True if the directory exists; on object stores, if it is not empty."""
     if is_local(place):
         return is_local_directory(local_path(place))
     return bool(Place(place).list())

@@ -1,6 +1,6 @@
-"""Date and time patterns as Joda writes them (`yyyy/MM/dd/HH`), for the names of directories and partitions. Pure.
+"""Joda date and time patterns (`yyyy/MM/dd/HH`), for the names of directories and partitions. Pure.
 
-What cannot be read is reported, never skipped silently: a version without a time is kept for ever.
+Invalid names are reported, never skipped silently: a version without a time is retained forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from replicator.core.text.quantity import Period, parse_period
 
 DEFAULT_ZONE = "America/Los_Angeles"
-"""Where no zone is set: the original's default, which stores written for it rely on."""
+"""The zone if none is set: Gobblin's default, which existing stores rely on."""
 
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _TOKEN = re.compile(r"([a-zA-Z])\1*|'((?:[^']|'')*)'|[^a-zA-Z']+")
@@ -34,12 +34,12 @@ _NUMBERS = {
 
 
 class Unreadable(ValueError):
-    """A text that is no time by the pattern; the message says why."""
+    """A text that does not match the pattern; the message contains the reason."""
 
 
 @dataclass(frozen=True)
 class DatePattern:
-    """`pattern` in a zone. `width`: how many characters of a name it takes. `warning`: what of it is doubtful."""
+    """A `pattern` in a zone. `width`: number of characters of a name that it matches. `warning`: of an ambiguity."""
 
     pattern: str
     zone: tzinfo
@@ -50,7 +50,7 @@ class DatePattern:
     warning: str = ""
 
     def read_end(self, name: str) -> datetime:
-        """The time that the last characters of a name tell. Raises Unreadable."""
+        """Parses the last characters of a name as a time. Raises Unreadable."""
         if len(name) < self.width:
             raise Unreadable(f"{name!r} is shorter than {self.pattern}")
         text = name[-self.width :]
@@ -59,7 +59,7 @@ class DatePattern:
         return self.read(text)
 
     def read_start(self, text: str) -> datetime:
-        """The time that the first characters of a partition's value tell. Raises Unreadable."""
+        """Parses the first characters of a partition's value as a time. Raises Unreadable."""
         text = text.strip()
         if len(text) < self.width:
             raise Unreadable(f"{text!r} is shorter than {self.pattern}")
@@ -76,7 +76,7 @@ class DatePattern:
 
 
 def date_pattern(pattern: str, zone_name: str) -> DatePattern:
-    """Raises ValueError, with a text for a person, for a sign of the pattern or a zone that is not known."""
+    """Compiles a pattern. Raises ValueError, with a message for the user, for an unknown pattern letter or zone."""
     try:
         zone = UTC if zone_name in ("UTC", "GMT", "Z") else ZoneInfo(zone_name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -101,7 +101,7 @@ def date_pattern(pattern: str, zone_name: str) -> DatePattern:
 
 
 def _tokens(pattern: str) -> list[tuple[str, str, int]]:
-    """(name of the field, or "" for literal text; the text; characters)."""
+    """Returns (name of the field, or "" for literal text; the text; characters)."""
     found: list[tuple[str, str, int]] = []
     at = 0
     for match in _TOKEN.finditer(pattern):
@@ -146,9 +146,7 @@ def _part(name: str, text: str, size: int, *, adjacent: bool) -> str:
 
 def _moment(found: dict[str, str], text: str, zone: tzinfo) -> datetime:
     year = int(found["year"])
-    if (
-        len(found["year"]) == 2
-    ):  # within 50 years before and 49 after the year that Joda's pivot lies 30 years before now
+    if len(found["year"]) == 2:  # from 50 years before to 49 after Joda's pivot, which is 30 years before now
         pivot = datetime.now(UTC).year - 30
         year += (pivot - 50 - year + 99) // 100 * 100
     hour = int(found.get("hour", 0))
@@ -216,9 +214,9 @@ _LONGEST = 10_000 * 12  # months: what a date can hold
 
 
 def parse_lookback(text: str) -> Period:
-    """`<n>y<n>M<n>d<n>h`, in this order, `D`, `H` and `Y` too; or ISO 8601 in capitals (`P7D`, `PT90M`). Raises
-    ValueError, with a text for a person, for anything else, also for zero, nothing and less: each would select all
-    there is."""
+    """Parses `<n>y<n>M<n>d<n>h`, in this order, also with `D`, `H` and `Y`; or ISO 8601 in capitals (`P7D`, `PT90M`).
+    Raises ValueError, with a message for the user, for anything else, including zero, empty and negative periods: each
+    would select everything."""
     found = parse_period(text) if text.startswith("P") and text.isupper() else _short(text)
     if min(found.months, found.days, found.seconds) < 0 or not (found.months or found.days or found.seconds):
         raise ValueError(f"{text!r} is no time at all, and everything would be older")
@@ -241,7 +239,7 @@ def _short(text: str) -> Period:
 
 
 def fixed(lookback: Period) -> Period:
-    """Months and years as the length they have from 1970-01-01 on, as the older policies count: P2M is 59 days."""
+    """Converts months and years to their length from 1970-01-01 on, as the older policies do: P2M is 59 days."""
     start = datetime(1970, 1, 1, tzinfo=UTC)
     length = Period("", lookback.months).after(start) - start
     return Period(lookback.text, 0, 0, int(length.total_seconds()) + lookback.days * 86400 + lookback.seconds)

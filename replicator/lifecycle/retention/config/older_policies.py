@@ -1,4 +1,4 @@
-"""The older retention policies, which `gobblin.retention.retention.policy.class` names: what they select is removed.
+"""The older retention policies, named by `gobblin.retention.retention.policy.class`: selected versions are removed.
 Pure."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from replicator.lifecycle.retention.selection_policies import MOST, Policy, befo
 
 
 def retention_policy(whole: Settings, name: str | None = None) -> Policy:
-    """The older policies say what is removed, too. Raises ConfigError."""
+    """Returns an older policy, whose selection is removed, too. Raises ConfigError."""
     key = "gobblin.retention.retention.policy.class"
     text = name if name is not None else whole.required(key)
     match known(text, RETENTIONS, "retention policy", whole.origin(key)):
@@ -67,7 +67,7 @@ def _legacy_combined(whole: Settings) -> Policy:
 
 
 def _predicate(whole: Settings) -> Policy:
-    """The one predicate that was shipped: paths in which the pattern is found stay."""
+    """Returns the only predicate that Gobblin shipped: paths that match the pattern are retained."""
     key, pattern = (
         "org.apache.gobblin.retention.retention.policy.predicate.class",
         "gobblin.retention.retention.whitelist.pattern",

@@ -1,4 +1,4 @@
-"""The first tables: the lease, jobs, runs, tokens, alerts, actions."""
+"""The initial tables: the lease, jobs, runs, tokens, alerts, actions."""
 
 from __future__ import annotations
 

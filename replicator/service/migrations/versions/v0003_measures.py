@@ -1,4 +1,4 @@
-"""Counters of runs, and the newest sample of what is measured slowly; runs by policy and state."""
+"""Counters of runs, and the newest sample of each slow measurement; an index of runs by job and state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of an action's body, which a request with the same key must have; actions by their subject."""
+"""The digest of an action's body, which a request with the same key must match; an index of actions by subject."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pages about roots, tables, removals, purges and drills: what is kept, what goes, and what was."""
+"""Pages about roots, tables, removals, purges and drills."""

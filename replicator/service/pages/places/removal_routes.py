@@ -1,4 +1,4 @@
-"""Pages about what leaves: what goes by day and why, with a hold beside each; purges and their certificates."""
+"""Pages about removals: pending ones by day and reason, each with a form to hold it; purges and their certificates."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from replicator.service.web.actions.bodies import RemovalAsk, RootAsk
 from replicator.service.web.actions.root_actions import hold_removal, release_legal_hold
 
 ROWS = 500
-"""Rows of a list; the command line has all of them."""
+"""Maximum rows of a list; the command line has all of them."""
 
 ITEMS = 100
-"""Of what leaves, on a page."""
+"""Maximum pending removals of a page."""
 
 Cursor = Annotated[str, Query(max_length=400)]
 
@@ -42,7 +42,7 @@ removing = APIRouter(route_class=RootPage, include_in_schema=False)
 
 @removing.get("/removals")
 def removals(request: Request, visitor: Visiting, root: str = "", policy: str = "", cursor: Cursor = "") -> Response:
-    """What leaves, by day and one by one, with what holds it back; what left in the last week."""
+    """Shows pending removals, by day and one by one, with what holds them back; and removals of the last week."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
     days = asked(request, visitor.identity, "removals/upcoming", limit=ROWS)
     shown: dict[str, Any] = {"items": Said(), "holds": Said(), "gone": Said(), "days": [], "next": None}
@@ -67,14 +67,14 @@ def removals(request: Request, visitor: Visiting, root: str = "", policy: str = 
 
 @removing.get("/removals/why")
 def why(request: Request, visitor: Visiting, job: str, path: str) -> Response:
-    """The settings of a dataset that retention looks after, each with its file and line."""
+    """Shows the settings of a dataset under retention, each with its file and line."""
     found = asked(request, visitor.identity, "retention/{job}/explain", job=job, path=path, limit=ROWS)
     return render(request, "why.html", {"job": job, "dataset": path, "explained": found})
 
 
 @removing.post("/removals/hold")
 def hold(request: Request, visitor: Acting, fields: Fields) -> Response:
-    """Keeps what is to leave, by a legal hold, and leads back."""
+    """Adds a legal hold on a pending removal, and redirects back."""
     _, chosen = chosen_root(request, visitor.identity, fields.get("root", ""), "")
     given = {"root": acting_name(config_of(request), chosen)}
     hold_removal(request, visitor.identity, body_of(RemovalAsk, fields, given, "on", "until", "reason"))
@@ -83,7 +83,7 @@ def hold(request: Request, visitor: Acting, fields: Fields) -> Response:
 
 @removing.post("/legal-holds/{name}/release")
 def release(request: Request, visitor: Acting, fields: Fields, name: str) -> Response:
-    """Lets jobs remove what a legal hold covered, and leads back."""
+    """Releases a legal hold, so that jobs may remove what it covered, and redirects back."""
     _, chosen = chosen_root(request, visitor.identity, fields.get("root", ""), "")
     given = {"root": acting_name(config_of(request), chosen)}
     release_legal_hold(request, visitor.identity, name, body_of(RootAsk, fields, given, "reason"))
@@ -95,7 +95,7 @@ def release(request: Request, visitor: Acting, fields: Fields, name: str) -> Res
 
 @removing.get("/purges")
 def purges(request: Request, visitor: Visiting, root: str = "", policy: str = "") -> Response:
-    """What purges erased, their backups, and certificates."""
+    """Shows what purges erased, their backups, and certificates."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
     shown: dict[str, Any] = {"purges": Said(), "backups": Said(), "record": Said()}
     if chosen:
@@ -120,7 +120,7 @@ def purges(request: Request, visitor: Visiting, root: str = "", policy: str = ""
 
 @removing.get("/purges/{purge}")
 def one_purge(request: Request, visitor: Visiting, purge: str, root: str = "", policy: str = "") -> Response:
-    """One: how far it has come, and its newest certificate."""
+    """Shows a purge: its progress, and its newest certificate."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
     name = chosen.name if chosen else None
     shown = {

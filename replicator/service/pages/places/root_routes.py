@@ -1,6 +1,5 @@
-"""Pages about change-management roots and drills, by the commands that look at them. They run on this server's own
-engine, never in a Spark of the service.
-"""
+"""Pages about change-management roots and drills, from the commands that read them. They run on this server's own
+engine, never in a Spark of the service."""
 
 from __future__ import annotations
 
@@ -38,23 +37,23 @@ from replicator.service.web.serving import Serving, require
 from replicator.service.web.views import Ask
 
 # ---- root asking -----------------------------------------------------------------------------------------------------
-# Which root a page is about, and the responses of queries and commands about it, or why they do not.
+# The root of a page, and the responses of queries and commands about it, or their errors.
 #
-# A root is one that the configuration names: no address of a page can open another place.
+# A root is one that the configuration names: no URL of a page can open another location.
 
 
 T = TypeVar("T")
 
 PATIENCE = 20.0
-"""Seconds for a page about a root: what it asks has its own limits, of which the page then tells."""
+"""Seconds for a page about a root: its queries have limits of their own, which the page reports."""
 
 _ASKED = {each.path: each for each in ENDPOINTS}
 _ORDER = ("policies/", "defaults/", "jobs/")
 
 
 class RootPage(PageRoute):
-    """Its pages call commands about a root, each in a thread of its own and within a time limit, as for queries; its
-    forms as actions are."""
+    """A route whose pages call commands about a root, each in a thread of its own and within a time limit, as queries
+    do; its forms as actions do."""
 
     seconds, process = PATIENCE, False
 
@@ -70,13 +69,13 @@ class RootPage(PageRoute):
 
 
 class LogPage(RootPage):
-    """Of what reads a whole log, in a process of its own."""
+    """A route whose pages read a complete log, in a process of its own."""
 
     seconds, process = SLOW + 10.0, True
 
 
 def _asked_root(given: dict[str, Any]) -> str:
-    """The place that a page is about. Raises as `chosen_root`."""
+    """Returns the location of the root that a page is about. Raises as `chosen_root`."""
     root = given.get("root") or given.get("fields", {}).get("root", "")
     chosen = chosen_root(given["request"], given["visitor"].identity, root, given.get("policy", ""))[1]
     return chosen.place if chosen else ""
@@ -84,7 +83,7 @@ def _asked_root(given: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Said:
-    """What a command answered, or why it did not."""
+    """The report of a command, or its error."""
 
     found: Any = None
     error: str = ""
@@ -92,7 +91,7 @@ class Said:
 
 
 def said(ask: Callable[[], object]) -> Said:
-    """Of a command or endpoint: what failed is shown, and the rest of the page is, too."""
+    """Calls a command or endpoint. An error is returned, so that the rest of the page is shown."""
     try:
         return Said(ask())
     except Error as error:
@@ -104,19 +103,19 @@ def said(ask: Callable[[], object]) -> Said:
 
 
 def asked(request: Request, who: Identity, endpoint: str, /, **given: Any) -> Said:
-    """The response of a query, by its path."""
+    """Returns the response of a query, by its path."""
     return said(lambda: answer_to(_ASKED[endpoint], request, who, given))
 
 
 def config_of(request: Request) -> Config:
-    """As it was read last."""
+    """Returns the configuration as last read."""
     serving: Serving = request.app.state.serving
     return serving.config
 
 
 def shown_roots(config: Config, who: Identity) -> list[NamedRoot]:
-    """Each place once, by the first of its names, of those that somebody may look at: of policies, of [defaults], of
-    jobs."""
+    """Returns each location once, by the first of its names, of those that the user may view: of policies, of
+    [defaults], of jobs."""
     found: dict[str, NamedRoot] = {}
     for kind in _ORDER:
         for each in roots_of(config):
@@ -126,8 +125,8 @@ def shown_roots(config: Config, who: Identity) -> list[NamedRoot]:
 
 
 def chosen_root(request: Request, who: Identity, root: str, policy: str) -> tuple[list[NamedRoot], NamedRoot | None]:
-    """All roots, and the one that is meant: by its place or name, else the policy's source's, else the first. Raises
-    HTTPException 404 for one that is not configured."""
+    """Returns all roots, and the selected one: by its location or name, else that of the policy's source, else the
+    first. Raises HTTPException 404 for one that is not configured."""
     config = config_of(request)
     if policy:
         require(who, "viewer", policy)
@@ -145,20 +144,20 @@ def chosen_root(request: Request, who: Identity, root: str, policy: str) -> tupl
 
 
 def acting_name(config: Config, root: NamedRoot | None) -> str:
-    """By which actions know a root; "" where they do not."""
+    """Returns the name of a root in actions; "" if it has none."""
     known = known_roots(config).items()
     return next((name for name, each in known if root and normal_place(each.place) == root.place), "")
 
 
 def may_change(visitor: Any, root: NamedRoot | None, role: str = "operator") -> bool:
-    """Whether forms about a root are shown."""
+    """Returns True if forms about a root are shown."""
     users = root.policies or ("",) if root else ("",)
     return bool(visitor.cookie or visitor.mark) and all(visitor.identity.may(role, each) for each in users)
 
 
 def body_of(kind: type[T], fields: Mapping[str, str], given: Mapping[str, Any], *names: str) -> T:
-    """The body of an action, of those fields of a form that were filled. Raises UsageError for what it does not
-    take, as the API does."""
+    """Builds the body of an action from the fields of a form that were filled. Raises UsageError for invalid values, as
+    the API does."""
     filled = {name: fields[name].strip() for name in names if fields.get(name, "").strip()}
     return body_from(kind, {**given, **filled})
 
@@ -167,10 +166,10 @@ def body_of(kind: type[T], fields: Mapping[str, str], given: Mapping[str, Any], 
 
 
 SINCE = "-30d"
-"""Of the size that the chart shows; measured once an hour, as a rule."""
+"""Start of the size chart; the size is measured once an hour, as a rule."""
 
 FOUND = 100
-"""Files of a search."""
+"""Maximum files of a search."""
 
 Text = Annotated[str, Query(max_length=4000)]
 
@@ -180,7 +179,7 @@ of_logs = APIRouter(route_class=LogPage, include_in_schema=False)
 
 @of_roots.get("/cmroot")
 def one_root(request: Request, visitor: Visiting, root: str = "", policy: str = "") -> Response:
-    """A root's size over time, and who needs what it keeps: slots, holds and dumps."""
+    """Shows a root's size over time, and what requires its contents: slots, holds and dumps."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
     shown: dict[str, Any] = {"pins": Said(), "sizes": [], "drawings": [None]}
     if chosen:
@@ -196,7 +195,7 @@ def one_root(request: Request, visitor: Visiting, root: str = "", policy: str = 
 
 @of_roots.get("/cmroot/usage")
 def usage(request: Request, visitor: Visiting, root: str) -> Response:
-    """What a root keeps, by who needs it; reads the whole log."""
+    """Shows what a root retains, by what requires it; reads the complete log."""
     _, chosen = chosen_root(request, visitor.identity, root, "")
     where, config = chosen.place if chosen else "", config_of(request)
     kept = said(lambda: cm_ls(cmroot=where, limit=20, engine="local", config=config))
@@ -205,7 +204,7 @@ def usage(request: Request, visitor: Visiting, root: str) -> Response:
 
 @of_logs.get("/cmroot/expiry")
 def expiry(request: Request, visitor: Visiting, root: str, older_than: Text = "") -> Response:
-    """What the next expiry would remove, and what holds back the rest; reads the whole log."""
+    """Shows what the next expiry would remove, and what holds back the rest; reads the complete log."""
     _, chosen = chosen_root(request, visitor.identity, root, "")
     name = chosen.name if chosen else None
     found = asked(request, visitor.identity, "cmroot/expiry", root=name, older_than=older_than or None)
@@ -214,7 +213,8 @@ def expiry(request: Request, visitor: Visiting, root: str, older_than: Text = ""
 
 @of_logs.get("/cmroot/find")
 def find(request: Request, visitor: Visiting, root: str = "", path: Text = "", table: Text = "") -> Response:
-    """Files that the source had, by path or table, and whether their bytes are kept; reads the whole log."""
+    """Shows files that the source had, by path or table, and whether their bytes are retained; reads the complete
+    log."""
     roots, chosen = chosen_root(request, visitor.identity, root, "")
     found = Said()
     if chosen and (path or table):
@@ -225,7 +225,7 @@ def find(request: Request, visitor: Visiting, root: str = "", path: Text = "", t
 
 @of_roots.post("/cmroot/hold")
 def hold(request: Request, visitor: Acting, fields: Fields) -> Response:
-    """Keeps a moment, and leads back."""
+    """Holds a recovery point, and redirects back."""
     _, chosen = chosen_root(request, visitor.identity, fields.get("root", ""), "")
     name, ask = acting_name(config_of(request), chosen), body_of(HoldAsk, fields, {}, "name", "at", "reason")
     add_root_hold(request, visitor.identity, name, ask)
@@ -234,7 +234,7 @@ def hold(request: Request, visitor: Acting, fields: Fields) -> Response:
 
 @of_roots.post("/cmroot/holds/{name}/release")
 def release(request: Request, visitor: Acting, fields: Fields, name: str) -> Response:
-    """Lets go of a hold, and leads back."""
+    """Releases a hold, and redirects back."""
     _, chosen = chosen_root(request, visitor.identity, fields.get("root", ""), "")
     known = acting_name(config_of(request), chosen)
     release_root_hold(request, visitor.identity, known, name, body_of(Ask, fields, {}, "reason"))
@@ -243,7 +243,7 @@ def release(request: Request, visitor: Acting, fields: Fields, name: str) -> Res
 
 @of_roots.get("/drills")
 async def drills(request: Request, visitor: Visiting) -> Response:
-    """Drills of all policies with their measured recovery times. A root that hangs keeps no other waiting."""
+    """Shows the drills of all policies with their measured recovery times. A root that hangs delays no other."""
     config = config_of(request)
     names = [name for name in sorted(config.policies) if visitor.identity.may("viewer", name)]
     found = await asyncio.gather(*(_in_time(request, name, partial(_listed, name, config)) for name in names))
@@ -251,7 +251,7 @@ async def drills(request: Request, visitor: Visiting) -> Response:
 
 
 async def _in_time(request: Request, policy: str, ask: Callable[[], object]) -> Said:
-    """As `said`, within a time limit."""
+    """Calls a command as `said`, within a time limit."""
     askers: Askers = request.app.state.askers
     try:
         return await askers.ask(policy, SECONDS, lambda: said(ask))
@@ -263,12 +263,8 @@ def _listed(policy: str, config: Config) -> ShownDrills:
     return cast("ShownDrills", drill(policy, listing=True, config=config))
 
 
-# ---- table routes ----------------------------------------------------------------------------------------------------
-# The page of a table: its whole life on one line of time, each moment with the command that restores to there.
-
-
 # ---- lifeline --------------------------------------------------------------------------------------------------------
-# A table's life as a drawing: a lane for each kind of what happened, on one line of time. Pure.
+# A table's timeline as a drawing: a lane for each kind of entry, on one time axis. Pure.
 
 
 WIDTH, LEFT, RIGHT, LANE, TOP, BOTTOM = 720, 104, 14, 26, 8, 26
@@ -281,7 +277,7 @@ LANES = {
     "verification": "comparisons",
     "removal": "removals",
 }
-"""Kinds of a timeline's entries, from above, as a person reads them."""
+"""Kinds of a timeline's entries from top to bottom, with their labels."""
 
 ILL = frozenset({"differs", "failed"})
 TIMES = 4
@@ -289,7 +285,7 @@ TIMES = 4
 
 @dataclass(frozen=True)
 class Dot:
-    """text: what it is, for a pointer that rests there."""
+    """An entry in the drawing. text: its tooltip."""
 
     x: float
     y: float
@@ -299,7 +295,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Label:
-    """A text with where it begins."""
+    """A text with its start position."""
 
     x: float
     y: float
@@ -308,7 +304,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Lifeline:
-    """lanes: with their names; below: times, in UTC."""
+    """The drawing. lanes: with their names; below: times, in UTC."""
 
     lanes: list[Label]
     dots: list[Dot]
@@ -320,8 +316,8 @@ class Lifeline:
 
 
 def lifeline_of(entries: Sequence[Mapping[str, Any]]) -> Lifeline | None:
-    """entries: of a timeline, as the API gives them. None for fewer than two times: a list says that. Of what falls on
-    one place, one is drawn: what went wrong before what did not."""
+    """Draws a timeline. entries: as the API returns them. Returns None for fewer than two times, for which a list
+    suffices. Of entries at one position one is drawn: failures first."""
     times = [datetime.fromisoformat(each["at"]).timestamp() for each in entries]
     if not times or min(times) == max(times):
         return None
@@ -368,10 +364,10 @@ WORDS = {
     "verification": "comparison",
     "removal": "removal",
 }
-"""What a kind of entry is called."""
+"""Labels of the kinds of entries."""
 
 RESTORED = frozenset({"record", "dump", "hold"})
-"""Kinds that are a moment to go back to."""
+"""Kinds that are recovery points."""
 
 Moment = Annotated[str, Query(max_length=100)]
 
@@ -382,7 +378,7 @@ tables = APIRouter(route_class=RootPage, include_in_schema=False)
 
 @dataclass(frozen=True)
 class Filters:
-    """kind, since, until: only these entries. cursor: where the page begins."""
+    """The filters of entries. kind, since, until: only these entries. cursor: where the page begins."""
 
     kind: Kind = ""
     since: Moment = ""
@@ -397,7 +393,7 @@ Only = Annotated[Filters, Depends()]
 def one_table(
     request: Request, visitor: Visiting, table: str, only: Only, root: str = "", policy: str = ""
 ) -> Response:
-    """What happened to it, newest first."""
+    """Shows the timeline of a table, newest first."""
     roots, chosen = chosen_root(request, visitor.identity, root, policy)
     filters = {name: value or None for name, value in asdict(only).items()}
     shown: dict[str, Any] = {"entries": [], "next": None, "said": None}
@@ -417,7 +413,7 @@ def one_table(
 
 
 def _restores(config: Config, root: NamedRoot, policy: str, table: str) -> list[str]:
-    """The command that restores a table, up to its moment."""
+    """Returns the command that restores a table, without its recovery point."""
     owners = [name for name in root.policies if normal_place(config.policies[name].cmroot) == root.place]
     owner = policy if policy in owners else next(iter(owners), "")
     about = [owner] if owner else [f"--cmroot={shlex.quote(root.place)}", "--target", "METASTORE"]

@@ -1,5 +1,5 @@
-"""Bodies of actions. A field that a command has an option for is called as the option; no field names a file or a
-place that a command would open."""
+"""Bodies of actions. A field that corresponds to a command's option has the option's name; no field names a file or a
+location that a command would open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replicator.service.web.views import Ask, Words
 T = TypeVar("T")
 
 Named = Annotated[str, Field(pattern=r"^[^\x00-\x1f/.]{1,256}$")]
-"""A database or table."""
+"""The name of a database or table."""
 
 Names = Annotated[tuple[Named, ...], Field(max_length=200)]
 
@@ -28,34 +28,34 @@ Lines = Annotated[tuple[Line, ...], Field(max_length=200)]
 Partitions = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f/=]{1,256}=[^\x00-\x1f]{1,4000}$")], ...], Field(max_length=200)
 ]
-"""`k=v` or `k=v/k2=v2`; no place is made of it."""
+"""`k=v` or `k=v/k2=v2`; no path is built from it."""
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-"""A hold, slot or run; never the beginning of an option."""
+"""The name of a hold, slot or run; cannot begin like an option."""
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9][0-9.]{0,19} ?[A-Za-z]{0,3}$")]
 """A duration or a size."""
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]{1,15})?(Z|[+-][0-9]{2}:?[0-9]{2})?"
 Moment = Annotated[str, Field(pattern=rf"^([0-9]{{1,18}}|{_TIME}|-[0-9]{{1,6}}[a-z]{{1,2}}|yesterday)$")]
-"""An event id, a time, or back from now; not a dump, which would be a place."""
+"""An event id, a time, or a time back from now; not a dump, which would be a path."""
 
 A = TypeVar("A", bound=Ask)
 
 BESIDE = frozenset({"reason", "confirm", "policy", "root"})
-"""Fields that are no options."""
+"""Fields that are not options."""
 
 
 @dataclass(frozen=True)
 class Consent(Ask):
-    """confirm: the name of what is changed, typed again; needed unless nothing is changed."""
+    """A body with consent. confirm: the name of the changed object, typed again; required unless nothing is changed."""
 
     confirm: Words = ""
 
 
 @dataclass(frozen=True)
 class VerifyAsk(Ask):
-    """As the options of `replicator verify`."""
+    """The options of `replicator verify`."""
 
     db: Names = ()
     level: Literal["metadata", "size", "crc", "checksum"] | None = None
@@ -65,7 +65,7 @@ class VerifyAsk(Ask):
 
 @dataclass(frozen=True)
 class DrillAsk(Ask):
-    """As the options of `replicator drill`; db: by the replica's names."""
+    """The options of `replicator drill`; db: by the replica's names."""
 
     db: Names = ()
     sample: Annotated[int | None, Field(ge=0, le=10**9)] = None
@@ -76,7 +76,7 @@ class DrillAsk(Ask):
 
 @dataclass(frozen=True)
 class PlanAsk(Ask):
-    """As the options of `replicator plan`."""
+    """The options of `replicator plan`."""
 
     adopt: bool = False
     drop_left: bool = False
@@ -84,14 +84,14 @@ class PlanAsk(Ask):
 
 @dataclass(frozen=True)
 class ApplyAsk(Consent):
-    """As the options of `replicator apply`; confirm: the policy."""
+    """The options of `replicator apply`; confirm: the policy."""
 
     allow_removals: bool = False
 
 
 @dataclass(frozen=True)
 class RepairAsk(Consent):
-    """As the options of `replicator repair`; confirm: the policy."""
+    """The options of `replicator repair`; confirm: the policy."""
 
     db: Named | None = None
     table: Names = ()
@@ -103,7 +103,7 @@ class RepairAsk(Consent):
 
 @dataclass(frozen=True)
 class SwitchoverAsk(Consent):
-    """As the options of `replicator switchover`; confirm: the policy."""
+    """The options of `replicator switchover`; confirm: the policy."""
 
     to: Literal["source", "target"] | None = None
     abort: bool = False
@@ -114,7 +114,7 @@ class SwitchoverAsk(Consent):
 
 @dataclass(frozen=True)
 class FailoverAsk(Consent):
-    """As the options of `replicator failover`: without `force` only a report; confirm: the policy."""
+    """The options of `replicator failover`: without `force` only a report; confirm: the policy."""
 
     force: bool = False
     allow_partial: bool = False
@@ -123,7 +123,7 @@ class FailoverAsk(Consent):
 
 @dataclass(frozen=True)
 class FailbackAsk(Consent):
-    """As the options of `replicator failback`; confirm: the policy."""
+    """The options of `replicator failback`; confirm: the policy."""
 
     switch: bool = False
     dry_run: bool = False
@@ -131,8 +131,8 @@ class FailbackAsk(Consent):
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreAsk(Consent):
-    """As the options of `replicator restore POLICY`. Over an existing database (`force`) both `into` and confirm are
-    its name."""
+    """The options of `replicator restore POLICY`. Over an existing database (`force`) both `into` and confirm are its
+    name."""
 
     policy: Words
     db: Named
@@ -147,7 +147,7 @@ class RestoreAsk(Consent):
 
 @dataclass(frozen=True)
 class UndoAsk(Consent):
-    """As the options of `replicator audit undo`. root: as in `cmroots/ROOT`; confirm: the run."""
+    """The options of `replicator audit undo`. root: as in `cmroots/ROOT`; confirm: the run."""
 
     root: Words = "defaults"
     dry_run: bool = False
@@ -155,7 +155,7 @@ class UndoAsk(Consent):
 
 @dataclass(frozen=True, kw_only=True)
 class HoldAsk(Ask):
-    """As the options of `replicator cm hold`."""
+    """The options of `replicator cm hold`."""
 
     name: Id
     at: Moment | None = None
@@ -163,7 +163,7 @@ class HoldAsk(Ask):
 
 @dataclass(frozen=True, kw_only=True)
 class AssetAsk(Ask):
-    """As the options of `replicator asset create`; a list where those are repeated."""
+    """The options of `replicator asset create`; a list for repeated options."""
 
     name: Line
     owner: Line
@@ -181,14 +181,14 @@ class AssetAsk(Ask):
 
 @dataclass(frozen=True, kw_only=True)
 class ApproveAssetAsk(Ask):
-    """digest: of the definition that is meant, as `assets/A` has it."""
+    """An approval. digest: of the approved definition, as in `assets/A`."""
 
     digest: Words = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LandingAsk(Ask):
-    """As the options of `replicator ingest request`. table: SOURCE:SCHEMA.TABLE."""
+    """The options of `replicator ingest request`. table: SOURCE:SCHEMA.TABLE."""
 
     table: Line
     asset: Line
@@ -204,29 +204,30 @@ class LandingAsk(Ask):
 
 @dataclass(frozen=True)
 class RootAsk(Ask):
-    """root: as in `cmroots/ROOT`."""
+    """A body that names a root. root: as in `cmroots/ROOT`."""
 
     root: Words = "defaults"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemovalAsk(RootAsk):
-    """What is not to go. on: a place, or a glob for DB.TABLE or DB.TABLE/PARTITION. until: ISO 8601; None: for ever."""
+    """A hold on a removal. on: a location, or a glob for DB.TABLE or DB.TABLE/PARTITION. until: ISO 8601; None: for
+    ever."""
 
     on: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,4000}$")]
-    reason: Annotated[str, Field(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$", max_length=2000)] = field()  # needed
+    reason: Annotated[str, Field(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$", max_length=2000)] = field()  # required
     until: Annotated[str, Field(pattern=rf"^{_TIME}$")] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LegalHoldAsk(RemovalAsk):
-    """As the options of `replicator legal-hold add`."""
+    """The options of `replicator legal-hold add`."""
 
     name: Id
 
 
 def body_from(kind: type[T], given: Mapping[str, Any]) -> T:
-    """A body of what a form gives. Raises UsageError for what the API would refuse."""
+    """Builds a body from a form's fields. Raises UsageError for input that the API would refuse."""
     try:
         return TypeAdapter(kind).validate_python(dict(given))
     except ValidationError as error:
@@ -235,7 +236,7 @@ def body_from(kind: type[T], given: Mapping[str, Any]) -> T:
 
 
 def options_of(ask: Ask) -> tuple[str, ...]:
-    """As the command line has them, each in one argument: a value cannot become another option."""
+    """Returns the options of a command line, each in one argument: a value cannot become another option."""
     found: list[str] = []
     for each in dataclasses.fields(ask):
         value, name = getattr(ask, each.name), "--" + each.name.replace("_", "-")
@@ -249,7 +250,7 @@ def options_of(ask: Ask) -> tuple[str, ...]:
 
 
 def body_of(kind: type[A], given: Mapping[str, object]) -> A:
-    """A body of what a form has. Raises UsageError for what the API refuses, too."""
+    """Builds a body from a form's fields. Raises UsageError for input that the API refuses, too."""
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
@@ -258,18 +259,18 @@ def body_of(kind: type[A], given: Mapping[str, object]) -> A:
 
 
 def consented(ask: Consent, name: str, what: str) -> None:
-    """Raises UsageError where the name was not typed."""
+    """Raises UsageError if the name was not typed."""
     if ask.confirm != name:
         raise UsageError(f"{what} needs consent", hint=f'when it is meant, send "confirm": "{name}"')
 
 
 def only(wanted: Sequence[str], known: Sequence[str], policy: str) -> None:
-    """Raises UsageError for a database that is none of the policy's."""
+    """Raises UsageError for a database that does not belong to the policy."""
     foreign = [name for name in wanted if name.lower() not in known]
     if foreign:
         raise UsageError(f"{foreign[0]} is no database of policy {policy}", hint="see `databases` of the policy")
 
 
 def fields_of(ask: Ask) -> dict[str, Any]:
-    """For a verb whose fields they are, without what goes into the record only."""
+    """Returns the fields for a verb that has the same ones, without those that are only recorded."""
     return {each.name: getattr(ask, each.name) for each in dataclasses.fields(ask) if each.name not in BESIDE}

@@ -1,5 +1,5 @@
-"""Actions on assets and requests of ingestion. Who asks is the token's name, or the proxy's user; what it may request
-is said by the roles of the assets, not by policies."""
+"""Actions on assets and requests of ingestion. The user is the token's name, or the proxy's user; permissions to
+request are defined by the roles of the assets, not by policies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS = 30.0
 
 
 class IngestionRoute(APIRoute):
-    """Its actions ask the ingestion store within a time limit."""
+    """A route whose actions query the ingestion store within a time limit."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
         bounded = within(SECONDS, lambda _: "ingestion", lambda request: request.app.state.deed_askers)
@@ -38,7 +38,7 @@ ingestion_actions = APIRouter(prefix="/api/v1", route_class=IngestionRoute)
 
 @ingestion_actions.post("/assets", status_code=201)
 def create_asset(request: Request, who: Who, ask: AssetAsk) -> dict[str, Any]:
-    """Makes or changes an asset, as `replicator asset create`. Asked by admins."""
+    """Creates or changes an asset, as `replicator asset create`. For admins."""
     require(who, "admin", "")
 
     def do() -> Any:
@@ -49,8 +49,8 @@ def create_asset(request: Request, who: Who, ask: AssetAsk) -> dict[str, Any]:
 
 @ingestion_actions.post("/assets/{asset}:approve")
 def approve_asset(request: Request, who: Who, asset: Name, ask: ApproveAssetAsk) -> dict[str, Any]:
-    """Lets requests for it be made, as `replicator asset approve`; not by who made or changed it. Needs its
-    `digest`: what was changed meanwhile is not approved unseen. Asked by admins."""
+    """Allows requests for an asset, as `replicator asset approve`; not by the user who created or changed it. Requires
+    its `digest`: an unseen change is not approved. For admins."""
     require(who, "admin", "")
     if not ask.digest:
         raise UsageError(f"approve asset {asset}: no digest", hint=f"send the digest that GET assets/{asset} has")
@@ -65,7 +65,7 @@ def approve_asset(request: Request, who: Who, asset: Name, ask: ApproveAssetAsk)
 
 @ingestion_actions.post("/ingestion/requests", status_code=202)
 def request_landing(request: Request, who: Who, ask: LandingAsk) -> dict[str, Any]:
-    """Requests that a table is landed, as `replicator ingest request`. Asked by the asset's owner and producers."""
+    """Requests the landing of a table, as `replicator ingest request`. For the asset's owner and producers."""
     _acts(who)
 
     def do() -> Any:
@@ -76,7 +76,7 @@ def request_landing(request: Request, who: Who, ask: LandingAsk) -> dict[str, An
 
 @ingestion_actions.post("/ingestion/requests/{job}:cancel")
 def cancel_request(request: Request, who: Who, job: Number, ask: Ask) -> dict[str, Any]:
-    """Cancels a job, as `replicator ingest cancel`. Asked by who requested it, and the asset's owner and producers."""
+    """Cancels a job, as `replicator ingest cancel`. For its requester, and the asset's owner and producers."""
     _acts(who)
 
     def do() -> Any:
@@ -86,7 +86,8 @@ def cancel_request(request: Request, who: Who, job: Number, ask: Ask) -> dict[st
 
 
 def _acts(who: Who) -> None:
-    """Raises HTTPException 401 for nobody, 403 for who may only look. Which asset it may act on, that asset says."""
+    """Raises HTTPException 401 without an identity, 403 for a user who may only read. The asset defines who may act on
+    it."""
     if who is NOBODY:
         raise HTTPException(401, NEEDED)
     if all(role == "viewer" for role in (who.role, *(role for role, _ in who.also))):
@@ -98,6 +99,6 @@ def _config(request: Request) -> Any:
 
 
 def _given(answer: Any) -> dict[str, Any]:
-    """As it was answered, at first or before."""
+    """Returns a response, new or stored."""
     found: dict[str, Any] = answer
     return found

@@ -36,7 +36,7 @@ from replicator.service.web.serving import Who, require
 from replicator.service.web.views import Ask, Asked, RunView
 
 PLAN = "plan.json"
-"""A plan's file, in the output of the run that made it."""
+"""A plan's file, in the output of the run that created it."""
 
 
 def _never(ask: Any) -> bool:
@@ -49,8 +49,8 @@ def _really(ask: Any) -> bool:
 
 @dataclass(frozen=True)
 class PolicyAction:
-    """An action on a policy that is a run of the command of its name. dangerous: whether it needs consent. more:
-    arguments that are always given."""
+    """An action on a policy that runs the command of its name. dangerous: returns True if it requires consent. more:
+    arguments that are always passed."""
 
     name: str
     body: type[Ask]
@@ -77,7 +77,7 @@ policy_actions = APIRouter(prefix="/api/v1")
 
 
 def policy_for(request: Request, who: Who, role: Role, name: str) -> Policy:
-    """Raises HTTPException 404 where there is no such policy, and as `require`."""
+    """Returns a policy. Raises HTTPException 404 if it does not exist, and as `require`."""
     require(who, role, name)
     found = serving_of(request).config.policies.get(name)
     if found is None:
@@ -86,7 +86,7 @@ def policy_for(request: Request, who: Who, role: Role, name: str) -> Policy:
 
 
 def databases_among(policy: Policy, names: Sequence[str]) -> list[str]:
-    """Those of the names, in lower case, that the policy has at its source or its target."""
+    """Returns the names, in lower case, that the policy has at its source or its target."""
     lower = [name.lower() for name in names]
     replicas = {*policy.rename_db.values()}
     return [*matching_databases(policy, lower), *(name for name in lower if name in replicas)]
@@ -120,8 +120,8 @@ for _each in POLICY_ACTIONS:
 
 @policy_actions.post("/restores", status_code=202)
 def restore_database(request: Request, who: Who, ask: RestoreAsk) -> Asked:
-    """Makes a database of a policy, or tables of it, as at an event or a time, at the policy's primary, under another
-    name; with `force` over one that exists."""
+    """Restores a database of a policy, or tables of it, to an event or a time, at the policy's primary, under another
+    name; with `force` over an existing one."""
     found = policy_for(request, who, "operator", ask.policy)
     over = (ask.into or "",) if ask.force else ()
     if "" in over:
@@ -134,15 +134,15 @@ def restore_database(request: Request, who: Who, ask: RestoreAsk) -> Asked:
 
 
 # ---- plan actions ----------------------------------------------------------------------------------------------------
-# Plans: what the next run of a policy would do, made by one call, approved or refused by another, then applied.
+# Plans: what the next run of a policy would do, created by one call, approved or refused by another, then applied.
 
 
 DECISIONS = ("approve", "refuse")
 MADE = ("done", "partial")
-"""States of a run that made a plan."""
+"""States of a run that created a plan."""
 
 APPLIED = (0, 3, 4)
-"""Exit codes of a run that applied one."""
+"""Exit codes of a run that applied a plan."""
 
 PlanState = Literal["planning", "failed", "planned", "approved", "refused", "applying", "applied", "not applied"]
 
@@ -151,7 +151,7 @@ plan_actions = APIRouter(prefix="/api/v1/plans")
 
 @dataclass(frozen=True)
 class Decision:
-    """decision: "approve" or "refuse". at: ISO 8601."""
+    """A decision about a plan. decision: "approve" or "refuse". at: ISO 8601."""
 
     decision: str
     who: str
@@ -161,10 +161,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan. made_by, made, reason: of the run that made it, and that has its id. price: what it costs, as
-    `replicator plan --json` gives it; None: it is not made, or another server has its file. removed: tables and
-    partitions that it drops, by name. decisions: oldest first; the last one holds. applied_by: runs that applied it,
-    oldest first. state: "not applied": the last of them failed, and changed nothing if its exit code is 6."""
+    """A plan. made_by, made, reason: of the run that created it, which has the same id. price: its cost, as `replicator
+    plan --json` reports it; None: there is no plan yet, or another server has its file. removed: tables and partitions
+    that it drops, by name. decisions: oldest first; the last one is valid. applied_by: runs that applied it, oldest
+    first. state: "not applied": the last of them failed, and changed nothing if its exit code is 6."""
 
     id: str
     policy: str
@@ -183,7 +183,7 @@ class PlanView:
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """A plan, without what it does. id: of the run that made it."""
+    """A plan, without its contents. id: of the run that created it."""
 
     id: str
     policy: str
@@ -195,7 +195,7 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class PlanList:
-    """next: the cursor of the following page; None: this is the last one."""
+    """Plans. next: the cursor of the following page; None: this is the last one."""
 
     items: list[PlanSummary]
     next: str | None
@@ -209,7 +209,7 @@ def list_plans(
     cursor: Annotated[str, Query(pattern=r"^(\d{13}-[0-9a-f]{12})?$")] = "",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> PlanList:
-    """Plans of the policies that there are, newest first."""
+    """Lists plans of the configured policies, newest first."""
     serving = serving_of(request)
     names = [name for name in serving.config.policies if policy in ("", name) and who.may("viewer", name)]
     if policy and not names:
@@ -230,7 +230,7 @@ def _summary(store: ServiceStore, run: ServiceRun) -> PlanSummary:
 
 @plan_actions.get("/{plan}")
 def show_plan(request: Request, who: Who, plan: Id) -> PlanView:
-    """What it does and costs, who made it, what was decided, what became of it."""
+    """Shows what a plan does and costs, who created it, the decisions about it, and the outcome."""
     serving = serving_of(request)
     run = _plan(request, who, "viewer", plan)
     decisions, applied = _decisions(serving.store, plan), _applied(serving.store, plan)
@@ -255,21 +255,21 @@ def show_plan(request: Request, who: Who, plan: Id) -> PlanView:
 
 @plan_actions.post("/{plan}:approve", status_code=204)
 def approve_plan(request: Request, who: Who, plan: Id, ask: Ask) -> None:
-    """Lets it be applied. A plan that was refused stays refused."""
+    """Allows a plan to be applied. A refused plan remains refused."""
     run = _made(request, who, plan)
     do_once(request, who, What("approve", run.id, ask.reason), lambda: _refuse_refused(_store(request), run))
 
 
 @plan_actions.post("/{plan}:refuse", status_code=204)
 def refuse_plan(request: Request, who: Who, plan: Id, ask: Ask) -> None:
-    """It is not to be applied, approved or not. Too late (409) once it is being applied."""
+    """Forbids a plan to be applied, approved or not. Too late (409) once it is being applied."""
     run = _made(request, who, plan)
     do_once(request, who, What("refuse", run.id, ask.reason), lambda: _refuse_begun(_store(request), run))
 
 
 @plan_actions.post("/{plan}:apply", status_code=202)
 def apply_plan(request: Request, who: Who, plan: Id, ask: ApplyAsk) -> Asked:
-    """Does what an approved plan says, and nothing else; the run refuses it (6) when the world has changed since."""
+    """Does what an approved plan contains, and nothing else; the run refuses it (6) if the state has changed since."""
     run = _made(request, who, plan)
     policy_for(request, who, "operator", run.policy)
     consented(ask, run.policy, f"a plan of {run.policy}")
@@ -286,7 +286,7 @@ def _store(request: Request) -> ServiceStore:
 
 
 def _plan(request: Request, who: Who, role: Role, id: str) -> ServiceRun:
-    """The run that made it. Raises ObjectNotFound for a run that makes no plan."""
+    """Returns the run that created it. Raises ObjectNotFound for a run that creates no plan."""
     found = _store(request).run(id)
     require(who, role, found.policy)
     if found.job != f"plan:{found.policy}":

@@ -1,7 +1,7 @@
-"""Actions done once for their Idempotency-Key, and recorded: who, from where, what, why.
+"""Actions that are done once per Idempotency-Key, and recorded: who, from where, what, why.
 
-The record of an action that is a run is written in the transaction that queues the run: a server that is killed leaves
-both, or neither. That of a call is written before it, and its answer after it.
+The record of an action that is a run is written in the transaction that queues the run: a killed server leaves both or
+neither. That of a call is written before it, and its response after it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from replicator.service.web.serving import Serving, Who, require
 from replicator.service.web.views import Asked
 
 KEY = 200
-"""Characters of an Idempotency-Key."""
+"""Maximum characters of an Idempotency-Key."""
 
 LONG = 120.0
-"""Seconds after which an action that is open, and that this server does not do, was killed."""
+"""Seconds after which an open action that this server is not doing counts as killed."""
 
 AT_WORK = "a request with this Idempotency-Key is running; ask again later"
 
@@ -52,15 +52,15 @@ class What:
 
 
 def serving_of(request: Request) -> Serving:
-    """What this server serves."""
+    """Returns this server's `Serving`."""
     serving: Serving = request.app.state.serving
     return serving
 
 
 def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> Any:
-    """Does an action, whose answer is JSON. What was answered to a request with the same key is answered again, and
-    nothing is done; what failed, or was killed meanwhile, is done again, by one of several requests. Raises
-    HTTPException 409 where the key was another action's, or the request is running; 422 where it was another body's."""
+    """Does an action, whose response is JSON. A request with the same key receives the stored response, and nothing is
+    done; an action that failed or was killed is done again, by one of several requests. Raises HTTPException 409 if the
+    key belongs to another action, or the request is running; 422 if the key was used with another body."""
     serving = serving_of(request)
     store = serving.store
     wanted = _wanted(request, who, what)
@@ -82,7 +82,8 @@ def do_once(request: Request, who: Who, what: What, do: Callable[[], Any]) -> An
 
 
 def queue_once(request: Request, who: Who, what: What, queued: Job | AdHocRun) -> Asked:
-    """Queues a run and records it, together. Raises HTTPException as `do_once`, and as `ServiceStore.enqueue`."""
+    """Queues a run and records it in one transaction. Raises HTTPException as `do_once`, and as
+    `ServiceStore.enqueue`."""
     store = serving_of(request).store
     wanted = _wanted(request, who, what)
     for last in (False, True):
@@ -92,7 +93,7 @@ def queue_once(request: Request, who: Who, what: What, queued: Job | AdHocRun) -
         try:
             beside = recording(store, wanted)
             return Asked(*store.enqueue(queued, store.now(), by=who.name, reason=what.reason, beside=beside))
-        except Error as error:  # also where the same was asked at once, which then is there
+        except Error as error:  # also if the same request was recorded concurrently
             if last or isinstance(error, Refused):
                 raise
     raise AssertionError("not reached")
@@ -102,7 +103,7 @@ def _first(store: ServiceStore, wanted: Action) -> int:
     try:
         return open_action(store, wanted)
     except Error:
-        if wanted.key and action_of(store, wanted.who, wanted.key):  # the same request has come twice at once
+        if wanted.key and action_of(store, wanted.who, wanted.key):  # the same request arrived twice at once
             raise HTTPException(409, AT_WORK) from None
         raise
 
@@ -133,18 +134,18 @@ def _before(store: ServiceStore, wanted: Action) -> Action | None:
 
 
 # ---- known roots -----------------------------------------------------------------------------------------------------
-# Roots that may be named over HTTP: those of policies and of `[defaults]`; never by their places.
+# Roots that may be named over HTTP: those of policies and of `[defaults]`; never by their paths.
 
 
 DEFAULTS, TARGET = "defaults", ":target"
 UNDO = "undo:"
-"""Before the root's name, the name of an ad-hoc run."""
+"""Prefix of the root's name in the name of an ad-hoc run."""
 
 
 @dataclass(frozen=True)
 class KnownRoot:
-    """name: `P` for the root of a policy's source, `P:target` for that of its target, `defaults` for that of
-    `[defaults]`. policies: all that use it, however they spell it."""
+    """A root by its name over HTTP. name: `P` for the root of a policy's source, `P:target` for that of its target,
+    `defaults` for that of `[defaults]`. policies: all that use it, however they write its path."""
 
     name: str
     place: str
@@ -152,7 +153,8 @@ class KnownRoot:
 
 
 def known_roots(config: Config) -> dict[str, KnownRoot]:
-    """By name; a place that several policies use has several. A policy called `defaults` has that name."""
+    """Returns roots by name; a location that several policies use has several names. A policy called `defaults` has
+    that name."""
     places = {DEFAULTS: normal_place(config.defaults.cmroot)} if config.defaults.cmroot else {}
     users: dict[str, list[str]] = {}
     for name, policy in config.policies.items():
@@ -164,25 +166,25 @@ def known_roots(config: Config) -> dict[str, KnownRoot]:
 
 
 def sees(config: Config, who: Identity, run: ServiceRun) -> bool:
-    """Whether somebody may look at a run."""
+    """Returns True if the user may view a run."""
     return all(who.may("viewer", each) for each in _policies_of(config, run))
 
 
 def refuse_unseen(config: Config, who: Identity, run: ServiceRun) -> None:
-    """Raises as `require` where somebody may not."""
+    """Raises as `require` if the user may not view a run."""
     for each in _policies_of(config, run):
         require(who, "viewer", each)
 
 
 def _policies_of(config: Config, run: ServiceRun) -> tuple[str, ...]:
-    """Those whose data it may show: of an undo all that use its root."""
+    """Returns the policies whose data a run may show: for an undo, all that use its root."""
     root = known_roots(config).get(run.job.removeprefix(UNDO)) if run.job.startswith(UNDO) else None
     return (run.policy, *root.policies) if root else (run.policy,)
 
 
 def root_for(request: Request, who: Who, role: Role, name: str) -> KnownRoot:
-    """A root that somebody may do something with: with all policies that use it. Raises HTTPException 404, and as
-    `require`."""
+    """Returns a root on which the user may act: the role is required for all policies that use it. Raises HTTPException
+    404, and as `require`."""
     found = known_roots(serving_of(request).config).get(name)
     if found is None:
         require(who, role, name.removesuffix(TARGET))

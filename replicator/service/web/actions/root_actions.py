@@ -41,11 +41,12 @@ from replicator.service.web.views import Ask, Asked
 Number = Annotated[int, Path(ge=1, le=2**53)]
 
 SECONDS = 90.0
-"""For an action that calls a command: some wait a minute for a run at work."""
+"""Time limit of an action that calls a command: some wait a minute for a run in progress."""
 
 
 class ActionRoute(APIRoute):
-    """Its actions call commands within a time limit. A call that exceeds it continues; its record says how it ended."""
+    """A route whose actions call commands within a time limit. A call that exceeds it continues; its record contains
+    the outcome."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
         bounded = within(SECONDS, _place_of, lambda request: request.app.state.deed_askers)
@@ -53,7 +54,7 @@ class ActionRoute(APIRoute):
 
 
 def _place_of(given: dict[str, Any]) -> str:
-    """Of the root that the path or the body names; "" for none."""
+    """Returns the location of the root in the path or the body; "" for none."""
     name = given.get("root") or given["ask"].root
     found = known_roots(_config(given["request"])).get(name)
     return found.place if found else ""
@@ -64,7 +65,7 @@ root_actions = APIRouter(prefix="/api/v1", route_class=ActionRoute)
 
 @root_actions.post("/cmroots/{root}/holds", status_code=201)
 def add_root_hold(request: Request, who: Who, root: str, ask: HoldAsk) -> dict[str, Any]:
-    """Keeps a moment, as `replicator cm hold`."""
+    """Holds a recovery point, as `replicator cm hold`."""
     found = root_for(request, who, "operator", root)
 
     def do() -> Any:
@@ -77,7 +78,7 @@ def add_root_hold(request: Request, who: Who, root: str, ask: HoldAsk) -> dict[s
 
 @root_actions.post("/cmroots/{root}/holds/{name}:release")
 def release_root_hold(request: Request, who: Who, root: str, name: Id, ask: Ask) -> dict[str, Any]:
-    """Lets go of a hold, as `replicator cm release`; what only it needs goes with the next expiry."""
+    """Releases a hold, as `replicator cm release`; contents that only it requires are removed by the next expiry."""
     found = root_for(request, who, "operator", root)
 
     def do() -> Any:
@@ -88,7 +89,7 @@ def release_root_hold(request: Request, who: Who, root: str, name: Id, ask: Ask)
 
 @root_actions.post("/cmroots/{root}/slots/{name}:drop")
 def drop_slot(request: Request, who: Who, root: str, name: Id, ask: Consent) -> dict[str, Any]:
-    """Forgets a consumer, as `replicator cm slots drop`; confirm: the slot. Asked by admins."""
+    """Drops the slot of a consumer, as `replicator cm slots drop`; confirm: the slot. For admins."""
     found = root_for(request, who, "admin", root)
     consented(ask, name, f"the drop of slot {name}")
 
@@ -100,19 +101,20 @@ def drop_slot(request: Request, who: Who, root: str, name: Id, ask: Consent) -> 
 
 @root_actions.post("/legal-holds", status_code=201)
 def add_legal_hold(request: Request, who: Who, ask: LegalHoldAsk) -> dict[str, Any]:
-    """Forbids all jobs to remove something, as `replicator legal-hold add`."""
+    """Forbids all jobs to remove objects, as `replicator legal-hold add`."""
     return _legal_hold(request, who, ask, ask.name, "legal hold")
 
 
 @root_actions.post("/removals:hold", status_code=201)
 def hold_removal(request: Request, who: Who, ask: RemovalAsk) -> dict[str, Any]:
-    """A legal hold, with a name of its own, on what is to leave soon."""
+    """Adds a legal hold, with a generated name, on a pending removal."""
     return _legal_hold(request, who, ask, f"removal-{uuid.uuid4().hex[:12]}", "hold removal")
 
 
 @root_actions.post("/legal-holds/{name}:release")
 def release_legal_hold(request: Request, who: Who, name: Id, ask: RootAsk) -> dict[str, Any]:
-    """Jobs may remove what it covered, as after `replicator legal-hold release`. Asked by admins."""
+    """Releases a legal hold, so that jobs may remove what it covered, as `replicator legal-hold release`. For
+    admins."""
     found = root_for(request, who, "admin", ask.root)
 
     def do() -> Any:
@@ -123,7 +125,8 @@ def release_legal_hold(request: Request, who: Who, name: Id, ask: RootAsk) -> di
 
 @root_actions.post("/housekeeping/items/{item}:cancel")
 def cancel_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[str, Any]:
-    """It is not to go, as after `replicator housekeeping cancel`. Waits up to a minute for a run at work (409)."""
+    """Cancels the removal of an item, as `replicator housekeeping cancel`. Waits up to a minute for a run in progress
+    (409)."""
     found = _of_items(request, who, ask)
 
     def do() -> Any:
@@ -135,7 +138,8 @@ def cancel_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[
 
 @root_actions.post("/housekeeping/items/{item}:rearm")
 def rearm_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[str, Any]:
-    """It is tried again, as after `replicator housekeeping rearm`. Waits up to a minute for a run at work (409)."""
+    """Allows another try of an item, as `replicator housekeeping rearm`. Waits up to a minute for a run in progress
+    (409)."""
     found = _of_items(request, who, ask)
 
     def do() -> Any:
@@ -146,7 +150,7 @@ def rearm_item(request: Request, who: Who, item: Number, ask: RootAsk) -> dict[s
 
 @root_actions.post("/audit/{run}:undo", status_code=202)
 def undo_removal(request: Request, who: Who, run: Id, ask: UndoAsk) -> Asked:
-    """Puts the files that a run removed back, as `replicator audit undo`; confirm: the run."""
+    """Restores the files that a run removed, as `replicator audit undo`; confirm: the run."""
     found = root_for(request, who, "operator", ask.root)
     if not ask.dry_run:
         consented(ask, run, f"the undo of {run}")
@@ -173,19 +177,19 @@ def _legal_hold(request: Request, who: Who, ask: RemovalAsk, name: str, action: 
 
 
 def _of_items(request: Request, who: Who, ask: RootAsk) -> KnownRoot:
-    """The root of an item; a store that [housekeeping] names has those of all policies."""
+    """Returns the root of an item; a store named in [housekeeping] has the items of all policies."""
     if _config(request).housekeeping.store:
         require(who, "operator", "")
     return root_for(request, who, "operator", ask.root)
 
 
 def _policy(root: KnownRoot) -> str:
-    """Whose run it is: not beside another of it."""
+    """Returns the policy of the run, which must not run concurrently with another run of that policy."""
     return root.policies[0] if root.policies else ""
 
 
 def _signed(who: Who, reason: str) -> str:
-    """A reason with who gave it: the holds and items themselves know this process only."""
+    """Appends the user's name to a reason: the holds and items themselves know this process only."""
     return f"{reason} ({who.name})".strip()
 
 
@@ -194,6 +198,6 @@ def _config(request: Request) -> Any:
 
 
 def _given(answer: Any) -> dict[str, Any]:
-    """As it was answered, at first or before."""
+    """Returns a response, new or stored."""
     found: dict[str, Any] = answer
     return found

@@ -1,7 +1,7 @@
 """`runs/R/events`: a run's states, progress and log as server-sent events, until it ends.
 
-A client costs a coroutine: between two looks no thread and no connection of the store is held. What it has not read
-waits in its socket, which is closed when it reads nothing for long (`service_process`).
+A client costs a coroutine: between polls it holds no thread and no connection of the store. Unread data waits in its
+socket, which is closed when the client reads nothing for long (`service_process`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from replicator.service.web.serving import Serving, Who
 from replicator.service.web.views import RunView
 
 LOOK, HEARTBEAT, LONGEST = 0.5, 5.0, 900.0
-"""Seconds from one look at a run to the next, without a word to a client, and of one stream: then the client asks
-again, and its token is looked at."""
+"""Seconds between polls of a run, without an event until a heartbeat, and of one stream: then the client connects
+again, and its token is checked."""
 
 MOST = 200
-"""Streams of one server: each looks at the store twice a second."""
+"""Maximum streams of one server: each polls the store twice a second."""
 
 CHUNK = 256 << 10
-"""Bytes of a log that one event has, and where a stream that begins has its end."""
+"""Maximum bytes of a log in one event, and of the end of the log with which a new stream starts."""
 
 _ID = re.compile(r"([a-z]{1,12})-([0-9]{1,15})")
 
@@ -48,7 +48,7 @@ class EventStream(StreamingResponse):
 
 @dataclass
 class _Told:
-    """What a client has been told: the state, the bytes of the log (None: nothing yet), the progress."""
+    """The data that a client has received: the state, the bytes of the log (None: nothing yet), the progress."""
 
     state: str = ""
     offset: int | None = None
@@ -56,7 +56,7 @@ class _Told:
 
     @classmethod
     def until(cls, id: str) -> _Told:
-        """Up to the event of that id; raises UsageError for what is none."""
+        """Returns what was sent up to the event of that id. Raises UsageError for an invalid id."""
         if not id:
             return cls()
         found = _ID.fullmatch(id)
@@ -73,9 +73,9 @@ class _Told:
 def follow_run(
     request: Request, who: Who, run: Id, last_event_id: Annotated[str | None, Header(max_length=100)] = None
 ) -> Response:
-    """`state` (the run), `progress` (its open tasks) and `log` (lines) until it ends; then 204 for a client that has
-    had all, so that it does not ask again. A comment every 5 seconds. Logs and progress are those of
-    this server's runs."""
+    """Sends `state` (the run), `progress` (its open tasks) and `log` (lines) until it ends; then answers 204 to a
+    client that has received everything, so that it does not connect again. Sends a comment after 5 seconds without
+    events. Logs and progress are those of this server's runs."""
     serving, told = serving_of(request), _Told.until(last_event_id or "")
     found = serving.store.run(run)
     refuse_unseen(serving.config, who, found)
@@ -102,9 +102,9 @@ async def _stream(serving: Serving, run: str, told: _Told) -> AsyncGenerator[str
     while not ended:
         try:
             events, ended = await asyncio.to_thread(_look, serving, run, told)
-        except ObjectNotFound:  # it was forgotten
+        except ObjectNotFound:  # it was deleted
             return
-        except Error:  # the store is away, and may come back
+        except Error:  # the store is unreachable, and may return
             events = []
         for event in events:
             yield event
@@ -121,7 +121,7 @@ async def _stream(serving: Serving, run: str, told: _Told) -> AsyncGenerator[str
 
 
 def _look(serving: Serving, run: str, told: _Told) -> tuple[list[str], bool]:
-    """What is new, and whether that is all for ever."""
+    """Returns new events, and whether they are the last."""
     found, directory = serving.store.run(run), serving.directory(run)
     over = found.ended is not None
     events = [] if over else _state(found, told)
@@ -156,7 +156,7 @@ def _progress(directory: Path, told: _Told) -> list[str]:
 
 
 def _log(directory: Path, told: _Told, over: bool) -> list[str]:
-    """Whole lines, at most a chunk of them; what follows the last line end, too, when the run is over."""
+    """Reads complete lines, at most a chunk of them; when the run is over, also the rest after the last line end."""
     try:
         with (directory / LOG).open("rb") as file:
             size = file.seek(0, 2)

@@ -1,6 +1,5 @@
-"""A endpoint: a path, what may be asked, of what, and what answers it. Most are a verb of `replicator/commands`, whose
-fields are the parameters, with the ranges and words that its options have.
-"""
+"""Endpoints: path, parameters, subject and response of a query. Most are a verb of `replicator/commands`, whose fields
+are the parameters, with the ranges and values of its options."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ from replicator.service.web.queries.time_limits import run_command
 from replicator.service.web.serving import Serving, require
 
 # ---- named roots -----------------------------------------------------------------------------------------------------
-# The `$cmroot`s that may be asked about: those of the configuration, by the names of their keys. No client gives a
-# path.
+# The `$cmroot`s that may be queried: those of the configuration, by the names of their keys. Clients send no path.
 
 
 OPTIONS = ("cmroot", "source_cmroot", "target_cmroot")
@@ -41,19 +39,20 @@ OPTIONS = ("cmroot", "source_cmroot", "target_cmroot")
 
 @dataclass(frozen=True)
 class NamedRoot:
-    """name: such as "policies/west/cmroot". policies: all of which some key names this place."""
+    """A root of the configuration. name: such as "policies/west/cmroot". policies: those with a key that names this
+    location."""
 
     name: str
     place: str
     policies: tuple[str, ...]
 
     def may(self, who: Identity) -> bool:
-        """Whether somebody may look at all that is in there."""
+        """Returns True if the user may view everything in the root."""
         return all(who.may("viewer", each) for each in self.policies or ("",))
 
 
 def roots_of(config: Config) -> list[NamedRoot]:
-    """By name: of policies, of [defaults], and of jobs with such an option."""
+    """Returns roots by name: of policies, of [defaults], and of jobs with such an option."""
     places = dict(_places(config))
     found = []
     for name, place in sorted(places.items()):
@@ -80,7 +79,7 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def option_of(command: tuple[str, ...], option: str) -> str:
-    """What a command line gives an option; "" for nothing."""
+    """Returns the value of an option in a command line; "" if it has none."""
     for index, word in enumerate(command):
         if word == option:
             return command[index + 1] if index + 1 < len(command) else ""
@@ -90,8 +89,8 @@ def option_of(command: tuple[str, ...], option: str) -> str:
 
 
 def normal_place(place: str) -> str:
-    """One spelling of a place of the configuration: roots are the same whose normal places are. What is no place stays
-    as it is."""
+    """Normalises a location of the configuration: roots are equal if their normalised locations are. An invalid
+    location is returned unchanged."""
     try:
         return str(as_written(place))
     except (Error, OSError):
@@ -99,8 +98,8 @@ def normal_place(place: str) -> str:
 
 
 def root_for(config: Config, who: Identity, name: str | None) -> NamedRoot:
-    """The root of a name; None: that of [defaults], else the only one that somebody may see. Raises HTTPException 401
-    or 403, ObjectNotFound for another name and for a place that is no root yet, UsageError where several are meant."""
+    """Returns the root of a name; None: that of [defaults], else the only one that the user may view. Raises
+    HTTPException 401 or 403, ObjectNotFound for an unknown name, UsageError if several are possible."""
     there = roots_of(config)
     if name is None:
         wanted = [each for each in there if each.name == "defaults/cmroot"] or [each for each in there if each.may(who)]
@@ -111,7 +110,7 @@ def root_for(config: Config, who: Identity, name: str | None) -> NamedRoot:
     else:
         named = next((each for each in there if each.name == name), None)
         if named is None:
-            if who.policies:  # do not tell which names there are
+            if who.policies:  # do not disclose which names exist
                 require(who, "viewer", "")
             known = ", ".join(each.name for each in there) or "none is configured"
             hint = nearest(name, [each.name for each in there]) + f"names: {known}; paths are no names"
@@ -123,7 +122,7 @@ def root_for(config: Config, who: Identity, name: str | None) -> NamedRoot:
 
 
 def refuse_none_yet(place: str) -> None:
-    """Raises ObjectNotFound where nothing has made it yet."""
+    """Raises ObjectNotFound if the root was not created yet."""
     if not (as_written(place) / FORMAT).exists():
         raise ObjectNotFound(f"{place} is no $cmroot yet", hint="the first run that writes there makes it")
 
@@ -134,17 +133,17 @@ def refuse_none_yet(place: str) -> None:
 Of = Literal["service", "policy", "root"]
 
 SECONDS = 15.0
-"""For an answer that this process gives."""
+"""Time limit of a query that this process answers."""
 
 PAGE, LARGEST = 100, 1000
-"""Entries of a page, and the most."""
+"""Entries of a page by default, and at most."""
 
-TEXT = 4000  # characters of a parameter
+TEXT = 4000  # maximum characters of a parameter
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One of the query, or of the path. kind: an annotation as FastAPI reads it."""
+    """A parameter of the query, or of the path. kind: an annotation as FastAPI reads it."""
 
     name: str
     kind: Any
@@ -155,8 +154,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Asking:
-    """One request. values: what the client gave, by the parameters' names. offset, limit: of the page, for an endpoint
-    with a list; after: the key of the last entry before it, for one that has keys. seconds: the time limit."""
+    """A request. values: of the client, by the parameters' names. offset, limit: of the page, for an endpoint with a
+    list; after: the key of the last entry before it, for one that has keys. seconds: the time limit."""
 
     serving: Serving
     who: Identity
@@ -186,12 +185,12 @@ class Asking:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """path: below /api/v1. ask: from a request to a report, or what msgspec makes JSON of; its thread's alone. answer:
-    the type that describes it. listed: its field that is a list, of which a page is given. `ask` gives it from `offset`
-    on if it `pages`, else from its beginning, and one entry more than wanted where there are more. keyed: pages follow
-    the key of an entry, which this tells. may_be_none_yet: the root need not be there. reads: the root
-    of a policy that must be: its key. process: it runs a command. whole: tokens of some policies may not ask.
-    seconds: the time limit; instead: what to do beyond it."""
+    """A query. path: below /api/v1. ask: returns a report, or a value that msgspec encodes as JSON, for a request;
+    called in a thread of its own. answer: the type that describes the response. listed: its field with a list, of which
+    a page is returned. `ask` returns the list from `offset` on if it `pages`, else from its beginning, and one entry
+    more than requested if there are more. keyed: returns the key of an entry, which pages follow. may_be_none_yet: the
+    root need not exist. reads: the key of the policy's root that must exist. process: it runs a command. whole: refused
+    for tokens of some policies. seconds: the time limit; instead: the hint when it is exceeded."""
 
     path: str
     summary: str
@@ -214,8 +213,8 @@ class Endpoint:
 def asked_of_verb(
     verb: Any, names: Sequence[str] = (), *, limited: bool = False, **fixed: Any
 ) -> Callable[[Asking], Report]:
-    """Calls a verb with what the client gave, and with its policy or root. limited: it takes the newest or first so
-    many."""
+    """Returns a function that calls a verb with the client's values, and with its policy or root. limited: the verb has
+    a limit of newest or first entries."""
 
     def ask(asking: Asking) -> Report:
         given = {name: asking.values[name] for name in names if asking.values[name] is not None}
@@ -236,8 +235,8 @@ def _scope(asking: Asking) -> dict[str, Any]:
 def asked_of_command(
     command: Sequence[str], names: Sequence[str], more: Sequence[str] = (), *, limited: bool = False
 ) -> Callable[[Asking], Any]:
-    """Runs a command line about the root, for what may read much: its memory and time are its own. limited: as of
-    `asked_of_verb`."""
+    """Returns a function that runs a command line about the root, for queries that may read much: its memory and time
+    are its own. limited: as in `asked_of_verb`."""
 
     def ask(asking: Asking) -> Any:
         line = ["--config", str(asking.serving.scheduler.config_file), *command, f"--cmroot={asking.root.place}", *more]
@@ -255,7 +254,7 @@ def asked_of_command(
 
 
 class CommandFailed(Exception):
-    """How a command ended. code: None: by a signal. said: its JSON, or nothing."""
+    """The failure of a command. code: None: ended by a signal. said: its JSON, or empty."""
 
     def __init__(self, code: int | None, said: Mapping[str, Any]) -> None:
         super().__init__(code)
@@ -266,7 +265,7 @@ class CommandFailed(Exception):
 
 
 def of_options(kind: type[Options], *names: str) -> list[Parameter]:
-    """Fields of a command's options as parameters: with their ranges, defaults and descriptions."""
+    """Returns fields of a command's options as parameters, with their ranges, defaults and descriptions."""
     hints, there = get_type_hints(kind, include_extras=True), {each.name: each for each in fields(kind)}
     found = []
     for name in names:
@@ -284,7 +283,7 @@ def text(name: str, says: str, *, needed: bool = False) -> Parameter:
 
 
 def _kind(hint: Any) -> Any:
-    """What FastAPI reads: of a union the first member that a text can say."""
+    """Returns the annotation for FastAPI: of a union the first member that text can represent."""
     members = [each for each in _members(hint) if each is not type(None)]
     chosen = members[0]
     if get_origin(chosen) is Annotated:
@@ -301,7 +300,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _says(kind: type[Options], name: str) -> str:
-    """As its options describe a field: `name: ...`, or `one, name: ...`, and lines that go on."""
+    """Returns the description of a field in the docstring of its options: `name: ...`, or `one, name: ...`, and
+    continuation lines."""
     for each in inspect.getmro(kind):
         match = re.search(rf"^ *(?:\w+, )*{name}(?:, \w+)*: (.+(?:\n {{4,}}  .+)*)", each.__doc__ or "", re.MULTILINE)
         if match:
@@ -311,7 +311,7 @@ def _says(kind: type[Options], name: str) -> str:
 
 
 def duration_of(name: str, given: str) -> timedelta:
-    """Raises UsageError."""
+    """Parses a duration. Raises UsageError."""
     try:
         return parse_duration(given)
     except ValueError as error:
@@ -323,7 +323,7 @@ def duration_of(name: str, given: str) -> timedelta:
 
 
 FARTHEST = 100_000
-"""Entries of a list that pages lead to."""
+"""Maximum entries of a list that pages reach."""
 
 
 class _Cursor(msgspec.Struct, frozen=True, array_like=True):
@@ -332,13 +332,13 @@ class _Cursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def cursor_to(at: int | str, asked: str) -> str:
-    """at: an offset, or the key of the last entry. asked: of `digest`."""
+    """Returns a cursor. at: an offset, or the key of the last entry. asked: from `digest`."""
     return base64.urlsafe_b64encode(msgspec.json.encode(_Cursor(asked, at))).decode().rstrip("=")
 
 
 def read_cursor(text: str | None, asked: str, kind: type[int] | type[str] = int) -> Any:
-    """What `cursor_to` was given; 0 or "" for none. Raises UsageError for what is no cursor, and for that of another
-    endpoint."""
+    """Returns the position of a cursor; 0 or "" for none. Raises UsageError for an invalid cursor, and for that of
+    another endpoint."""
     if not text:
         return kind()
     try:
@@ -355,6 +355,6 @@ def read_cursor(text: str | None, asked: str, kind: type[int] | type[str] = int)
 
 
 def digest(path: str, values: Mapping[str, Any]) -> str:
-    """The parameters of a query, except its cursor."""
+    """Returns a digest of the parameters of a query, except its cursor."""
     said = {name: value for name, value in sorted(values.items()) if name != "cursor"}
     return hashlib.sha256(msgspec.json.encode([path, said])).hexdigest()[:16]

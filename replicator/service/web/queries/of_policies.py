@@ -1,4 +1,4 @@
-"""Queries about a policy: its lag over time, its last verification, roles and turns, restore points, checks."""
+"""Queries about a policy: its lag over time, its last verification, roles and role changes, restore points, checks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from replicator.service.series import LagSample, lag_samples
 from replicator.service.web.queries.endpoint import Asking, normal_place, option_of, roots_of
 
 LOOKED_AT = 200
-"""Newest runs in which the last verification is looked for."""
+"""Newest runs that are searched for the last verification."""
 
 
 def moment_of(asking: Asking, name: str) -> float:
-    """As `moment`, of a parameter."""
+    """Parses a parameter, as `moment`."""
     return moment(name, asking.values.get(name), asking.serving.store.now)
 
 
 def moment(name: str, given: str | None, now: Callable[[], float]) -> float:
-    """Seconds since 1970 of a text: ISO 8601, "-1d" or "yesterday"; 0 for none. Raises UsageError."""
+    """Converts ISO 8601, "-1d" or "yesterday" to seconds since 1970; 0 for none. Raises UsageError."""
     if not given:
         return 0.0
     try:
@@ -46,7 +46,7 @@ def moment(name: str, given: str | None, now: Callable[[], float]) -> float:
 
 
 def has_root(place: str) -> bool:
-    """Whether something has made it. Raises as its store."""
+    """Returns True if the root exists. Raises as its store."""
     return (as_written(place) / FORMAT).exists()
 
 
@@ -55,8 +55,8 @@ def has_root(place: str) -> bool:
 
 @dataclass(frozen=True)
 class LagPoint:
-    """at: ISO 8601. events, seconds, bytes: what the target lacked; null where it could not be measured (`error` says
-    why); at_least: a side did not answer, and it was at least that."""
+    """The lag at a time. at: ISO 8601. events, seconds, bytes: missing on the target; null if they could not be
+    measured (`error` contains the reason); at_least: a side did not answer, and they are minimums."""
 
     at: str
     status: str
@@ -91,12 +91,12 @@ def lag_history(asking: Asking) -> LagSeries:
 
 
 def key_of_point(point: dict[str, Any]) -> str:
-    """Later points have later times; all within its millisecond count as seen."""
+    """Returns the key of a point: later points have later times; all within its millisecond count as seen."""
     return str(point["at"])
 
 
 def time_after(key: str) -> float:
-    """Just after the millisecond of a key; 0 for none. Raises UsageError."""
+    """Returns the time just after the millisecond of a key; 0 for none. Raises UsageError."""
     if not key:
         return 0.0
     try:
@@ -110,9 +110,9 @@ def time_after(key: str) -> float:
 
 @dataclass(frozen=True)
 class Verification:
-    """One comparison. by: "sync", for what runs compare by the policy's `verify`, else the job that did it. run: the
-    policy's or the service's. found: "same" or "differs". age_seconds: since it ended. compared: what a run says of it.
-    """
+    """A comparison. by: "sync" for comparisons by runs under the policy's `verify`, else the job that ran it. run: the
+    policy's or the service's. found: "same" or "differs". age_seconds: since it ended. compared: as a run reports
+    it."""
 
     at: str
     age_seconds: float
@@ -124,9 +124,10 @@ class Verification:
 
 @dataclass(frozen=True)
 class VerificationView:
-    """last: the newest comparison; null: none of the newest 200 runs made one. whole_round_seconds: since the
-    comparison of the table that waits longest; null: some never were (`never`), or nobody knows. open: tables that
-    differed when they were compared last. budget: whether runs compare. jobs: those of the configuration that do."""
+    """The verification of a policy. last: the newest comparison; null: none of the newest 200 runs made one.
+    whole_round_seconds: since the comparison of the table that waits longest; null: some were never compared (`never`),
+    or it is not known. open: tables that differed in their last comparison. budget: whether runs compare. jobs:
+    configured jobs that compare."""
 
     policy: str
     last: Verification | None
@@ -175,7 +176,7 @@ def _age(at: str, now: float) -> float:
 
 
 def _is_about(arguments: tuple[str, ...], command: str, policy: str) -> bool:
-    """Whether a command line is this command for the policy."""
+    """Returns True if a command line is this command for the policy."""
     return arguments[:1] == (command,) and (policy in arguments[1:2] or option_of(arguments, "--policy") == policy)
 
 
@@ -185,8 +186,8 @@ def _is_about(arguments: tuple[str, ...], command: str, policy: str) -> bool:
 @dataclass(frozen=True)
 class PolicyRoles:
     """Roles of both sides' databases, by their names there; `unreachable`: sides that do not answer, and why. slot: the
-    policy's in the source's root. unfinished: a turn that has begun and not ended; turns: those that have,
-    newest first."""
+    policy's in the source's root. unfinished: a role change that has not ended; turns: completed role changes, newest
+    first."""
 
     policy: str
     source: list[DatabaseRole] = field(default_factory=list)
@@ -235,8 +236,8 @@ def roles(asking: Asking) -> PolicyRoles:
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """A moment that `restore --to EVENT` takes. kind: capture (the end of one), hold or dump; name, reason: a hold's or
-    dump's. at: ISO 8601; null: that part of the log is gone."""
+    """A recovery point for `restore --to EVENT`. kind: capture (the end of one), hold or dump; name, reason: of the
+    hold or dump. at: ISO 8601; null: that part of the log no longer exists."""
 
     kind: str
     event: int
@@ -248,9 +249,10 @@ class RestorePoint:
 
 @dataclass(frozen=True)
 class RestorePoints:
-    """root: whose log it is; that of the side that is replicated now. begins, ends: the log's first and last moment;
-    any event between them can be asked for. What is not held may have expired: `restore --dry-run` says what bytes are
-    there. points: newest first; holds and dumps only for who may look at all policies of the root."""
+    """The recovery points of a policy. root: whose log it is; that of the side that is replicated now. begins, ends:
+    the log's first and last recovery point; any event between them can be requested. Contents that are not held may
+    have expired: `restore --dry-run` reports which bytes are available. points: newest first; holds and dumps only for
+    users who may view all policies of the root."""
 
     policy: str
     root: str
@@ -303,8 +305,8 @@ def _epoch(at: str | None) -> float:
 
 @dataclass(frozen=True)
 class CheckView:
-    """The newest `check` that the service ran for a policy. run, at: that run; null with `found` null: there was none,
-    or it ran on another server."""
+    """The newest `check` that the service ran for a policy. run, at: of that run. `found` is null if there was none, or
+    if it ran on another server."""
 
     policy: str
     job: str
@@ -316,7 +318,7 @@ class CheckView:
 
 @dataclass(frozen=True)
 class CheckList:
-    """By policy. without: policies that no job of the configuration checks: `[service.jobs.NAME] command = ["check",
+    """Checks by policy. without: policies that no configured job checks: `[service.jobs.NAME] command = ["check",
     "POLICY"]` does. A check writes small files, and is therefore not a query."""
 
     checks: list[CheckView]

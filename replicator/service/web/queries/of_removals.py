@@ -1,4 +1,4 @@
-"""Queries about what jobs remove and have removed: items of housekeeping, settings of retention, purges and their
+"""Queries about pending and past removals: items of housekeeping, settings of retention, purges and their
 certificates."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replicator.service.web.queries.endpoint import Asking
 from replicator.service.web.serving import require
 
 SECRET = re.compile(r"passw|secret|token|credential|access[._]?key|private[._]?key", re.IGNORECASE)
-"""Keys whose values no answer has."""
+"""Keys whose values no response contains."""
 
 ROWS = 1_000_000
 
@@ -33,12 +33,12 @@ FILTERS = (
     *("db", "table", "partition", "status", "lifecycle"),
     *("deleted_before", "deleted_after", "registered_before", "registered_after"),
 )
-"""Of `housekeeping ls`, but for `path`: to compare places it looks at what a client names."""
+"""Filters of `housekeeping ls`, except `path`: to compare paths, it accesses the location that a client names."""
 
 
 @dataclass(frozen=True)
 class ItemList:
-    """Items, by id. store: where they are kept. totalElements: of all pages; states: all of the store by state."""
+    """Items, by id. store: where they are stored. totalElements: of all pages; states: all of the store by state."""
 
     store: str
     content: list[dict[str, Any]]
@@ -47,7 +47,8 @@ class ItemList:
 
 
 def items(asking: Asking) -> ItemList:
-    """Pages of `limit`, so that an offset is a multiple of it; one entry more tells whether there is another."""
+    """Returns a page of `limit` items, so that an offset is a multiple of it; one extra entry shows that there is
+    another page."""
     given = {name: asking.values[name] for name in FILTERS if asking.values[name] is not None}
     page = asking.offset // asking.limit
     if asking.serving.config.housekeeping.store:  # it has the items of all roots
@@ -70,7 +71,8 @@ def items(asking: Asking) -> ItemList:
 
 
 def explained(asking: Asking) -> Explained:
-    """The job file is that of a job of the configuration; secrets are not shown. Raises ObjectNotFound, UsageError."""
+    """Explains the settings of a dataset. The job file is that of a configured job; secrets are hidden. Raises
+    ObjectNotFound, UsageError."""
     name, path = asking.values["job"], asking.values["path"]
     jobs = {key: job.command for key, job in asking.serving.config.service.jobs.items()}
     there = sorted(key for key, command in jobs.items() if command[:2] == ("retention", "run"))
@@ -104,7 +106,7 @@ def _hidden(value: ExplainedValue) -> ExplainedValue:
 
 @dataclass(frozen=True)
 class PurgeView:
-    """A purge, or a restore of one's backups. request: what it was asked. ids: how many."""
+    """A purge, or a restore of a purge's backups. request: its parameters. ids: how many."""
 
     id: str
     status: str
@@ -121,7 +123,7 @@ class PurgeView:
 
 @dataclass(frozen=True)
 class PurgeList:
-    """Newest first."""
+    """Purges, newest first."""
 
     root: str
     purges: list[PurgeView]
@@ -129,7 +131,8 @@ class PurgeList:
 
 @dataclass(frozen=True)
 class PurgeDetail:
-    """One, with its partitions: how many in each state, rows erased, bytes written again, the first not done."""
+    """A purge with its partitions: how many in each state, rows erased, bytes rewritten, the first that are not
+    done."""
 
     purge: PurgeView
     states: dict[str, int] = field(default_factory=dict)
@@ -145,7 +148,7 @@ def purges(asking: Asking) -> PurgeList:
 
 
 def purge(asking: Asking) -> PurgeDetail:
-    """Raises ObjectNotFound."""
+    """Returns a purge. Raises ObjectNotFound."""
     directory = _directory(asking)
     units = directory.units().values()
     states: dict[str, int] = {}
@@ -162,7 +165,7 @@ def purge(asking: Asking) -> PurgeDetail:
 
 
 def certificate(asking: Asking) -> Certificate:
-    """The newest that speaks of a purge. Raises ObjectNotFound."""
+    """Returns the newest certificate that covers a purge. Raises ObjectNotFound."""
     id = _directory(asking).id
     rows = audit_ls(cmroot=asking.root.place, job="purge", outcome="done", limit=ROWS, config=asking.serving.config)
     said = (msgspec.json.decode(row.detail) for row in rows.found if row.what == "certificate" and row.detail)

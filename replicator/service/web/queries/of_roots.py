@@ -1,4 +1,4 @@
-"""Queries about roots: which there are, their size over time, holds, what expires."""
+"""Queries about roots: the list of them, their size over time, holds, expiry."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from replicator.service.web.queries.of_policies import moment_of, time_after
 from replicator.service.web.serving import require
 
 SLOW = 30.0
-"""Seconds for what reads a whole log."""
+"""Seconds for a query that reads a complete log."""
 
 
 @dataclass(frozen=True)
 class RootView:
-    """name: what `root` takes. policies: that use the place, by any of its names."""
+    """A root. name: the value for `root`. policies: those that use the location, by any of its names."""
 
     name: str
     place: str
@@ -34,7 +34,7 @@ class RootView:
 
 @dataclass(frozen=True)
 class RootList:
-    """Roots of the configuration that may be asked about, by name."""
+    """Roots of the configuration that may be queried, by name."""
 
     roots: list[RootView]
 
@@ -49,8 +49,9 @@ def roots(asking: Asking) -> RootList:
 
 @dataclass(frozen=True)
 class SizePoint:
-    """at: ISO 8601. entries, bytes: what was kept; null where it could not be measured: `error` says why. shared_bytes:
-    of these, the source's own files, which take no room of their own."""
+    """The size of a root at a time. at: ISO 8601. entries, bytes: retained; null if they could not be measured: `error`
+    contains the reason. shared_bytes: the part that consists of the source's own files and takes no space of its
+    own."""
 
     at: str
     entries: int | None
@@ -66,7 +67,8 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class SizeSeries:
-    """What a root kept over time, oldest first, measured every `service.measure_roots`, kept for `service.keep`."""
+    """The size of a root over time, oldest first, measured every `service.measure_roots`, retained for
+    `service.keep`."""
 
     root: str
     points: list[SizePoint]
@@ -83,13 +85,13 @@ def size(asking: Asking) -> SizeSeries:
 
 
 def slots(asking: Asking) -> PinList:
-    """Without what each holds back, which reads the whole log."""
+    """Returns slots without what each holds back, which requires reading the complete log."""
     return cm_slots(cmroot=asking.root.place, held=False, config=asking.serving.config)
 
 
 @dataclass(frozen=True)
 class HoldList:
-    """Named moments that are kept. damaged: files that cannot be understood."""
+    """Named recovery points that are held. damaged: files that cannot be parsed."""
 
     root: str
     holds: list[dict[str, Any]]
@@ -102,7 +104,7 @@ def holds(asking: Asking) -> HoldList:
 
 
 def expiry(asking: Asking) -> Any:
-    """Without a retention, that of the job that expires this root."""
+    """Plans an expiry: without a retention, with that of the job that expires this root."""
     given = asking.values["older_than"] or _retention_of(asking)
     if not given:
         hint = 'give older_than=30d, or configure a job with command = ["cm", "expire", ...]'
@@ -121,8 +123,8 @@ def _retention_of(asking: Asking) -> str:
 
 
 # ---- of ingestion ----------------------------------------------------------------------------------------------------
-# Queries about ingestion: assets, requests and the jobs that they became. Who may not ask about the whole service
-# sees its own requests.
+# Queries about ingestion: assets, requests and the jobs that they became. Users who may not query the whole service
+# see their own requests.
 
 
 WEEK = "7d"

@@ -1,5 +1,5 @@
-"""A table's life: what the captured log says of it, removals, comparisons, runs, and what is kept of its root, on one
-line of time."""
+"""The timeline of a table: its records in the captured log, removals, comparisons, runs, and the dumps and holds of its
+root."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from replicator.service.web.queries.endpoint import Asking
 from replicator.service.web.queries.of_policies import has_root, moment_of
 from replicator.service.web.queries.time_limits import Late
 
-ROWS = 100_000  # of the audit about one table
-RUNS = 1000  # newest of each policy
+ROWS = 100_000  # audit rows of one table
+RUNS = 1000  # newest runs of each policy
 KINDS = ("record", "removal", "verification", "run", "dump", "hold")
 
 
 @dataclass(frozen=True)
 class TimelineEntry:
-    """Something that happened. at: ISO 8601. kind: record (of the captured log; `what`: the change), removal (a row of
+    """An entry of a timeline. at: ISO 8601. kind: record (of the captured log; `what`: the change), removal (a row of
     the audit), verification, run (of a policy, that loaded something; not of this table alone), dump or hold (of the
-    root). event: of the source's log. by: the run, policy or person. text: for people. detail: as the command gives
+    root). event: of the source's log. by: the run, policy or user. text: for display. detail: as the command reports
     it."""
 
     at: str
@@ -54,7 +54,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A table's life, by time. root: whose log it is. Of each policy, the newest 1,000 runs count."""
+    """A table's history, by time. root: whose log it is. The newest 1,000 runs of each policy are included."""
 
     table: str
     root: str
@@ -62,7 +62,8 @@ class Timeline:
 
 
 def timeline(asking: Asking) -> Timeline:
-    """Raises UsageError for a table or moment that is none, Late when the log is too long for the time."""
+    """Returns the timeline of a table. Raises UsageError for an invalid table or time, Late if the log is too long for
+    the time limit."""
     db, dot, table = asking.values["table"].lower().partition(".")
     if not (db and dot and table) or "." in table:
         raise UsageError(f"{asking.values['table']!r} is no table", hint="write DB.TABLE")
@@ -124,7 +125,7 @@ def _removals(asking: Asking, db: str, table: str, since: float) -> Iterator[Tim
 
 
 def _verifications(asking: Asking, db: str, table: str, since: float) -> Iterator[TimelineEntry]:
-    """What is remembered: the last comparison of the table, by each policy, and by samples by hand."""
+    """Yields the last comparison of the table by each policy, and by manual samples."""
     for policy, place, name in _memories(asking, db):
         found = read_memory(place, name)[0].tables.get(table)
         if found is not None and found.verified:
@@ -142,7 +143,7 @@ def _memories(asking: Asking, db: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _policies(asking: Asking, db: str) -> list[Policy]:
-    """Those of the root that replicate a database, and have run."""
+    """Returns the policies of the root that replicate a database, and have run."""
     config = asking.serving.config
     there = [config.policies[name] for name in asking.root.policies if asking.who.may("viewer", name)]
     return [each for each in there if matching_databases(each, [db]) and has_root(each.target_cmroot)]
@@ -179,5 +180,5 @@ _SOURCES = {
 
 
 def _iso_of(text: str) -> str:
-    """As all entries write it, so that texts sort by time."""
+    """Formats a time as in all entries, so that texts sort by time."""
     return iso(seconds(text)) or ""

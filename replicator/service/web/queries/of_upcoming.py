@@ -1,4 +1,4 @@
-"""Queries about what is to be removed: by day and reason, and one by one, so that somebody can hold it."""
+"""Queries about pending removals: by day and reason, and one by one, so that they can be held."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replicator.service.web.queries.of_policies import has_root
 T = TypeVar("T")
 
 MEASURED = 200
-"""Items of one day and reason whose bytes are counted, in SHARE of a query's time."""
+"""Items of one day and reason whose bytes are measured, in SHARE of a query's time."""
 
 SHARE = 0.3
 
@@ -40,9 +40,9 @@ NOT_COUNTED = (
 
 @dataclass(frozen=True)
 class Upcoming:
-    """What is to go on a day (UTC; of the past: it is overdue). job: housekeeping or retention; reason: why; setting:
-    the property that says so, or the service's job. items: how many; bytes: that are there now; null where nobody knows
-    yet. more: the query that lists them one by one."""
+    """Removals pending for a day (UTC; of the past: overdue). job: housekeeping or retention; reason: why; setting: the
+    property that causes it, or the service's job. items: how many; bytes: that exist now; null: not known yet. more:
+    the query that lists them one by one."""
 
     day: str
     job: str
@@ -56,7 +56,7 @@ class Upcoming:
 
 @dataclass(frozen=True)
 class UpcomingRemovals:
-    """By day. lacking: what goes, too, and is not in here."""
+    """Pending removals by day. lacking: removals that are not included."""
 
     removals: list[Upcoming]
     lacking: list[str]
@@ -64,10 +64,10 @@ class UpcomingRemovals:
 
 @dataclass(frozen=True)
 class UpcomingItem:
-    """One of them. at: ISO 8601, when it goes; of retention when it was rehearsed, as it goes with the next run that is
-    none. object: "db.table", or empty; partition; dataset: of retention. reason: a sentence; setting: as of `Upcoming`.
-    bytes: that are there now; null where nobody could look in time. on: what `removals:hold` takes to keep it. held:
-    the legal hold that keeps it. id: of an item of housekeeping. run: the rehearsal."""
+    """A pending removal. at: ISO 8601, when it is due; for retention when it was rehearsed, as the next run that is not
+    a rehearsal removes it. object: "db.table", or empty; partition; dataset: of retention. reason: a sentence; setting:
+    as in `Upcoming`. bytes: that exist now; null: they could not be measured in time. on: the value for `removals:hold`
+    to retain it. held: the legal hold that retains it. id: of an item of housekeeping. run: the rehearsal."""
 
     at: str
     job: str
@@ -90,7 +90,7 @@ class UpcomingItem:
 
 @dataclass(frozen=True)
 class UpcomingItems:
-    """Of a root, by time."""
+    """Pending removals of a root, by time."""
 
     root: str
     items: list[UpcomingItem]
@@ -140,7 +140,7 @@ def _of_store(asking: Asking, place: str, name: str, seen: set[str], deadline: f
 
 
 def _size_of(store: ItemStore, day: int, lifecycle: str, delay: str, deadline: float) -> int | None:
-    """Bytes of what goes on a day for one reason; None: there was no time to count them."""
+    """Returns the bytes to be removed on a day for one reason; None: there was no time to measure them."""
     same = (
         item.c.housekeeping_status.in_(ACTIVE),
         item.c.cleanup_timestamp >= day * 86_400,
@@ -167,7 +167,7 @@ def _of_rehearsal(job: str, run: ServiceRun, items: Sequence[Any], root: str) ->
 
 
 def upcoming_items(asking: Asking) -> UpcomingItems:
-    """From `offset` on; only of these the bytes are counted."""
+    """Returns pending removals from `offset` on; only the bytes of these are measured."""
     found = [*_waiting(asking), *_planned(asking)]
     found.sort(key=lambda each: (each.at, each.job, each.object, each.partition, each.path))
     page = found[asking.offset : asking.enough]
@@ -241,18 +241,18 @@ def _planned(asking: Asking) -> Iterator[UpcomingItem]:
 
 
 def _may_see_items(asking: Asking) -> bool:
-    """A store that is configured has the items of all roots."""
+    """Returns True if the user may view items: a configured store has the items of all roots."""
     return not asking.serving.config.housekeeping.store or asking.who.may("viewer")
 
 
 def _retaining(asking: Asking) -> list[str]:
-    """Jobs that run retention, whose answers only who may look at everything sees."""
+    """Returns jobs that run retention; only users who may view everything see their reports."""
     jobs = asking.serving.scheduled if asking.who.may("viewer") else {}
     return sorted(name for name, job in jobs.items() if job.arguments[:2] == ("retention", "run"))
 
 
 def _rehearsed(asking: Asking, job: str) -> tuple[ServiceRun, list[Any]] | None:
-    """The newest run, when it was a rehearsal whose answer is here: with what would have gone."""
+    """Returns the newest run, if it was a rehearsal whose report is stored here, and what it would have removed."""
     for run in asking.serving.store.runs(job_name=job, states=("done", "partial"), limit=1):
         said: Any = answer_of(asking.serving.directory(run.id))
         if said.get("status") == "planned":
@@ -266,12 +266,12 @@ def _root_of(asking: Asking, job: str) -> str:
 
 
 def _pattern(name: str) -> str:
-    """A glob for this one name."""
+    """Returns a glob for this one name."""
     return glob.escape(name)
 
 
 def _bytes_of(place: str, deadline: float) -> int | None:
-    """None: no time is left, or it cannot be looked at."""
+    """Returns the size of a location; None: no time is left, or it cannot be read."""
     return _in_time(lambda: sizes_of([place])[0][1][1], deadline)
 
 

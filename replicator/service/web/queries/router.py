@@ -34,7 +34,7 @@ from replicator.service.web.serving import Serving, Who, require
 
 SCHEMAS = "#/components/schemas/"
 INFINITY = float("inf")
-PARTIAL = 3.0  # seconds that a command may need to end
+PARTIAL = 3.0  # seconds that a command may take to end
 
 _POLICY = Parameter("policy", str, "A policy's name in the configuration.", ..., in_path=True)
 _ROOT = Parameter(
@@ -49,7 +49,7 @@ _PAGING = (
 
 
 def router_of(endpoints: Sequence[Endpoint]) -> APIRouter:
-    """Their endpoints. `add_schemas` gives the description the schemas that they refer to."""
+    """Returns the routes of endpoints. `api_page.describe` adds the schemas to which they refer."""
     router = APIRouter(prefix="/api/v1", dependencies=[Depends(refuse_unknown_parameters)])
     for each in endpoints:
         router.add_api_route(
@@ -175,7 +175,7 @@ def _kinds(kind: type[Error]) -> Iterator[type[Error]]:
 
 def answer_to(endpoint: Endpoint, request: Request, who: Any, given: Mapping[str, Any]) -> Any:
     """Calls an endpoint for a page and returns its JSON. given: parameters by name; others have their defaults. Raises
-    as the endpoint answers problems: HTTPException, Error, Late, CommandFailed."""
+    what the endpoint answers as problems: HTTPException, Error, Late, CommandFailed."""
     defaults = {each.name: None if each.default is ... else each.default for each in parameters_of(endpoint)}
     for name, value in given.items():
         if "\0" in str(value):
@@ -195,14 +195,14 @@ def _schema(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def schemas_of(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Of all answers, by name."""
+    """Returns the schemas of all responses, by name."""
     kinds = list(dict.fromkeys(each.answer for each in endpoints))
     _, found = msgspec.json.schema_components(kinds, ref_template=f"{SCHEMAS}{{name}}")
     return {name: _finite(each) for name, each in found.items()}
 
 
 def _finite(schema: Any) -> Any:
-    """Without defaults that JSON cannot say."""
+    """Removes defaults that JSON cannot represent."""
     if isinstance(schema, dict):
         there = {name: each for name, each in schema.items() if name != "default" or each not in (INFINITY, -INFINITY)}
         return {name: _finite(each) for name, each in there.items()}
@@ -210,8 +210,8 @@ def _finite(schema: Any) -> Any:
 
 
 # ---- within ----------------------------------------------------------------------------------------------------------
-# Endpoints that call commands: each call in a thread of its own and within a time limit, as for queries, never
-# in the threads that all other requests share.
+# Endpoints that call commands: each call runs in a thread of its own and within a time limit, as queries do, never in
+# the threads that all other requests share.
 
 
 About = Callable[[dict[str, Any]], str]
@@ -220,12 +220,12 @@ About = Callable[[dict[str, Any]], str]
 def within(
     seconds: float, about: About, askers: Callable[[Request], Askers], *, process: bool = False
 ) -> Callable[[Any], Any]:
-    """Makes an endpoint of a function that has a `request`. about: from its arguments to the root or policy that is
-    asked. process: it runs a command in one. Raises HTTPException 504 after the time limit, while the call continues;
-    503 if no thread became free."""
+    """Returns a decorator that makes an endpoint of a function with a `request`. about: returns the queried root or
+    policy from its arguments. process: it runs a command in a process. Raises HTTPException 504 after the time limit,
+    while the call continues; 503 if no thread became free."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(function):  # it waits for nothing itself; or it is one of these already
+        if inspect.iscoroutinefunction(function):  # it does not block; or it is such an endpoint already
             return function
 
         @functools.wraps(function)

@@ -1,6 +1,5 @@
 """Time limits of queries: each runs in a thread of its own that is abandoned after the limit, so that a store or
-metastore that hangs blocks neither the server nor queries about others; a long one runs in a process that is
-ended."""
+metastore that hangs blocks neither the server nor queries about others; a long one runs in a process that is ended."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 AT_ONCE, OF_ONE = 24, 6
-"""Queries that run at a time; of these, about one root or policy."""
+"""Maximum concurrent queries; of these, about one root or policy."""
 
 PROCESSES = 2
-"""Of them in processes."""
+"""Maximum concurrent queries in processes."""
 
 GRACE = 2.0  # seconds from SIGTERM to SIGKILL
-LOOK = 0.02  # seconds between looks at a process
+LOOK = 0.02  # seconds between polls of a process
 
 
 class Late(Exception):
-    """It took too long. begun: False: others were running all the time."""
+    """An exceeded time limit. begun: False: other queries were running all the time."""
 
     def __init__(self, *, begun: bool) -> None:
         super().__init__(begun)
@@ -46,8 +45,9 @@ class Askers:
         self._of: dict[tuple[str, bool], asyncio.Semaphore] = {}
 
     async def ask(self, about: str, seconds: float, do: Callable[[], T], *, process: bool = False) -> T:
-        """What `do` returns or raises. about: a root, policy or nothing, of which only so many are asked at once.
-        process: it runs a command. Raises Late; then `do` continues, and its place is free when it has ended."""
+        """Returns or raises what `do` returns or raises. about: a root, a policy or "", about which the number of
+        concurrent queries is limited. process: it runs a command. Raises Late; then `do` continues, and occupies its
+        capacity until it ends."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         mine = self._of.setdefault((about, process), asyncio.Semaphore(OF_ONE))
@@ -80,7 +80,7 @@ class Askers:
 
         try:
             threading.Thread(target=work, name=f"asks {about}", daemon=True).start()
-        except RuntimeError as error:  # there are too many threads or processes
+        except RuntimeError as error:  # too many threads or processes exist
             _release(taken)
             log.warning("%s is not asked: %s", about, error)
             raise Late(begun=False) from error
@@ -97,7 +97,7 @@ def _release(taken: list[asyncio.Semaphore]) -> None:
 
 
 def _outcome(do: Callable[[], T]) -> Callable[[], T]:
-    """As a function that returns or raises it."""
+    """Calls `do`. Returns a function that returns its result or raises its error."""
     try:
         found = do()
     except BaseException as error:
@@ -111,7 +111,8 @@ def _outcome(do: Callable[[], T]) -> Callable[[], T]:
 
 
 def run_command(arguments: Sequence[str], seconds: float) -> tuple[int | None, Any]:
-    """A command line in a process of its own: its exit code and `--json`. Raises Late; the process is ended then."""
+    """Runs a command line in a process of its own. Returns its exit code and its `--json` report. Raises Late after
+    ending the process."""
     deadline, late = time.monotonic() + seconds, False
     with tempfile.TemporaryDirectory(prefix="replicator-query-") as made:
         child = Child("a query", [*arguments, "--json"], Path(made), GRACE)

@@ -1,4 +1,4 @@
-"""An index for the items of a table by lifecycle, in the order of their ids, as pages of the API ask for them."""
+"""An index for the items of a table by lifecycle, in the order of their ids, as required by pages of the API."""
 
 from __future__ import annotations
 

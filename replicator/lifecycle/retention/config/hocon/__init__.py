@@ -1,1 +1,1 @@
-"""A HOCON parser whose values know their file and line."""
+"""A HOCON parser that records the file and line of each value."""

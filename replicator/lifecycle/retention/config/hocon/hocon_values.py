@@ -1,7 +1,7 @@
-"""HOCON's values before and after resolution, each with the file and line it was written at, and how two merge. Pure.
+"""HOCON values before and after resolution, each with its file and line, and the merging of two values. Pure.
 
-Before resolution a value may be a reference (`${a.b}`), pieces to be joined, or layers: a value over weaker ones that
-cannot be merged yet, because one of them is a reference. Resolution leaves `Scalar`, `Items` and `Fields` only.
+Before resolution a value may be a reference (`${a.b}`), a concatenation of pieces, or layers: a value over weaker ones
+that cannot be merged yet, because one of them is a reference. After it there are only `Scalar`, `Items` and `Fields`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from replicator.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written: `file` as it is to be shown, `line` from 1 (0: not in a file)."""
+    """The location of a value: `file` as displayed, `line` from 1 (0: not in a file)."""
 
     file: str
     line: int
@@ -26,8 +26,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """Text, a number, a truth value or null, as written: `7d` stays `7d`, `0755` stays `0755`. `assigned`: where the
-    reference stood that led here."""
+    """Text, a number, a truth value or null, as written: `7d` remains `7d`, `0755` remains `0755`. `assigned`: the
+    location of the reference that led here."""
 
     text: str
     quoted: bool
@@ -51,7 +51,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object. `closed`: a weaker value that is no object lies under it, so nothing below that is merged."""
+    """An object. `closed`: it overrides a weaker value that is not an object, so no weaker value is merged."""
 
     fields: Mapping[str, Raw]
     origin: Origin
@@ -60,7 +60,8 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`${path}` or `${?path}`. `paths`: what to try in turn; an included file looks below its own place first."""
+    """A reference, `${path}` or `${?path}`. `paths`: candidates in order; in included files the relative one is
+    first."""
 
     paths: tuple[tuple[str, ...], ...]
     optional: bool
@@ -69,7 +70,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Pieces beside each other: text is put together, lists are, objects are merged (the last is strongest)."""
+    """A concatenation of pieces: texts and lists are concatenated, objects are merged (the last is strongest)."""
 
     pieces: tuple[Raw, ...]
     origin: Origin
@@ -88,7 +89,7 @@ Value = Scalar | Items | Fields
 
 
 def merge(strong: Raw, weak: Raw) -> Raw:
-    """`strong` over `weak`: objects key by key, everything else replaced whole."""
+    """Merges `strong` over `weak`: objects key by key, everything else is replaced completely."""
     match strong:
         case Scalar() | Items():
             return strong
@@ -122,8 +123,8 @@ def _ends(value: Raw) -> bool:
 
 
 def join(pieces: tuple[Raw, ...], origin: Origin) -> Raw:
-    """What stands beside each other, as one value; `Joined` while a reference is among it. Raises ConfigError for a mix
-    of kinds."""
+    """Joins adjacent pieces to one value; `Joined` if one of them is a reference. Raises ConfigError for a mix of
+    kinds."""
     solid = [piece for piece in pieces if not (isinstance(piece, Scalar) and piece.is_blank)]
     if len(pieces) == 1:
         return pieces[0]
@@ -146,23 +147,23 @@ def join(pieces: tuple[Raw, ...], origin: Origin) -> Raw:
 
 
 # ---- substitutions ---------------------------------------------------------------------------------------------------
-# Merged HOCON with its substitutions resolved, once and for the whole: a child's value may change what a parent's
-# reference leads to. Pure.
+# Resolution of the substitutions in merged HOCON, once for the complete tree: a child's value may change the target of
+# a parent's reference. Pure.
 #
-# A reference inside of its own value looks at what lies below that value (`path = ${path}":/more"`, `list += x`).
+# A reference inside its own value refers to the next weaker value (`path = ${path}":/more"`, `list += x`).
 
 
 STEPS = 200_000  # far beyond any real file; references to references can grow without end
-NESTED = 200  # references inside of each other: more is a cycle
+NESTED = 200  # nested references: more is a cycle
 
 Path = tuple[str, ...]
 Lower = Callable[[], tuple[Raw, ...]]
 
 
 def resolve(merged: Fields, outside: Mapping[str, str | None] | None = None) -> Fields:
-    """Every value as `Scalar`, `Items` or `Fields`. `outside`: what references may lead to beside the files, by dotted
-    name; None for what exists and may not be read: a reference to it is an error, also an optional one. Raises
-    ConfigError, with file and line, for a reference that leads to nothing or to itself."""
+    """Resolves every value to `Scalar`, `Items` or `Fields`. `outside`: further targets of references, by dotted name;
+    None for a target that exists and may not be read: a reference to it, even an optional one, is an error. Raises
+    ConfigError, with file and line, for a reference to nothing or to itself."""
     value = _Resolution(merged, outside or {}).value(merged, (), _nothing)
     assert isinstance(value, Fields)
     return value
@@ -181,7 +182,7 @@ class _Resolution:
     _nested: int = 0
 
     def value(self, node: Raw, path: Path, lower: Lower) -> Value | None:
-        """One value at a path, over what `lower` answers; None for nothing: optional references."""
+        """Resolves one value at a path, over the layers that `lower` returns; None for an optional missing target."""
         self._steps += 1
         if self._steps > STEPS:
             raise ConfigError(
@@ -274,7 +275,7 @@ class _Resolution:
         return Scalar(text, True, Origin(f"${name} of the environment", 0), origin)
 
     def _looked_back(self, path: Path) -> Value | None:
-        """What lies below the value of a path that is being resolved."""
+        """Returns the value below that of a path that is being resolved."""
         waiting = self._below.pop(path)
         lower = waiting[-1]()
         try:
@@ -284,7 +285,7 @@ class _Resolution:
             self._below[path] = waiting
 
     def _nodes(self, path: Path) -> tuple[Raw, ...]:
-        """The layers that the whole has at a path."""
+        """Returns the layers of the complete tree at a path."""
         nodes: tuple[Raw, ...] = (self.root,)
         for key in path:
             nodes = tuple(child for node in nodes for child in self._children(node, key))

@@ -1,7 +1,7 @@
-"""HOCON text to values. Pure, but for the files that `include` names, which the caller reads.
+"""A parser of HOCON text. Pure, but for the files named by `include`, which the caller reads.
 
-The grammar is that of the Typesafe library, as the config stores were written for it: what it refuses is refused here,
-with file and line. Values stay text; what they mean is decided by who reads them.
+The grammar is that of the Typesafe library, for which config stores are written: input that it refuses is refused here,
+with file and line. Values remain text; readers interpret them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replicator.lifecycle.retention.config.hocon.hocon_values import (
 )
 
 Read = Callable[[str, Origin], tuple[str, str] | None]
-"""Answers an `include` at an origin: the file's name, as it is to be shown, and its text; None: it may be missing."""
+"""Resolves an `include` at an origin: returns the file's name, as displayed, and its text; None if it is optional."""
 
 DEPTH = 100  # of nested braces, and of files that include files
 
@@ -38,12 +38,12 @@ _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\
 
 
 def parse(text: str, name: str, read: Read | None = None) -> Fields:
-    """A whole file. `name` is shown in origins and errors. Raises ConfigError with file and line."""
+    """Parses a complete file. `name` is shown in origins and errors. Raises ConfigError with file and line."""
     return _Parser(text, name, read or _no_include, (), (name,)).root()
 
 
 def parse_items(text: str, name: str, line: int) -> Raw:
-    """One element of a list, as each line of `includes.conf` is. Raises ConfigError for anything more or less."""
+    """Parses one element of a list, as in each line of `includes.conf`. Raises ConfigError for more or less."""
     return _Parser(text, name, _no_include, (), (name,), line).only_item()
 
 
@@ -237,7 +237,7 @@ class _Parser:
         return Reference(self._alternatives(path, written=True), optional, origin)
 
     def _alternatives(self, path: tuple[str, ...], written: bool = False) -> tuple[tuple[str, ...], ...]:
-        """What is written in an included file is looked for below its own place first, then from the root."""
+        """Resolves a path written in an included file relative to its own path first, then from the root."""
         if not self.prefix:
             return (path,)
         return (self.prefix + path, path) if written else (self.prefix + path,)
@@ -247,7 +247,7 @@ class _Parser:
         if match is None:
             raise self._error("a quoted text is not closed on its line")
         text = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", self._unescaped, match[1])
-        try:  # signs beyond the first plane are escaped as two
+        try:  # characters beyond the basic plane are escaped as two
             text = text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             raise self._error("half of an escaped sign") from None
@@ -302,7 +302,7 @@ class _Parser:
             self._at = match.end()
 
     def _skip(self) -> None:
-        """Blanks, newlines and comments."""
+        """Skips blanks, newlines and comments."""
         while match := re.compile(r"(?:[\s\ufeff]+|(?:#|//)[^\n]*)+").match(self.text, self._at):
             self._at = match.end()
 
