@@ -34,11 +34,13 @@ _IN_ZONE = "lies in an encryption zone, out of which the metastore cannot move f
 @dataclass(frozen=True)
 class ChangeManager:
     """The configuration of a metastore's change manager. `place`: its root; without an authority, on the metastore's
-    default filesystem. `retain`: as configured, such as `24h`; `why_not`: the reason why it retains nothing."""
+    default filesystem. `retain`: as configured, such as `24h`; `why_not`: the reason why it retains nothing;
+    `managed_only`: whether it retains nothing of external tables (since Hive 3)."""
 
     place: str = ""
     retain: str = ""
     why_not: str = ""
+    managed_only: bool = False
 
     def root_for(self, location: str) -> str:
         """Returns its root; on the store of the location if the root has no authority."""

@@ -53,7 +53,7 @@ from replicator.captures.unlistable import (
 )
 from replicator.captures.walk import Measured, refresh_tables, walk_database
 from replicator.core.logging import tell_event
-from replicator.core.model import Database, NotificationEvent
+from replicator.core.model import EXTERNAL, Database, NotificationEvent
 from replicator.core.not_replicated import REMOTE, NotReplicated
 from replicator.core.roles import is_shadow
 from replicator.core.runtime import Runtime
@@ -167,7 +167,12 @@ class _Run:
         snapshots = CaptureSnapshots(root.place, self._log.base, keeps=keeper in ("auto", "snapshot"))
         manager = partial(change_manager, source, manifest.scope())
         keepers = Keepers(
-            root.place, options.keeper, self._log.report.warnings.append, manager=manager, snapshots=snapshots
+            root.place,
+            options.keeper,
+            self._log.report.warnings.append,
+            manager=manager,
+            snapshots=snapshots,
+            is_external=lambda db, name: (table := manifest.table(db, name)) is not None and table.kind == EXTERNAL,
         )
         self._contents = Contents(self._log, root.place, runtime, keepers)
         self._dirty: dict[tuple[str, str], None] = {}

@@ -219,11 +219,15 @@ class Keepers:
         *,
         manager: Callable[[], ChangeManager],
         snapshots: CaptureSnapshots,
+        is_external: Callable[[str, str], bool],
     ) -> None:
-        """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError if it finds no keeper."""
-        self._root, self._requested, self._snapshots = root, requested, snapshots
-        self._choose = partial(choose_keeper, tell=tell, manager=manager, snapshots=snapshots.keeper)
-        self._chosen: dict[object, Keeper] = {}
+        """`requested`, `tell`, `manager`: as for `choose_keeper`, which raises KeepError if it finds no keeper.
+        `is_external` says whether a table, by database and name, is external."""
+        self._root, self._requested, self._snapshots, self._tell = root, requested, snapshots, tell
+        self._manager = lru_cache(maxsize=1)(manager)
+        self._choose = partial(choose_keeper, tell=tell, manager=self._manager, snapshots=snapshots.keeper)
+        self._is_external = lru_cache(maxsize=10_000)(is_external)
+        self._chosen: dict[tuple[object, str], Keeper] = {}
         self._device = lru_cache(maxsize=10_000)(device)
 
     @property
@@ -231,11 +235,21 @@ class Keepers:
         """The names of the keepers chosen so far: `link`, or `copy, version`."""
         return ", ".join(sorted({keeper.name for keeper in self._chosen.values()}))
 
-    def of(self, location: str) -> Keeper:
-        store = self._store(location)
-        if store not in self._chosen:
-            self._chosen[store] = self._choose(self._root, location, self._requested)
-        return self._chosen[store]
+    def of(self, obj: DataObject) -> Keeper:
+        requested = "auto" if self._native_excludes(obj) else self._requested
+        chosen = self._store(obj.location), requested
+        if chosen not in self._chosen:
+            self._chosen[chosen] = self._choose(self._root, obj.location, requested)
+            if requested != self._requested:
+                self._tell(
+                    f"{obj.db}.{obj.table} and other external tables are kept by {self._chosen[chosen].name}: since"
+                    " Hive 3 the metastore's change manager keeps files of managed tables only"
+                )
+        return self._chosen[chosen]
+
+    def _native_excludes(self, obj: DataObject) -> bool:
+        """Returns True if the metastore was to keep the files of an object, and would not."""
+        return self._requested == "native" and self._manager().managed_only and self._is_external(obj.db, obj.table)
 
     def grouped(
         self, objects: Iterable[DataObject], failed: Callable[[DataObject, OSError], None]
@@ -244,7 +258,7 @@ class Keepers:
         groups: dict[Keeper, list[DataObject]] = {}
         for obj in objects:
             try:
-                keeper = self.of(obj.location)
+                keeper = self.of(obj)
             except (ConnectionError, TimeoutError):
                 raise
             except OSError as error:

@@ -11,8 +11,10 @@ from hdfs_path import HdfsPath
 from lab import Lab
 from metastores import MetastoreFactory
 from msgspec.structs import replace
+from names import unique
 from plain_tables import PlainDatabase
 
+from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.metastore.transports.transport import Plain
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.hdfs
 @pytest.fixture(scope="module")
 def kept(hdfs: Cluster) -> HdfsPath:
     """The root of the source's own change manager."""
-    return HdfsPath(hdfs, "/native/cmroot")
+    return HdfsPath(hdfs, f"/{unique('native')}/cmroot")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,7 @@ def source(
     request: pytest.FixtureRequest, metastore_factory: MetastoreFactory, hdfs: Cluster, kept: HdfsPath
 ) -> Running:
     settings = {"fs.defaultFS": hdfs.url, "hive.repl.cm.enabled": "true", "hive.repl.cmrootdir": str(kept)}
+    settings["metastore.metadata.transformer.class"] = " "  # else Hive 4 makes managed tables external ones
     return metastore_factory("source", hive=request.param, settings=settings)
 
 
@@ -68,6 +71,31 @@ def test_what_the_metastore_dropped_comes_from_its_own_root(story: Lab, kept: Hd
     assert loaded.code == 0, loaded
     assert story.target.shown() == shown
     assert sorted(path.name for path in kept.iterdir()) == before
+
+
+@pytest.mark.parametrize("source", ["4.2"], indirect=True)
+def test_external_tables_are_kept_by_the_capture_since_hive_3(story: Lab, kept: HdfsPath) -> None:
+    source = story.source
+    source.table("plain", {"f": "1\tone\n"}, kind=EXTERNAL)
+    table = source.metastore.table(story.name, "plain")
+    purged = replace(table, parameters={**table.parameters, "external.table.purge": "TRUE"})
+    source.metastore.alter_table(story.name, "plain", purged)
+    source.table("managed", {"h": "3\tthree\n"})
+    dumped = story.dump("--keeper", "native")
+    assert dumped.code == 0 and f"{story.name}.plain and other external tables are kept by copy" in str(
+        dumped.output["warnings"]
+    ), dumped
+    shown = source.shown()
+    before = {path.name for path in kept.iterdir()}
+    with client(Plain(dial(story.source_uri))) as hive:
+        hive.drop_table(story.name, "plain", True)
+        hive.drop_table(story.name, "managed", True)
+    assert not (source.home / "plain").exists() and not (source.home / "managed").exists()
+    added = {path.name for path in kept.iterdir()} - before
+    assert [name.partition("_")[0] for name in added] == ["h"]
+    loaded = story.load()
+    assert loaded.code == 0, loaded
+    assert story.target.shown() == shown
 
 
 @pytest.mark.parametrize("source", ["2.3"], indirect=True)

@@ -112,11 +112,12 @@ def change_manager(metastore: MetastoreReader, databases: Collection[str]) -> Ch
     if metastore.setting("hive.repl.cm.enabled").strip().lower() != "true":
         return ChangeManager(why_not=f"hive.repl.cm.enabled of {metastore.uri} is not true")
     place, retain = metastore.setting("hive.repl.cmrootdir"), metastore.setting("hive.repl.cm.retain")
-    if is_since_3(metastore) and (unmarked := [name for name in databases if not _is_marked(metastore, name)]):
+    since_3 = is_since_3(metastore)
+    if since_3 and (unmarked := [name for name in databases if not _is_marked(metastore, name)]):
         return ChangeManager(
             why_not=f"since Hive 3 databases need the property {SOURCE_FOR}: {', '.join(unmarked[:10])}"
         )
-    return ChangeManager(place, retain)
+    return ChangeManager(place, retain, managed_only=since_3)
 
 
 def _is_marked(metastore: MetastoreReader, name: str) -> bool:
