@@ -173,7 +173,7 @@ def test_an_upload_whose_last_answer_is_lost_is_complete(
 KILLED = """
 import sys
 from cmroot.keep.objects import keep_object
-from cmroot.store.objects import server_copies
+from cmroot.store import objects as server_copies
 from cmroot.store.place import Place
 from replicator.replay.copy.staging import noted
 server_copies.WHOLE_COPY, server_copies.PART = {WHOLE_COPY}, {PART}

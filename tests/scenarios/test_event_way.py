@@ -5,12 +5,11 @@ from __future__ import annotations
 from event_trace import traced
 from lab import Lab
 
-FILES = 90
+FILES = 65
 """Of a dump and a load together, above `core`, `metastore` and `cmroot`."""
 
 
 def test_an_added_partition_takes_a_short_way(fixture: Lab) -> None:
-    fixture.source.create()
     fixture.source.partitioned("days", {"1": {"f": "1\n"}})
     fixture.bootstrap()
     fixture.source.add("days", {"2": {"f": "22\n"}})

@@ -38,7 +38,6 @@ from replicator.service.auth.api_tokens import Role, create_token, revoke_token
 from replicator.service.series import RootSample, record_root
 from replicator.service.store import ServiceStore
 
-SHOP = unique("shop")
 MARKUP = "<script>alert(1)</script>"
 USUAL = {"width": 1280, "height": 720}
 IMAGE = "<img src=x onerror=alert(2)>"
@@ -54,6 +53,7 @@ class World:
     token: str
     other: str
     root: str
+    shop: str
 
     @property
     def url(self) -> str:
@@ -75,7 +75,7 @@ class World:
         run, job = self.service.runs(IMAGE)[0]["id"], f"/jobs/{quote(IMAGE)}"
         usage = f"/cmroot/usage?root={quote(self.root, safe='')}"
         some = ["/", "/policies/west", "/jobs", job, "/jobs/hangs", "/runs", f"/runs/{run}", "/runs?state=lost"]
-        roots = ["/cmroot", usage, "/removals", f"/tables/{SHOP}.days", f"/tables/{SHOP}.none", "/drills"]
+        roots = ["/cmroot", usage, "/removals", f"/tables/{self.shop}.days", f"/tables/{self.shop}.none", "/drills"]
         roots += [
             "/purges",
             f"/purges/{PURGE}",
@@ -94,16 +94,16 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    here = tmp_path_factory.mktemp("pages")
+    here, shop = tmp_path_factory.mktemp("pages"), unique("shop")
     with connect(source_metastore.uri) as metastore:
-        life = LifecycleFixture(metastore, SHOP, here)
+        life = LifecycleFixture(metastore, shop, here)
         life.partitioned("days", ["a", "<b>x"], **EXPIRES)
         life.run()
     root, target = life.root.place, str(here / "target")
     cm_hold("before", cmroot=root, reason=IMAGE)
-    legal_hold_add("case", cmroot=root, pattern=f"{SHOP}.*", reason=MARKUP)
+    legal_hold_add("case", cmroot=root, pattern=f"{shop}.*", reason=MARKUP)
     remember_purge(root)
-    _remember(Memory(create_or_open(target), "west"))
+    _remember(Memory(create_or_open(target), "west"), shop)
     made = Service(here)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         jobs = {
@@ -115,7 +115,7 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
         west = {
             "source": source_metastore.uri,
             "target": "thrift://127.0.0.1:9",
-            "databases": [SHOP, MARKUP],
+            "databases": [shop, MARKUP],
             "cmroot": root,
             "target_cmroot": target,
             "dumps": str(here / "dumps"),
@@ -130,7 +130,7 @@ def world(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -
         eventually(lambda: made.get("policies/west")["measured"])
         for job in (IMAGE, "west", "clean", "check"):
             eventually(lambda job=job: (runs := made.runs(job)) and runs[0]["ended"])  # type: ignore[misc]
-        yield World(made, token, other, root)
+        yield World(made, token, other, root, shop)
         made.stop()
 
 
@@ -181,10 +181,10 @@ def _retention(here: Path) -> list[str]:
     return [str(file), "--no-metastore"]
 
 
-def _remember(memory: Memory) -> None:
+def _remember(memory: Memory, shop: str) -> None:
     """A history of runs and turns, differences, and a drill."""
     begin = datetime.now(UTC) - timedelta(hours=6)
-    compared = Compared(open=(f"{SHOP}.days", f"{SHOP}.{IMAGE}"), open_count=2, ended=begin.isoformat())
+    compared = Compared(open=(f"{shop}.days", f"{shop}.{IMAGE}"), open_count=2, ended=begin.isoformat())
     for number in range(12):
         at = begin + timedelta(minutes=20 * number)
         ill = number == 7
@@ -263,7 +263,7 @@ def test_anybody_can_use_each_page(chromium: Any, axe: str, world: World) -> Non
     page.get_by_role("columnheader", name="needed by").first.wait_for()  # parts that come by themselves
     page.get_by_label("Older than").wait_for()
     assert violations(page, axe) == []
-    page.get_by_label("Table").fill(f"{SHOP}.days")
+    page.get_by_label("Table").fill(f"{world.shop}.days")
     page.get_by_role("button", name="Find").click()
     page.get_by_role("columnheader", name="there from").wait_for()
     assert "rows of" not in page.locator("tbody").inner_text() and page.locator("tbody tr").count() == 2
@@ -340,25 +340,25 @@ def test_everything_works_without_scripts(chromium: Any, world: World) -> None:
 
 
 def test_a_tables_life_is_on_one_line(world: World) -> None:
-    page = web.get(f"{world.url}/tables/{SHOP}.days").text
-    assert page.count("<circle") >= 3 and f"replicator restore west --db {SHOP} --table days --to " in page
-    said = web.get(f"{world.url}/tables/{SHOP}.days", params={"format": "json"}).json()
+    page = web.get(f"{world.url}/tables/{world.shop}.days").text
+    assert page.count("<circle") >= 3 and f"replicator restore west --db {world.shop} --table days --to " in page
+    said = web.get(f"{world.url}/tables/{world.shop}.days", params={"format": "json"}).json()
     assert {each["kind"] for each in said["entries"]} == {"record", "run", "hold"}
     assert [each["at"] for each in said["entries"]] == sorted((each["at"] for each in said["entries"]), reverse=True)
     (removal,) = web.get(f"{world.url}/tables/a.b?format=json&kind=removal").json()["entries"]
     assert "erased" in removal["text"] and not removal["restore"]
     asked = {"kind": "record", "since": "-1d", "format": "json"}
-    assert {each["kind"] for each in web.get(f"{world.url}/tables/{SHOP}.days", params=asked).json()["entries"]} == {
-        "record"
-    }
-    assert "2026-03-01T12:00:00Z" in web.get(f"{world.url}/tables/{SHOP}.days?since=soon").text  # what to write
-    assert "of that kind and time" in web.get(f"{world.url}/tables/{SHOP}.days?since=2999-01-01").text
+    assert {
+        each["kind"] for each in web.get(f"{world.url}/tables/{world.shop}.days", params=asked).json()["entries"]
+    } == {"record"}
+    assert "2026-03-01T12:00:00Z" in web.get(f"{world.url}/tables/{world.shop}.days?since=soon").text  # what to write
+    assert "of that kind and time" in web.get(f"{world.url}/tables/{world.shop}.days?since=2999-01-01").text
 
 
 def test_what_leaves_says_why_how_much_and_what_is_not_known(world: World) -> None:
     page = web.get(f"{world.url}/removals?format=json").json()
     leaving = {(each["job"], each["object"]): each for _, some in page["days"] for each in some}
-    expires, old = leaving["housekeeping", f"{SHOP}.days"], leaving["retention", ""]
+    expires, old = leaving["housekeeping", f"{world.shop}.days"], leaving["retention", ""]
     assert expires["held"] == "case" and expires["bytes"] and expires["setting"] == EXPIRES_AFTER
     assert (old["bytes"], old["path"]) == (4, f"{world.service.here}/data/set/v1") and not old["held"]
     days = {(each["job"], each["items"]) for each in page["upcoming"]["found"]["removals"]}
@@ -434,14 +434,20 @@ def test_only_what_has_changed_is_swapped(chromium: Any, world: World) -> None:
 
 def test_a_policy_says_what_to_do_with_its_own_values(chromium: Any, world: World) -> None:
     page, _ = visit(chromium, world, viewport=USUAL)
-    assert f"2 tables differ from the source: {SHOP}.{IMAGE}, {SHOP}.days" in page.locator(".troubles").inner_text()
+    assert (
+        f"2 tables differ from the source: {world.shop}.{IMAGE}, {world.shop}.days"
+        in page.locator(".troubles").inner_text()
+    )
     page.get_by_role("link", name="What to do, step by step").click()
     page.wait_for_url("**/policies/west#runbook")
     main = page.locator("main").inner_text()
     config = world.service.here / "replicator.toml"
     for line in ("sync west", "switchover west --to target", "repair west --dry-run"):
         assert f"replicator --config {config} {line}" in main, line
-    assert page.locator("#differences ~ ul").first.inner_text().splitlines() == [f"{SHOP}.{IMAGE}", f"{SHOP}.days"]
+    assert page.locator("#differences ~ ul").first.inner_text().splitlines() == [
+        f"{world.shop}.{IMAGE}",
+        f"{world.shop}.days",
+    ]
     assert "differs from the source" in page.get_by_role("heading", name="Warnings").locator("+ ul").inner_text()
     assert page.locator(".chart .tick").count() == 22 and page.locator(".chart .tick-ill").count() >= 2
     page.set_viewport_size({"width": 320, "height": 700})
@@ -572,14 +578,14 @@ def test_a_policy_is_compared_and_repaired_from_its_page(world: World) -> None:
     assert client.post("/policies/west/failover", data=own).status_code == 404
     assert client.post("/policies/west/drill", data={"reason": "x"}).status_code == 403
     for deed, more in (
-        ("verify", {"level": "size", "db": SHOP}),
+        ("verify", {"level": "size", "db": world.shop}),
         ("repair", {"confirm": "west", "drop_extra": "true"}),
     ):
         asked = client.post(f"/policies/west/{deed}", data=own | more)
         assert asked.status_code == 303, asked.text
         run = world.service.get(asked.headers["location"].replace("/runs", "runs"))
         assert run["asked_by"] == "me" and run["reason"] == "looked at"
-        wanted = {"verify": [f"--db={SHOP}", "--level=size"], "repair": ["--drop-extra"]}[deed]
+        wanted = {"verify": [f"--db={world.shop}", "--level=size"], "repair": ["--drop-extra"]}[deed]
         assert run["command"] == ["replicator", deed, "west", *wanted]
 
 
