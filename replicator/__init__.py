@@ -164,8 +164,8 @@ if TYPE_CHECKING:
     from replicator.commands.verify import VerifyOptions as VerifyOptions
     from replicator.commands.verify import repair as repair
     from replicator.commands.verify import verify as verify
-    from replicator.service.metrics_verb import MetricsOptions as MetricsOptions
-    from replicator.service.metrics_verb import metrics as metrics
+    from replicator.service.metrics import MetricsOptions as MetricsOptions
+    from replicator.service.metrics import metrics as metrics
     from replicator.service.service_process import ServeOptions as ServeOptions
     from replicator.service.service_process import TokenCreateOptions as TokenCreateOptions
     from replicator.service.service_process import TokenLsOptions as TokenLsOptions
@@ -329,7 +329,7 @@ _OF_SERVICE = (
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
 _MODULES |= dict.fromkeys(_OF_SERVICE, "replicator.service.service_process")
-_MODULES |= dict.fromkeys(("metrics", "MetricsOptions"), "replicator.service.metrics_verb")
+_MODULES |= dict.fromkeys(("metrics", "MetricsOptions"), "replicator.service.metrics")
 
 
 _RENAMED = {

@@ -12,8 +12,8 @@ from replicator.cli.logs import raise_level
 from replicator.cli.options import Duration, Session, json_option, pass_session
 from replicator.cli.output import emit, note
 from replicator.cli.signals import Stopping
-from replicator.service.auth.api_tokens import ROLES
-from replicator.service.metrics_verb import metrics as run_metrics
+from replicator.service.api_tokens import ROLES
+from replicator.service.metrics import metrics as run_metrics
 from replicator.service.service_process import serve as run_serve
 from replicator.service.service_process import token_create, token_ls, token_revoke
 

@@ -12,9 +12,9 @@ from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.jobs import Job
 from replicator.service.lag_watch import PERIOD, MeasuredLag
-from replicator.service.measuring.disks import Disk
-from replicator.service.measuring.families import two_primaries, verified_age
-from replicator.service.run_history import ServiceRun
+from replicator.service.measuring import Disk
+from replicator.service.metric_families import two_primaries, verified_age
+from replicator.service.runs import ServiceRun
 from replicator.service.store import JobState
 
 # ---- alert trends ----------------------------------------------------------------------------------------------------

@@ -40,10 +40,9 @@ from replicator.service.alert_conditions import (
     of_policies,
 )
 from replicator.service.lag_watch import LagWatch
-from replicator.service.measuring.apart import Apart
-from replicator.service.measuring.disks import directories_of
-from replicator.service.measuring.slow_watch import remembered_comparisons
-from replicator.service.run_history import iso
+from replicator.service.measuring import Apart, directories_of
+from replicator.service.metrics import remembered_comparisons
+from replicator.service.runs import iso
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import alert
 from replicator.service.store import ServiceStore

@@ -19,8 +19,7 @@ from replicator.errors import Error
 from replicator.ingestion.adapters.ingestion_shown import IngestionStats
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
-from replicator.service.measuring.apart import Apart
-from replicator.service.measuring.disks import Disk, directories_of, disk_of
+from replicator.service.measuring import Apart, Disk, directories_of, disk_of
 
 log = logging.getLogger(__name__)
 

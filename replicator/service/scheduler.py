@@ -20,9 +20,8 @@ from pathlib import Path
 from replicator.core.config import Config
 from replicator.core.text.quantity import parse_duration
 from replicator.errors import ConfigError, Error, StoreUnreachable
-from replicator.service.children import Child, outputs_before
 from replicator.service.jobs import Job, jobs_of
-from replicator.service.run_history import SCHEDULE, TOO_LONG, Ended, ServiceRun
+from replicator.service.runs import SCHEDULE, TOO_LONG, Child, Ended, ServiceRun, outputs_before
 from replicator.service.store import ALL, JobState, ServiceStore, is_ad_hoc, placed
 
 LEASE = 30.0  # seconds

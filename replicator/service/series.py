@@ -18,9 +18,9 @@ from cmroot.root import FORMAT
 from cmroot.store.place import as_written
 from replicator.core.text.quantity import parse_duration
 from replicator.errors import Error
-from replicator.service.children import Child, answer_of
 from replicator.service.lag_watch import PERIOD, LagWatch, MeasuredLag
-from replicator.service.measuring.apart import Apart
+from replicator.service.measuring import Apart
+from replicator.service.runs import Child, answer_of
 from replicator.service.scheduler import Scheduler
 from replicator.service.schema import lag_sample, root_sample
 from replicator.service.store import ServiceStore

@@ -20,18 +20,17 @@ from replicator.core.config import NAME, Config, read_config
 from replicator.core.not_replicated import Report
 from replicator.core.runtime import Stop
 from replicator.errors import UsageError
+from replicator.service.admission import Admission, gated, uvicorn_limits
 from replicator.service.alerts import Alerter
-from replicator.service.auth.admitted import Admission
-from replicator.service.auth.api_tokens import Role, create_token, revoke_token, tokens
-from replicator.service.auth.timed_connection import gated, uvicorn_limits
+from replicator.service.api_tokens import Role, create_token, revoke_token, tokens
 from replicator.service.lag_watch import LagWatch
-from replicator.service.measuring.slow_watch import SlowWatch
-from replicator.service.run_history import iso
+from replicator.service.metrics import SlowWatch
+from replicator.service.runs import iso
 from replicator.service.scheduler import Scheduler
 from replicator.service.series import LagRecorder, SizeRecorder
 from replicator.service.store import ServiceStore
 from replicator.service.web.app import HEADERS, LOOPBACK, make_app
-from replicator.service.web.queries.endpoint import roots_of
+from replicator.service.web.endpoint import roots_of
 from replicator.service.web.serving import MOMENT, Serving
 
 SLOW = 30  # seconds to start listening; and for open responses at the end

@@ -34,7 +34,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.drills.drill_record import Asked, Drill, Drills
 from replicator.policies.memory import Compared, Memory, RoleChange, Run, Step
-from replicator.service.auth.api_tokens import Role, create_token, revoke_token
+from replicator.service.api_tokens import Role, create_token, revoke_token
 from replicator.service.series import RootSample, record_root
 from replicator.service.store import ServiceStore
 

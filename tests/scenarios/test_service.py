@@ -24,7 +24,7 @@ from replicator.core.database import Database
 from replicator.errors import Error, Refused, StoreUnreachable
 from replicator.metastore.embedded.running import Running
 from replicator.service.jobs import Every, Job
-from replicator.service.run_history import Ended
+from replicator.service.runs import Ended
 from replicator.service.store import (
     Action,
     AdHocRun,

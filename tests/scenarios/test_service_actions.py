@@ -24,9 +24,9 @@ from waiting import CEILING, eventually
 
 from replicator.metastore.embedded.running import Running
 from replicator.service import schema
-from replicator.service.auth.api_tokens import create_token
+from replicator.service.api_tokens import create_token
 from replicator.service.store import Action, ServiceStore, open_action
-from replicator.service.web.actions.recorded import LONG
+from replicator.service.web.actions import LONG
 
 NOBODY_THERE = {"source": "thrift://127.0.0.1:1", "target": "thrift://127.0.0.1:2", "databases": "d", "schedule": "1d"}
 Event = tuple[str, str, Any]

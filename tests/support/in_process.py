@@ -12,8 +12,8 @@ import httpx
 from waiting import CEILING
 
 from replicator.core.config import parse_config
-from replicator.service.auth.admitted import Admission
-from replicator.service.auth.api_tokens import Role, create_token
+from replicator.service.admission import Admission
+from replicator.service.api_tokens import Role, create_token
 from replicator.service.lag_watch import LagWatch
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ServiceStore

@@ -10,7 +10,7 @@ import uvicorn
 from waiting import CEILING
 
 from replicator.core.service_config import LimitConfig
-from replicator.service.auth.timed_connection import uvicorn_limits
+from replicator.service.admission import uvicorn_limits
 from replicator.service.service_process import AnsweringServer
 
 

@@ -18,7 +18,7 @@ import web
 from waiting import CEILING, eventually
 
 from replicator.cli.main import run
-from replicator.service.auth.api_tokens import Role, create_token
+from replicator.service.api_tokens import Role, create_token
 from replicator.service.store import ServiceStore
 
 Tables = dict[str, dict[str, Any]]

@@ -23,15 +23,24 @@ from replicator.core.logging import ProgressFile
 from replicator.core.policy import parse_policy
 from replicator.core.service_config import JobConfig, ServiceConfig
 from replicator.errors import ConfigError, Refused
-from replicator.service.auth.api_tokens import Identity
+from replicator.service.api_tokens import Identity
 from replicator.service.jobs import jobs_of
 from replicator.service.store import AdHocRun, ServiceStore, placed
-from replicator.service.web.actions import recorded
-from replicator.service.web.actions.bodies import BESIDE, ApplyAsk, HoldAsk, RepairAsk, RestoreAsk, UndoAsk, options_of
-from replicator.service.web.actions.policy_actions import POLICY_ACTIONS, databases_among
-from replicator.service.web.actions.recorded import What, do_once
+from replicator.service.web import actions
+from replicator.service.web.actions import (
+    BESIDE,
+    ApplyAsk,
+    HoldAsk,
+    RepairAsk,
+    RestoreAsk,
+    UndoAsk,
+    What,
+    do_once,
+    options_of,
+)
+from replicator.service.web.policy_actions import POLICY_ACTIONS, databases_among
+from replicator.service.web.responses import Ask
 from replicator.service.web.serving import Serving
-from replicator.service.web.views import Ask
 
 BODIES: dict[str, type[Ask]] = {
     **{each.name: each.body for each in POLICY_ACTIONS},
@@ -138,7 +147,7 @@ def test_a_request_that_comes_again_while_it_is_done_does_nothing(
         retries = [pool.submit(retry) for _ in range(3)]
         try:
             eventually(lambda: sum(each.done() for each in retries) == 2 and begun)
-            monkeypatch.setattr(recorded, "LONG", 0.0)
+            monkeypatch.setattr(actions, "LONG", 0.0)
             with pytest.raises(HTTPException, match="is running"):
                 ask(waits)  # it takes long, but this server does it
         finally:

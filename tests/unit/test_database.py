@@ -14,7 +14,7 @@ from replicator.core import database
 from replicator.core.database import Database
 from replicator.errors import StoreUnreachable, UsageError
 from replicator.ingestion.job_store import IngestionStore
-from replicator.service.auth.api_tokens import create_token, tokens
+from replicator.service.api_tokens import create_token, tokens
 from replicator.service.store import ServiceStore
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replicator.service.pages.chart import LagPoint, size_chart_of
-from replicator.service.pages.places.root_routes import lifeline_of
+from replicator.service.pages.root_routes import lifeline_of
 
 
 def entry(at: str, kind: str, what: str = "x", text: str = "") -> dict[str, Any]:

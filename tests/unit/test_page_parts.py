@@ -18,7 +18,7 @@ from replicator.ingestion.job_queries import AssetQueue, QueueFigures
 from replicator.policies.lag import DatabaseLag, Lag
 from replicator.policies.memory import Compared
 from replicator.service.alerts import OpenAlert
-from replicator.service.auth.api_tokens import (
+from replicator.service.api_tokens import (
     LASTS,
     Identity,
     create_token,
@@ -32,12 +32,12 @@ from replicator.service.auth.api_tokens import (
 from replicator.service.pages.chart import NARROW, WIDE, Frame, LagPoint, chart_of
 from replicator.service.pages.needing import FRESH, Beside, Differences, behind_text, needs, still_said
 from replicator.service.pages.page_routes import about_of, figures_of, tasks_of
-from replicator.service.pages.places.root_routes import shown_roots
 from replicator.service.pages.rendering import HERE, lines, safe_place, said, schedule, when
+from replicator.service.pages.root_routes import shown_roots
 from replicator.service.pages.runbook import RUNBOOKS, filled, kinds_of, values_of
-from replicator.service.run_history import TOO_LONG, Ended, ServiceRun
+from replicator.service.runs import TOO_LONG, Ended, ServiceRun
 from replicator.service.store import AdHocRun, ServiceStore
-from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
+from replicator.service.web.responses import JobView, PolicyView, RunView, ServiceStatus
 
 DOCS = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists()) / "docs"
 STATUS = ServiceStatus("a", "a", 1, True, False, (), 0, 0, "1")

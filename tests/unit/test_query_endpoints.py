@@ -15,14 +15,14 @@ from waiting import CEILING
 
 from replicator.core.config import Config, parse_config
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.service.auth.api_tokens import NOBODY, Identity
+from replicator.service.api_tokens import NOBODY, Identity
 from replicator.service.series import LagSample, RootSample, lag_peaks, lag_samples, record_lag, record_root, thin
 from replicator.service.series import root_samples as samples_of_root
 from replicator.service.store import ServiceStore
-from replicator.service.web.queries.catalogue import ENDPOINTS
-from replicator.service.web.queries.endpoint import FARTHEST, cursor_to, digest, read_cursor, root_for, roots_of
-from replicator.service.web.queries.router import parameters_of
-from replicator.service.web.queries.time_limits import OF_ONE, Askers, Late, run_command
+from replicator.service.web.catalogue import ENDPOINTS
+from replicator.service.web.endpoint import FARTHEST, cursor_to, digest, read_cursor, root_for, roots_of
+from replicator.service.web.router import parameters_of
+from replicator.service.web.serving import OF_ONE, Askers, Late, run_command
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -19,10 +19,10 @@ from waiting import CEILING, eventually
 from replicator.core.config import read_config
 from replicator.errors import ConfigError, UsageError
 from replicator.service import scheduler as scheduling
-from replicator.service.auth.api_tokens import create_token
+from replicator.service.api_tokens import create_token
 from replicator.service.jobs import Cron, Every, Job
 from replicator.service.lag_watch import LagWatch
-from replicator.service.run_history import SCHEDULE, Ended
+from replicator.service.runs import SCHEDULE, Ended
 from replicator.service.scheduler import Scheduler
 from replicator.service.store import ALL, AdHocRun, ServiceStore
 from replicator.service.web.app import make_app

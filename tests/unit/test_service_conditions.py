@@ -28,8 +28,8 @@ from replicator.service.alert_conditions import (
 )
 from replicator.service.jobs import Cron, Every, Job
 from replicator.service.lag_watch import MeasuredLag
-from replicator.service.measuring.disks import disk_of
-from replicator.service.run_history import Ended
+from replicator.service.measuring import disk_of
+from replicator.service.runs import Ended
 from replicator.service.store import JobState, ServiceStore
 
 CONFIG = AlertConfig()

@@ -16,8 +16,8 @@ from waiting import CEILING, eventually
 from replicator.core.config import parse_config
 from replicator.core.service_config import GroupConfig, LimitConfig, ProxyConfig
 from replicator.errors import ConfigError
-from replicator.service.auth.admitted import Proxies, Rates
-from replicator.service.auth.api_tokens import Identity
+from replicator.service.admission import Proxies, Rates
+from replicator.service.api_tokens import Identity
 from replicator.service.store import ServiceStore
 
 CONFIG = ProxyConfig(

@@ -20,8 +20,8 @@ from replicator.policies.lag import DatabaseLag, Lag, TableLag
 from replicator.policies.memory import Compared
 from replicator.service.jobs import Every, Job
 from replicator.service.lag_watch import STALE, LagWatch, MeasuredLag
-from replicator.service.measuring.apart import Apart
-from replicator.service.measuring.families import (
+from replicator.service.measuring import Apart, sample_root
+from replicator.service.metric_families import (
     Sample,
     counts,
     counts_of,
@@ -33,10 +33,9 @@ from replicator.service.measuring.families import (
     text_of,
     verified_age,
 )
-from replicator.service.measuring.root_sizes import sample_root
-from replicator.service.run_history import Ended
+from replicator.service.runs import Ended
 from replicator.service.store import ServiceStore
-from replicator.service.web.queries.time_limits import AT_ONCE, Askers, Late
+from replicator.service.web.serving import AT_ONCE, Askers, Late
 
 SYNCED = {"files_copied": 3, "bytes_copied": 70, "files_from_source": 2, "files_from_cmroot": 1}
 

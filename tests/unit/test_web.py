@@ -18,11 +18,11 @@ import replicator
 from cmroot.root import create_or_open
 from replicator.core.config import parse_config
 from replicator.policies.memory import Compared
-from replicator.service.auth.api_tokens import revoke_token
+from replicator.service.api_tokens import revoke_token
 from replicator.service.lag_watch import MeasuredLag
-from replicator.service.run_history import Ended
+from replicator.service.runs import Ended
 from replicator.service.store import AdHocRun, JobState, ServiceStore, actions
-from replicator.service.web.queries.time_limits import OF_ONE
+from replicator.service.web.serving import OF_ONE
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from fastapi.responses import RedirectResponse, Response
 from replicator.commands.asset import asset_show
 from replicator.ingestion.adapters.intake import Requester
 from replicator.ingestion.ingestion_request import State, is_same_person
-from replicator.service.pages.places.root_routes import Said, asked, config_of, said
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, Visitor, render
-from replicator.service.web.actions.bodies import ApproveAssetAsk
-from replicator.service.web.actions.ingestion_actions import SECONDS as ACTING
-from replicator.service.web.actions.ingestion_actions import Name, approve_asset, cancel_request
-from replicator.service.web.queries.router import within as limited
+from replicator.service.pages.root_routes import Said, asked, config_of, said
+from replicator.service.web.actions import ApproveAssetAsk
+from replicator.service.web.ingestion_actions import SECONDS as ACTING
+from replicator.service.web.ingestion_actions import Name, approve_asset, cancel_request
+from replicator.service.web.responses import Ask
+from replicator.service.web.router import within as limited
 from replicator.service.web.serving import require
-from replicator.service.web.views import Ask
 
 PATIENCE = 20.0
 """Seconds for a page."""

@@ -12,11 +12,10 @@ from replicator.ingestion.job_queries import LATE, QueueFigures
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Compared
 from replicator.service.alerts import OpenAlert
-from replicator.service.children import answer_of
 from replicator.service.pages.runbook import kinds_of
-from replicator.service.run_history import TOO_LONG, ServiceRun, iso
+from replicator.service.runs import TOO_LONG, ServiceRun, answer_of, iso
+from replicator.service.web.responses import JobView, PolicyView, RunView, ServiceStatus
 from replicator.service.web.serving import Serving
-from replicator.service.web.views import JobView, PolicyView, RunView, ServiceStatus
 
 # ---- differing tables ------------------------------------------------------------------------------------------------
 # Tables of a policy that differ: from the comparisons of its runs, and of `verify` runs that the service started.

@@ -15,15 +15,14 @@ from fastapi.responses import Response
 
 from replicator.errors import Error
 from replicator.service.alerts import open_alerts
-from replicator.service.children import PROGRESS, answer_of
 from replicator.service.pages.needing import behind_text, needs
 from replicator.service.pages.policy_routes import beside_of
 from replicator.service.pages.rendering import ASSETS, BYTES, PageRoute, Visiting, render
-from replicator.service.run_history import RunState
+from replicator.service.runs import PROGRESS, RunState, answer_of
 from replicator.service.web import api
-from replicator.service.web.actions.recorded import sees
+from replicator.service.web.actions import sees
+from replicator.service.web.responses import RunView
 from replicator.service.web.serving import Serving, require
-from replicator.service.web.views import RunView
 
 # ---- run progress ----------------------------------------------------------------------------------------------------
 # The progress of a run, from the file to which it is written; and its results, from its report. Pure, except for that

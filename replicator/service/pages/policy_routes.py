@@ -25,8 +25,9 @@ from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiti
 from replicator.service.pages.runbook import Runbook, filled, values_of
 from replicator.service.series import FINE, lag_peaks
 from replicator.service.web import api
-from replicator.service.web.actions.bodies import ApplyAsk, PlanAsk, body_of
-from replicator.service.web.actions.policy_actions import (
+from replicator.service.web.actions import ApplyAsk, PlanAsk, body_of
+from replicator.service.web.endpoint import Asking
+from replicator.service.web.policy_actions import (
     PLANNING,
     POLICY_ACTIONS,
     apply_plan,
@@ -35,11 +36,9 @@ from replicator.service.web.actions.policy_actions import (
     refuse_plan,
     show_plan,
 )
-from replicator.service.web.queries.endpoint import Asking
-from replicator.service.web.queries.of_policies import RestorePoints, checks, has_root, restore_points
-from replicator.service.web.queries.time_limits import Askers, Late
-from replicator.service.web.serving import Serving, require
-from replicator.service.web.views import Ask, JobView, PolicyView, RunView
+from replicator.service.web.policy_queries import RestorePoints, checks, has_root, restore_points
+from replicator.service.web.responses import Ask, JobView, PolicyView, RunView
+from replicator.service.web.serving import Askers, Late, Serving, require
 
 T = TypeVar("T")
 

@@ -26,20 +26,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from replicator.core.text.quantity import count_text, duration_text, printable, size_text
 from replicator.errors import Error
-from replicator.service.auth.api_tokens import (
-    LASTS,
-    NOBODY,
-    Identity,
-    csrf_of,
-    is_csrf_of,
-    session_of,
-    sign_in,
-    sign_out,
-)
+from replicator.service.api_tokens import LASTS, NOBODY, Identity, csrf_of, is_csrf_of, session_of, sign_in, sign_out
 from replicator.service.web import api
-from replicator.service.web.problems import status_of
+from replicator.service.web.responses import Ask, status_of
 from replicator.service.web.serving import of_request
-from replicator.service.web.views import Ask
 
 HERE = Path(__file__).parent
 ASSETS = {

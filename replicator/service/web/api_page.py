@@ -13,8 +13,8 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from replicator.service.pages.rendering import PageRoute, Visiting
-from replicator.service.web.queries.endpoint import Endpoint
-from replicator.service.web.queries.router import schemas_of
+from replicator.service.web.endpoint import Endpoint
+from replicator.service.web.router import schemas_of
 
 BEEKEEPERS = "/api/v1/database/"
 

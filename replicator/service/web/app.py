@@ -12,28 +12,26 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from replicator.service import metric_families
 from replicator.service.alert_conditions import first_wanted, overdue
-from replicator.service.measuring import families
-from replicator.service.measuring.families import counts
-from replicator.service.measuring.slow_watch import remembered_comparisons, remembered_roots
+from replicator.service.metric_families import counts
+from replicator.service.metrics import remembered_comparisons, remembered_roots
 from replicator.service.pages.ingestion_routes import ingesting
 from replicator.service.pages.page_routes import pages
-from replicator.service.pages.places.removal_routes import removing
-from replicator.service.pages.places.root_routes import of_logs, of_roots, tables
 from replicator.service.pages.policy_routes import of_policies, plans
+from replicator.service.pages.removal_routes import removing
 from replicator.service.pages.rendering import forms, signing_in
-from replicator.service.web.actions.ingestion_actions import ingestion_actions
-from replicator.service.web.actions.policy_actions import plan_actions, policy_actions
-from replicator.service.web.actions.root_actions import root_actions
-from replicator.service.web.actions.run_events import run_events
-from replicator.service.web.api import api
+from replicator.service.pages.root_routes import of_logs, of_roots, tables
+from replicator.service.web.api import api, run_events
 from replicator.service.web.api_page import describe
 from replicator.service.web.beekeeper import beekeeper
-from replicator.service.web.problems import add_problems, problem
-from replicator.service.web.queries.catalogue import ENDPOINTS
-from replicator.service.web.queries.router import router_of, too_late
-from replicator.service.web.queries.time_limits import Askers, Late
-from replicator.service.web.serving import VERSION, Serving, SharedAnswers, Who, require
+from replicator.service.web.catalogue import ENDPOINTS
+from replicator.service.web.ingestion_actions import ingestion_actions
+from replicator.service.web.policy_actions import plan_actions, policy_actions
+from replicator.service.web.removals import root_actions
+from replicator.service.web.responses import add_problems, problem
+from replicator.service.web.router import router_of, too_late
+from replicator.service.web.serving import VERSION, Askers, Late, Serving, SharedAnswers, Who, require
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 # `/metrics`: Prometheus' text of the service, its jobs, its policies and their roots.
@@ -41,20 +39,20 @@ from replicator.service.web.serving import VERSION, Serving, SharedAnswers, Who,
 
 def metrics_of(serving: Serving) -> bytes:
     """Returns all current metrics. Raises StoreUnreachable."""
-    return families.text_of(_all(serving))
+    return metric_families.text_of(_all(serving))
 
 
 def _all(serving: Serving) -> Iterator[Metric]:
     yield from _service(serving)
     yield from _jobs(serving)
     with serving.store.transaction() as connection:
-        yield from families.of_counts(counts(connection))
+        yield from metric_families.of_counts(counts(connection))
     now = serving.store.now()
     known = {**remembered_comparisons(serving.store), **serving.watch.compared}
-    yield from families.of_policies(serving.config.policies, serving.watch.found, known, now)
-    yield from families.of_disks(serving.watch.disks)
-    yield from families.of_ingestion(serving.watch.queue)
-    yield from families.of_roots(remembered_roots(serving.store), now)
+    yield from metric_families.of_policies(serving.config.policies, serving.watch.found, known, now)
+    yield from metric_families.of_disks(serving.watch.disks)
+    yield from metric_families.of_ingestion(serving.watch.queue)
+    yield from metric_families.of_roots(remembered_roots(serving.store), now)
 
 
 def _service(serving: Serving) -> Iterator[Metric]:

@@ -21,11 +21,10 @@ from replicator.core.config import Config
 from replicator.errors import Error, UsageError
 from replicator.lifecycle.housekeeping.item_queries import ItemPage
 from replicator.lifecycle.housekeeping.run import opened
-from replicator.service.web.problems import status_of
-from replicator.service.web.queries.endpoint import SECONDS
-from replicator.service.web.queries.router import too_late
-from replicator.service.web.queries.time_limits import Askers, Late
-from replicator.service.web.serving import Serving, Who, require
+from replicator.service.web.endpoint import SECONDS
+from replicator.service.web.responses import status_of
+from replicator.service.web.router import too_late
+from replicator.service.web.serving import Askers, Late, Serving, Who, require
 
 SIZE = 20  # items of a page by default
 

@@ -1,6 +1,9 @@
-"""Families of metrics for Prometheus. Labels are the jobs, policies, roots and disks of the configuration, the ten
-tables and twenty databases of each policy with the longest lag, and twenty assets of ingestion, so that their number is
-limited. No label is named `job`, which Prometheus assigns to each target."""
+"""Families of metrics for Prometheus, and their counters and samples in the service's store.
+
+Labels are the jobs, policies, roots and disks of the configuration, the ten tables and twenty databases of each policy
+with the longest lag, and twenty assets of ingestion, so that their number is limited. No label is named `job`, which
+Prometheus assigns to each target.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,7 @@ from replicator.ingestion.ingestion_request import Kind
 from replicator.policies.lag import DatabaseLag
 from replicator.policies.memory import Compared
 from replicator.service.lag_watch import MeasuredLag
-from replicator.service.measuring.disks import Disk
-from replicator.service.measuring.root_sizes import RootSample
+from replicator.service.measuring import Disk, RootSample
 from replicator.service.schema import counter, sample
 
 # ---- tally -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Queries about a policy: its lag over time, its last verification, roles and role changes, restore points, checks."""
+"""Queries about a policy: its lag over time, its last verification, roles and role changes, restore points,
+checks.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,9 @@ from replicator.policies.checks.check import PolicyChecked, impatient
 from replicator.policies.memory import Compared, Memory, RoleChange
 from replicator.policies.roles import DatabaseRole, shown_roles
 from replicator.replay.restore.pins import PinList, SlotState
-from replicator.service.children import answer_of
-from replicator.service.run_history import ServiceRun, iso
+from replicator.service.runs import ServiceRun, answer_of, iso
 from replicator.service.series import LagSample, lag_samples
-from replicator.service.web.queries.endpoint import Asking, normal_place, option_of, roots_of
+from replicator.service.web.endpoint import Asking, normal_place, option_of, roots_of
 
 LOOKED_AT = 200
 """Newest runs that are searched for the last verification."""

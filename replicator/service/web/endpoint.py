@@ -1,5 +1,6 @@
-"""Endpoints: path, parameters, subject and response of a query. Most are a verb of `replicator/commands`, whose fields
-are the parameters, with the ranges and values of its options."""
+"""Endpoints of queries: path, parameters, subject and response. Most are a verb of `replicator/commands`, whose
+fields are the parameters, with the ranges and values of its options.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +27,8 @@ from replicator.core.not_replicated import Report
 from replicator.core.policy import Policy
 from replicator.core.text.quantity import parse_duration
 from replicator.errors import Error, ObjectNotFound, UsageError
-from replicator.service.auth.api_tokens import Identity
-from replicator.service.web.queries.time_limits import run_command
-from replicator.service.web.serving import Serving, require
+from replicator.service.api_tokens import Identity
+from replicator.service.web.serving import Serving, require, run_command
 
 # ---- named roots -----------------------------------------------------------------------------------------------------
 # The `$cmroot`s that may be queried: those of the configuration, by the names of their keys. Clients send no path.

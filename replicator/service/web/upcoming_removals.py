@@ -18,10 +18,9 @@ from replicator.lifecycle.housekeeping.settings import EXPIRED, EXPIRED_PERIOD, 
 from replicator.lifecycle.housekeeping.store import ItemStore, item
 from replicator.lifecycle.removal.removal import ResolvedHold, read_holds
 from replicator.lifecycle.removal.remove import sizes_of
-from replicator.service.children import answer_of
-from replicator.service.run_history import ServiceRun, iso
-from replicator.service.web.queries.endpoint import Asking, normal_place, option_of, roots_of
-from replicator.service.web.queries.of_policies import has_root
+from replicator.service.runs import ServiceRun, answer_of, iso
+from replicator.service.web.endpoint import Asking, normal_place, option_of, roots_of
+from replicator.service.web.policy_queries import has_root
 
 T = TypeVar("T")
 

@@ -1,5 +1,6 @@
 """Actions on assets and requests of ingestion. The user is the token's name, or the proxy's user; permissions to
-request are defined by the roles of the assets, not by policies."""
+request are defined by the roles of the assets, not by policies.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +13,11 @@ from fastapi.routing import APIRoute
 from replicator.commands.asset import asset_approve, asset_create
 from replicator.commands.ingest import ingest_cancel, ingest_request
 from replicator.errors import UsageError
-from replicator.service.auth.api_tokens import NOBODY
-from replicator.service.web.actions.bodies import ApproveAssetAsk, AssetAsk, LandingAsk, fields_of
-from replicator.service.web.actions.recorded import What, do_once, serving_of
-from replicator.service.web.queries.router import within
+from replicator.service.api_tokens import NOBODY
+from replicator.service.web.actions import ApproveAssetAsk, AssetAsk, LandingAsk, What, do_once, fields_of, serving_of
+from replicator.service.web.responses import Ask
+from replicator.service.web.router import within
 from replicator.service.web.serving import NEEDED, Who, require
-from replicator.service.web.views import Ask
 
 Number = Annotated[int, Path(ge=1, le=2**53, description="A job's number.")]
 Name = Annotated[str, Path(pattern=r"^[a-z0-9_]{1,64}$", description="An asset's name.")]

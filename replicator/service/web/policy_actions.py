@@ -1,4 +1,4 @@
-"""Actions on policies: a table from an address to a command line, and restores."""
+"""Actions on policies: a table from an address to a command line, restores, and plans with their approval."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
 from replicator.core.policy import Policy, matching_databases
 from replicator.errors import ObjectNotFound, Refused, UsageError
-from replicator.service.auth.api_tokens import Role
-from replicator.service.children import answer_of
-from replicator.service.run_history import RunFilter, ServiceRun, iso
+from replicator.service.api_tokens import Role
+from replicator.service.runs import RunFilter, ServiceRun, answer_of, iso
 from replicator.service.store import Action, AdHocRun, ServiceStore, actions_about, is_open
-from replicator.service.web.actions.bodies import (
+from replicator.service.web.actions import (
     ApplyAsk,
     Consent,
     DrillAsk,
@@ -26,14 +25,17 @@ from replicator.service.web.actions.bodies import (
     RestoreAsk,
     SwitchoverAsk,
     VerifyAsk,
+    What,
     consented,
+    do_once,
     only,
     options_of,
+    queue_once,
+    serving_of,
 )
-from replicator.service.web.actions.recorded import What, do_once, queue_once, serving_of
 from replicator.service.web.api import refuse_unknown_parameters
+from replicator.service.web.responses import Ask, Asked, RunView
 from replicator.service.web.serving import Who, require
-from replicator.service.web.views import Ask, Asked, RunView
 
 PLAN = "plan.json"
 """A plan's file, in the output of the run that created it."""

@@ -1,4 +1,6 @@
-"""Pages about removals: pending ones by day and reason, each with a form to hold it; purges and their certificates."""
+"""Pages about removals: pending ones by day and reason, each with a form to hold it; purges and their
+certificates.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from fastapi.responses import RedirectResponse, Response
 
 from replicator.commands.audit import audit_ls, legal_hold_ls
 from replicator.commands.purge import purge_backups
-from replicator.service.pages.places.root_routes import (
+from replicator.service.pages.rendering import Acting, Fields, Visiting, render
+from replicator.service.pages.root_routes import (
     RootPage,
     Said,
     acting_name,
@@ -25,9 +28,8 @@ from replicator.service.pages.places.root_routes import (
     may_change,
     said,
 )
-from replicator.service.pages.rendering import Acting, Fields, Visiting, render
-from replicator.service.web.actions.bodies import RemovalAsk, RootAsk
-from replicator.service.web.actions.root_actions import hold_removal, release_legal_hold
+from replicator.service.web.actions import RemovalAsk, RootAsk
+from replicator.service.web.removals import hold_removal, release_legal_hold
 
 ROWS = 500
 """Maximum rows of a list; the command line has all of them."""

@@ -1,5 +1,6 @@
-"""Pages about change-management roots and drills, from the commands that read them. They run on this server's own
-engine, never in a Spark of the service."""
+"""Pages about change-management roots, tables and drills, from the commands that read them. They run on this
+server's own engine, never in a Spark of the service.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +21,18 @@ from replicator.commands.drill import drill
 from replicator.core.config import Config
 from replicator.errors import Error
 from replicator.policies.drills.drill_record import ShownDrills
-from replicator.service.auth.api_tokens import Identity
+from replicator.service.api_tokens import Identity
 from replicator.service.pages.chart import NARROW, LagPoint, size_chart_of
 from replicator.service.pages.rendering import Acting, Fields, PageRoute, Visiting, render
-from replicator.service.web.actions.bodies import HoldAsk, body_from
-from replicator.service.web.actions.recorded import known_roots
-from replicator.service.web.actions.root_actions import SECONDS as ACTING
-from replicator.service.web.actions.root_actions import add_root_hold, release_root_hold
-from replicator.service.web.queries.catalogue import ENDPOINTS
-from replicator.service.web.queries.endpoint import LARGEST, SECONDS, CommandFailed, NamedRoot, normal_place, roots_of
-from replicator.service.web.queries.of_roots import SLOW
-from replicator.service.web.queries.of_tables import KINDS
-from replicator.service.web.queries.router import answer_to, within
-from replicator.service.web.queries.time_limits import Askers, Late
-from replicator.service.web.serving import Serving, require
-from replicator.service.web.views import Ask
+from replicator.service.web.actions import HoldAsk, body_from, known_roots
+from replicator.service.web.catalogue import ENDPOINTS
+from replicator.service.web.endpoint import LARGEST, SECONDS, CommandFailed, NamedRoot, normal_place, roots_of
+from replicator.service.web.removals import SECONDS as ACTING
+from replicator.service.web.removals import add_root_hold, release_root_hold
+from replicator.service.web.responses import Ask
+from replicator.service.web.roots import KINDS, SLOW
+from replicator.service.web.router import answer_to, within
+from replicator.service.web.serving import Askers, Late, Serving, require
 
 # ---- root asking -----------------------------------------------------------------------------------------------------
 # The root of a page, and the responses of queries and commands about it, or their errors.

@@ -14,8 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from replicator.core.not_replicated import Report
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.service.web.api import refuse_unknown_parameters
-from replicator.service.web.problems import problem, status_of_kind
-from replicator.service.web.queries.endpoint import (
+from replicator.service.web.endpoint import (
     LARGEST,
     PAGE,
     TEXT,
@@ -29,8 +28,8 @@ from replicator.service.web.queries.endpoint import (
     refuse_none_yet,
     root_for,
 )
-from replicator.service.web.queries.time_limits import GRACE, Askers, Late
-from replicator.service.web.serving import Serving, Who, require
+from replicator.service.web.responses import problem, status_of_kind
+from replicator.service.web.serving import GRACE, Askers, Late, Serving, Who, require
 
 SCHEMAS = "#/components/schemas/"
 INFINITY = float("inf")

@@ -1,4 +1,4 @@
-"""Tokens: permissions over HTTP. The store has their digests only."""
+"""Tokens and sessions: permissions over HTTP. The store has their digests only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Literal
 from sqlalchemy import delete, insert, literal, or_, select
 
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.service.run_history import SCHEDULE
+from replicator.service.runs import SCHEDULE
 from replicator.service.schema import session, token
 from replicator.service.store import ServiceStore
 

@@ -26,8 +26,8 @@ from replicator.replay.restore.kept import KeptList
 from replicator.replay.restore.past_files import FoundList
 from replicator.replay.restore.pins import PinList
 from replicator.replay.restore.upkeep import ExpiryPlanned
-from replicator.service.web.queries import of_policies, of_removals, of_roots, of_tables, of_upcoming
-from replicator.service.web.queries.endpoint import (
+from replicator.service.web import policy_queries, removals, roots, upcoming_removals
+from replicator.service.web.endpoint import (
     Asking,
     Endpoint,
     Parameter,
@@ -36,7 +36,7 @@ from replicator.service.web.queries.endpoint import (
     of_options,
     text,
 )
-from replicator.service.web.queries.of_roots import SLOW
+from replicator.service.web.roots import SLOW
 
 _SINCE = text("since", 'Only from this time on: ISO 8601, or back from now: "-1d", "yesterday".')
 _UNTIL = text("until", "Only up to this time.")
@@ -85,18 +85,18 @@ _OF_POLICIES = (
     Endpoint(
         "policies/{policy}/lag-history",
         "Its lag over time, oldest first.",
-        of_policies.lag_history,
-        of_policies.LagSeries,
+        policy_queries.lag_history,
+        policy_queries.LagSeries,
         of="policy",
         parameters=(_SINCE,),
         listed="points",
-        keyed=of_policies.key_of_point,
+        keyed=policy_queries.key_of_point,
     ),
     Endpoint(
         "policies/{policy}/verification",
         "Its last comparison of both sides, and how old it is.",
-        of_policies.verification,
-        of_policies.VerificationView,
+        policy_queries.verification,
+        policy_queries.VerificationView,
         of="policy",
     ),
     Endpoint(
@@ -111,24 +111,26 @@ _OF_POLICIES = (
     Endpoint(
         "policies/{policy}/roles",
         "Roles of its databases on both sides, its slot, and turns that were made.",
-        of_policies.roles,
-        of_policies.PolicyRoles,
+        policy_queries.roles,
+        policy_queries.PolicyRoles,
         of="policy",
     ),
     Endpoint(
         "policies/{policy}/restore-points",
         "Moments that `replicator restore --policy` can go back to, newest first.",
-        of_policies.restore_points,
-        of_policies.RestorePoints,
+        policy_queries.restore_points,
+        policy_queries.RestorePoints,
         of="policy",
         parameters=(_SINCE,),
         listed="points",
     ),
-    Endpoint("checks", "What the newest checks of policies have found.", of_policies.checks, of_policies.CheckList),
+    Endpoint(
+        "checks", "What the newest checks of policies have found.", policy_queries.checks, policy_queries.CheckList
+    ),
 )
 
 _OF_ROOTS = (
-    Endpoint("roots", "The roots that can be asked about.", of_roots.roots, of_roots.RootList),
+    Endpoint("roots", "The roots that can be asked about.", roots.roots, roots.RootList),
     Endpoint(
         "cmroot/ls",
         "What it keeps: totals by who needs it, and the largest entries, as `replicator cm ls` gives them.",
@@ -156,7 +158,7 @@ _OF_ROOTS = (
     Endpoint(
         "cmroot/slots",
         "Slots, holds and dumps, and how far behind they are, as `replicator cm slots` gives them.",
-        of_roots.slots,
+        roots.slots,
         PinList,
         of="root",
     ),
@@ -170,13 +172,11 @@ _OF_ROOTS = (
         seconds=SLOW,
         instead=_as_a_job("cm", "slots"),
     ),
-    Endpoint(
-        "cmroot/holds", "Named moments that it keeps.", of_roots.holds, of_roots.HoldList, of="root", listed="holds"
-    ),
+    Endpoint("cmroot/holds", "Named moments that it keeps.", roots.holds, roots.HoldList, of="root", listed="holds"),
     Endpoint(
         "cmroot/expiry",
         "What an expiry would remove now, and what holds back the rest, as `replicator cm expire --dry-run` says.",
-        of_roots.expiry,
+        roots.expiry,
         ExpiryPlanned,
         of="root",
         parameters=(text("older_than", "The retention, such as 30d; without it, that of the job that expires it."),),
@@ -187,29 +187,29 @@ _OF_ROOTS = (
     Endpoint(
         "cmroot/size",
         "What it kept over time, oldest first.",
-        of_roots.size,
-        of_roots.SizeSeries,
+        roots.size,
+        roots.SizeSeries,
         of="root",
         parameters=(_SINCE,),
         listed="points",
-        keyed=of_policies.key_of_point,
+        keyed=policy_queries.key_of_point,
         may_be_none_yet=True,
     ),
     Endpoint(
         "tables/{table}/timeline",
         "A table's life: records, removals, comparisons, runs, dumps and holds, by time.",
-        of_tables.timeline,
-        of_tables.Timeline,
+        roots.timeline,
+        roots.Timeline,
         of="root",
         parameters=(
             Parameter("table", str, "DB.TABLE, by any name that it had.", ..., in_path=True),
-            Parameter("kind", Literal[of_tables.KINDS] | None, "Only entries of this kind."),
+            Parameter("kind", Literal[roots.KINDS] | None, "Only entries of this kind."),
             Parameter("order", Literal["oldest", "newest"], "Which come first.", "oldest"),
             _SINCE,
             _UNTIL,
         ),
         listed="entries",
-        keyed=of_tables.key_of_entry,
+        keyed=roots.key_of_entry,
         instead="ask from a later `since` on; `replicator show ROOT --table DB.TABLE` has no time limit",
     ),
 )
@@ -218,25 +218,25 @@ _OF_REMOVALS = (
     Endpoint(
         "housekeeping/items",
         "What housekeeping is to remove, has removed, and cannot, as `replicator housekeeping ls` gives it.",
-        of_removals.items,
-        of_removals.ItemList,
+        removals.items,
+        removals.ItemList,
         of="root",
-        parameters=of_options(HousekeepingLsOptions, *of_removals.FILTERS),
+        parameters=of_options(HousekeepingLsOptions, *removals.FILTERS),
         listed="content",
         pages=True,
     ),
     Endpoint(
         "removals/upcoming",
         "What goes when and why, by day: items of housekeeping, and what rehearsals of retention have planned.",
-        of_upcoming.upcoming,
-        of_upcoming.UpcomingRemovals,
+        upcoming_removals.upcoming,
+        upcoming_removals.UpcomingRemovals,
         listed="removals",
     ),
     Endpoint(
         "removals/items",
         "What goes, one by one and by time, with its bytes, and what `removals:hold` takes to keep it.",
-        of_upcoming.upcoming_items,
-        of_upcoming.UpcomingItems,
+        upcoming_removals.upcoming_items,
+        upcoming_removals.UpcomingItems,
         of="root",
         listed="items",
         pages=True,
@@ -244,7 +244,7 @@ _OF_REMOVALS = (
     Endpoint(
         "retention/{job}/explain",
         "The settings of a dataset, each with its file and line, as `replicator retention explain` gives them.",
-        of_removals.explained,
+        removals.explained,
         Explained,
         parameters=(
             Parameter("job", str, "A job of the configuration that runs retention.", ..., in_path=True),
@@ -256,8 +256,8 @@ _OF_REMOVALS = (
     Endpoint(
         "purges",
         "Purges and restores of their backups, newest first.",
-        of_removals.purges,
-        of_removals.PurgeList,
+        removals.purges,
+        removals.PurgeList,
         of="root",
         listed="purges",
         pages=True,
@@ -265,15 +265,15 @@ _OF_REMOVALS = (
     Endpoint(
         "purges/{purge}",
         "One purge, and how far its partitions have come.",
-        of_removals.purge,
-        of_removals.PurgeDetail,
+        removals.purge,
+        removals.PurgeDetail,
         of="root",
         parameters=(_PURGE,),
     ),
     Endpoint(
         "purges/{purge}/certificate",
         "The newest certificate of a purge.",
-        of_removals.certificate,
+        removals.certificate,
         Certificate,
         of="root",
         parameters=(_PURGE,),
@@ -299,17 +299,12 @@ _OF_REMOVALS = (
 
 _OF_INGESTION = (
     Endpoint(
-        "assets",
-        "Assets, as `replicator asset ls` gives them.",
-        of_roots.assets,
-        AssetsShown,
-        listed="assets",
-        whole=True,
+        "assets", "Assets, as `replicator asset ls` gives them.", roots.assets, AssetsShown, listed="assets", whole=True
     ),
     Endpoint(
         "assets/{asset}",
         "An asset, as `replicator asset show` gives it.",
-        of_roots.asset,
+        roots.asset,
         Asset,
         parameters=(Parameter("asset", str, "Its name.", ..., in_path=True),),
         whole=True,
@@ -317,26 +312,26 @@ _OF_INGESTION = (
     Endpoint(
         "ingestion/requests",
         "Requests of ingestion with their jobs, newest first, as `replicator ingest ls` gives them.",
-        of_roots.requests,
-        of_roots.IngestionJobList,
+        roots.requests,
+        roots.IngestionJobList,
         parameters=(
-            *of_options(IngestLsOptions, *of_roots.FILTERS),
+            *of_options(IngestLsOptions, *roots.FILTERS),
             text("requested_by", "Only those that this user requested."),
         ),
         listed="jobs",
-        keyed=of_roots.key_of_job,
+        keyed=roots.key_of_job,
     ),
     Endpoint(
         "ingestion/requests/{job}",
         "A request, its job with its error in detail, and its changes, as `replicator ingest show` gives them.",
-        of_roots.request,
+        roots.request,
         JobDetail,
         parameters=(Parameter("job", Annotated[int, Path(ge=1, le=2**53)], "Its job's number.", ..., in_path=True),),
     ),
     Endpoint(
         "ingestion/stats",
         "Who waits for a slot, how soon requests are published, what landed by day, as `replicator ingest stats` says.",
-        of_roots.stats,
+        roots.stats,
         IngestionStats,
         parameters=(text("within", "How far back, for what was published, such as 1d: at most 31d; without it, 7d."),),
         whole=True,

@@ -1,1 +1,0 @@
-"""Metrics of the service for Prometheus: runs, lag, sizes of roots, disks."""

@@ -1,1 +1,0 @@
-"""Pages about roots, tables, removals, purges and drills."""

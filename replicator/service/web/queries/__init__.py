@@ -1,1 +1,0 @@
-"""Queries over HTTP: GET endpoints, each mapped to the command that computes its response."""
